@@ -1,0 +1,51 @@
+# Every target sets up what it needs in .venv by itself, and does so again only when the pins change.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup study test test-slow check lint types format bench clean help
+
+help:
+	@echo "make study      measure serial training against two workers on MNIST (fetches it)"
+	@echo "make test       the tests           make test-slow   the long ones too"
+	@echo "make check      lint, types, tests  make bench       benchmarks against the peers"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Paceline needs Python 3.11 (set PYTHON=/path/to/python)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned packages into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(BIN)/python -c "import paceline.api" || { echo "the installation is incomplete: see above"; exit 1; }
+	@touch $@
+
+study: $(STAMP)
+	@$(BIN)/paceline study --fetch
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -q
+
+test-slow: $(STAMP)
+	@$(BIN)/python -m pytest -q -m slow
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	@$(BIN)/mypy
+
+format: $(STAMP)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+check: lint types test
+
+bench: $(STAMP)
+	@$(BIN)/paceline data fetch mnist
+	@$(BIN)/paceline bench strategies
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,28 @@
+"""Paceline: train any PyTorch model with a line of workers, and see which way of keeping them together is best."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.api import Run, train
+    from paceline.errors import BadRequest, PacelineError, RunFailed
+
+__all__ = ["BadRequest", "PacelineError", "Run", "RunFailed", "train"]
+__version__ = _version("paceline")
+
+_HOMES = {"Run": "api", "train": "api", "BadRequest": "errors", "PacelineError": "errors", "RunFailed": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """On first use: importing torch takes a second that `paceline --help` should not."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"paceline.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

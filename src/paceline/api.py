@@ -1,0 +1,103 @@
+"""What `import paceline` gives."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from paceline import checkpoint
+from paceline.config import Config
+from paceline.job import Job, load_config, prepare
+from paceline.launch.run import Listen, run
+from paceline.record.reader import read_run
+
+
+class Run:
+    """A finished run: its record, and its model with the trained weights."""
+
+    def __init__(self, record: dict[str, Any], out: Path, make_model: Callable[[], nn.Module] | None = None) -> None:
+        self.record, self.out, self._make_model = record, out, make_model
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """A run that is on disk."""
+        return cls(read_run(folder), Path(folder))
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model (the strategy's consensus weights), on the CPU, in evaluation mode."""
+        if self._make_model is None:
+            raise AttributeError("this run was read from disk: build its model yourself and load `run.weights`")
+        model = self._make_model()
+        inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+        inner.load_state_dict(self.weights)
+        return model.eval()
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        return checkpoint.load_weights(self.out / "model.safetensors")
+
+    def __getattr__(self, name: str) -> Any:
+        """`run.test_accuracy`, `run.samples_per_s`, ...: everything in the record's `result`."""
+        if name.startswith("_") or name == "record":
+            raise AttributeError(name)
+        result = self.record["result"]
+        if name in result:
+            return result[name]
+        raise AttributeError(f"a run has no {name!r}; its results are {', '.join(result)}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.record["result"]]
+
+    def __repr__(self) -> str:
+        r, c = self.record["result"], self.record["config"]
+        accuracy = "" if r["test_accuracy"] is None else f", accuracy {r['test_accuracy']:.4f}"
+        rate = "" if r["samples_per_s"] is None else f", {r['samples_per_s']:,.0f} samples/s"
+        return f"<Run {c['strategy']} x {c['workers']}: {r['steps']} steps{accuracy}{rate}, in {self.out}>"
+
+
+def train(*, listen: Listen | None = None, **options: Any) -> Run:
+    """Train a model with a line of workers. Options have the names of `paceline train --help`.
+
+    Besides names, `model` may be a Module, a class or a function that makes one; `data` a pair of tensors, a Dataset,
+    a DataLoader, an IterableDataset, or a pair (train, test) of them; `loss` a function of (outputs, targets) that is
+    a mean over rows; `optimizer` a function from parameters to an optimizer; `strategy` a Strategy.
+
+        run = paceline.train(model=Net, data=(train_set, test_set), strategy="allreduce", workers=2)
+        run.test_accuracy, run.samples_per_s, run.model
+    """
+    job = make_job(options)
+    return start(job, listen or (lambda kind, content: None))
+
+
+def make_job(options: dict[str, Any]) -> Job:
+    if options.get("resume"):
+        saved = load_config(options["resume"])
+        if options.get("batch_size") or options.get("global_batch_size"):
+            saved.pop("batch_size", None)
+            saved.pop("global_batch_size", None)
+        options = {**saved, **options}
+    return prepare(Config.make(options), default_out)
+
+
+def start(job: Job, listen: Listen, clean: bool = False) -> Run:
+    record = run(job, listen, clean)
+    return Run(record, job.out, job.model)
+
+
+def default_out(config: Config) -> Path:
+    """runs/20261115-203012-cnn-mnist-allreduce-2"""
+    described = config.described()
+    parts = [described["model"], described["data"], described["strategy"]]
+    words = [re.sub(r"[^A-Za-z0-9._-]+", "-", str(p).split(":")[0].strip("<>()"))[:24] for p in parts]
+    stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *words, str(config.workers)])
+    path, again = Path("runs") / stem, 1
+    while path.exists():
+        again += 1
+        path = Path("runs") / f"{stem}.{again}"
+    return path

@@ -1,0 +1,1 @@
+"""Us and the peers, interleaved, as ratios."""

@@ -1,0 +1,1 @@
+"""Peers: scripts that use nothing of Paceline."""

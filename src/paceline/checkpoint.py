@@ -1,0 +1,107 @@
+"""Checkpoints: a folder per step, written aside and renamed, so that one is whole or not there.
+
+checkpoints/step-00000100/
+  model.safetensors     the consensus weights, as the plain model's state dict
+  worker-0.pt ...       per worker: optimizer, random state, place in the data, what its strategy remembers
+  checkpoint.json       step, workers, seconds trained
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.errors import BadRequest, DataCorrupt, RunFailed
+from paceline.record.writer import write_json
+
+KEEP = 2  # the last checkpoints that stay
+
+
+def save(
+    folder: Path,
+    step: int,
+    rank: int,
+    weights: dict[str, Tensor] | None,
+    own: dict[str, Any],
+    about: dict[str, Any],
+    barrier: Callable[[], None],
+) -> Path:
+    """Called by all workers together; `weights` on worker 0 only."""
+    final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
+    try:
+        if rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+        barrier()
+        with open(aside / f"worker-{rank}.pt", "wb") as file:
+            torch.save(own, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if rank == 0 and weights is not None:
+            save_weights(aside / "model.safetensors", weights)
+            write_json(aside / "checkpoint.json", about)
+        barrier()
+        if rank == 0:
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(aside, final)
+            for old in sorted(folder.glob("step-*"))[:-KEEP]:
+                shutil.rmtree(old, ignore_errors=True)
+        barrier()
+    except OSError as error:
+        raise RunFailed(f"the checkpoint at step {step} cannot be written: {error.strerror or error}") from None
+    return final
+
+
+def latest(out: Path) -> Path:
+    """The newest checkpoint below a run's folder (or that folder itself, when it is one)."""
+    if (out / "checkpoint.json").is_file():
+        return out
+    found = sorted((out / "checkpoints").glob("step-*/checkpoint.json"))
+    if not found:
+        raise BadRequest(f"{out} has no checkpoint to resume from (a run makes them with --checkpoint-every)")
+    return found[-1].parent
+
+
+def about(checkpoint: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((checkpoint / "checkpoint.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise DataCorrupt(f"{checkpoint / 'checkpoint.json'} cannot be read: {error}") from None
+    return dict(content)
+
+
+def load_own(checkpoint: Path, rank: int) -> dict[str, Any]:
+    path = checkpoint / f"worker-{rank}.pt"
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch.load raises many kinds for a damaged file
+        raise DataCorrupt(
+            f"{path} cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from None
+    return dict(content)
+
+
+def save_weights(path: Path, state: dict[str, Tensor]) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(state, aside)
+        os.replace(aside, path)
+    except (OSError, SafetensorError) as error:
+        aside.unlink(missing_ok=True)
+        raise RunFailed(f"{path} cannot be written: {error}") from None
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataCorrupt(f"{path} cannot be read: {error}") from None

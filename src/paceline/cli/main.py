@@ -1,0 +1,97 @@
+"""`paceline`: the group of commands, and how every one of them ends."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any
+
+import click
+
+from paceline import __version__
+from paceline.errors import PacelineError, WorkerFailed
+
+COMMANDS = {
+    "train": "paceline.cli.train:train",
+    "study": "paceline.cli.study:study",
+    "list": "paceline.cli.listing:listing",
+    "data": "paceline.cli.data:data",
+    "bench": "paceline.cli.bench:bench",
+    "doctor": "paceline.cli.doctor:doctor",
+    "completion": "paceline.cli.completion:completion",
+}
+
+
+class LazyGroup(click.Group):
+    """Commands are imported when they are needed, so that help and completion are quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from paceline.errors import UnknownName
+
+            raise UnknownName("command", args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="paceline")
+def cli() -> None:
+    """Train any PyTorch model with a line of workers, and see which way of keeping them together is best for you.
+
+    \b
+    Examples:
+      paceline train --data fashion-mini                        one worker, nothing to download
+      paceline data fetch mnist
+      paceline train --strategy allreduce --workers 2           cnn on mnist, gradients averaged every step
+      paceline study                                            measure and compare
+      paceline list strategies
+    """
+
+
+def main() -> None:
+    """Every error of ours is one sentence; `--debug` shows where it came from."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    debug = "--debug" in sys.argv
+    try:
+        code = cli.main(standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("paceline: interrupted", err=True)
+        code = 130
+    except PacelineError as error:
+        if isinstance(error, WorkerFailed) and error.worker_traceback:
+            click.echo(error.worker_traceback.rstrip(), err=True)
+        elif debug:
+            traceback.print_exc()
+        click.echo(f"paceline: {error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        click.echo(
+            f"paceline: internal error, {type(error).__name__}: {error} (run it with --debug, and report what it prints)",
+            err=True,
+        )
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,100 @@
+"""`paceline train`"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from paceline.config import Config, apply_settings, read_toml
+
+COMPLETED_FROM = {
+    "strategy": "strategies",
+    "model": "models",
+    "data": "data",
+    "optimizer": "optimizers",
+    "lr_schedule": "schedules",
+    "loss": "losses",
+    "metric": "metrics",
+    "codec": "codecs",
+    "transport": "transports",
+}
+
+
+def _completer(plural: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from paceline.registry import ALL
+
+        return [CompletionItem(e.name, help=e.summary) for e in ALL[plural] if e.name.startswith(incomplete)]
+
+    return complete
+
+
+def options_from_config(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag per option of the configuration; only what was given is passed on."""
+    for name, field in reversed(Config.options().items()):
+        default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
+        extra: dict[str, Any] = {"multiple": True} if name == "plugin" else {}
+        if name in COMPLETED_FROM:
+            extra["shell_complete"] = _completer(COMPLETED_FROM[name])
+        command = click.option(
+            "--" + name.replace("_", "-"),
+            name,
+            default=None,
+            metavar="X",
+            help=f"{field.metadata['help']}{default}",
+            **extra,
+        )(command)
+    return command
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path())
+@options_from_config
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="any option, also inside: strategy.collective=native"
+)
+@click.option("--json", "as_json", is_flag=True, help="print run.json to standard output")
+@click.option("--quiet", is_flag=True, help="say nothing unless something goes wrong")
+@click.option("--progress/--no-progress", default=None, help="a live bar (default: when this is a terminal)")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def train(
+    file: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    progress: bool | None,
+    debug: bool,
+    **flags: Any,
+) -> None:
+    """Train a model. FILE is a TOML file with the same option names; flags win over it.
+
+    \b
+    Examples:
+      paceline train --data fashion-mini
+      paceline train --model cnn --data mnist --strategy allreduce --workers 2
+      paceline train --model mlp:hidden=512x256 --optimizer adam --lr 0.001 --epochs 3
+      paceline train run.toml --set strategy.collective=native
+      paceline train --checkpoint-every 200 --out runs/a      then: paceline train --resume runs/a
+      paceline train --model mypackage.nets:make_net --data imagefolder:photos
+    """
+    values: dict[str, Any] = read_toml(file) if file else {}
+    values.update({k: v for k, v in flags.items() if v is not None and v != ()})
+    values = apply_settings(values, list(settings))
+
+    import torch
+
+    torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
+    from paceline.api import make_job, start
+    from paceline.cli.show import Watch, show_run
+
+    job = make_job(values)
+    with Watch(job, quiet=quiet, live=progress) as watch:
+        run = start(job, watch.listen, clean=True)
+    if as_json:
+        click.echo(json.dumps(run.record, indent=2))
+    if not quiet:
+        show_run(run.record, run.out, to_stderr=as_json)

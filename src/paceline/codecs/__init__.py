@@ -1,0 +1,1 @@
+"""What travels instead of float32. One file each."""

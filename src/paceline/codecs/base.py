@@ -1,0 +1,24 @@
+"""A codec combines a buffer over all ranks while sending something smaller than the buffer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from paceline.collectives.base import Collective
+from paceline.types import Layout
+
+
+class Codec(ABC):
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+
+    def start(self, layout: Layout) -> dict[str, Any]:
+        """What the codec remembers from step to step for one buffer; saved in checkpoints."""
+        return {}
+
+    @abstractmethod
+    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: dict[str, Any]) -> None:
+        """In place: the sum over all ranks, as far as the codec keeps it; bit-identical on all ranks."""

@@ -1,0 +1,1 @@
+"""How all ranks combine a buffer. One file per algorithm."""

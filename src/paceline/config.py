@@ -1,0 +1,227 @@
+"""The options of a run: the same names in flags, TOML and Python; file < flags; saved as resolved."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.errors import BadRequest, UnknownName
+from paceline.registry import Spec, convert
+
+CHOICES = ("model", "data", "loss", "metric", "strategy", "codec", "optimizer", "lr_schedule", "transport")
+
+
+def option(default: Any, kind: Any, help: str, group: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "help": help, "group": group})
+
+
+@dataclass
+class Config:
+    """Everything `paceline train` can be told. `None` means: decide it from the rest (and record what was decided)."""
+
+    model: Any = option("cnn", str, "a registered model, or package.module:factory", "What")
+    data: Any = option("mnist", str, "a registered data source, or package.module:factory", "What")
+    data_dir: str | None = option(None, str, "where data sets are looked for first (then ./data, then the cache)", "What")
+    loss: Any = option("auto", str, "cross-entropy, mse, bce, ..., or package.module:factory", "What")
+    metric: Any = option("auto", str, "accuracy, auc, ..., or package.module:factory", "What")
+
+    strategy: Any = option("serial", str, "how the workers keep together: name:key=value,...", "How")
+    workers: int = option(1, int, "how many workers", "How")
+    transport: Any = option("auto", str, "what moves the bytes: auto, gloo, inproc", "How")
+    codec: Any = option("none", str, "what travels instead of float32", "How")
+    shard: str | None = option(
+        None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"
+    )
+    partition: str = option("iid", Literal["iid", "by-label"], "how static shards are cut", "How")
+    init: str = option("broadcast", Literal["broadcast", "seed"], "equal start by sending or by seeding", "How")
+
+    batch_size: Any = option(None, str, "per worker: a number (64), a list (32,16), or all", "Optimisation")
+    global_batch_size: Any = option(None, str, "over all workers, instead of --batch-size; a number or all", "Optimisation")
+    optimizer: Any = option("momentum", str, "sgd, momentum, adagrad, rmsprop, adam, adamw", "Optimisation")
+    lr: float = option(0.01, float, "learning rate", "Optimisation")
+    lr_schedule: Any = option("constant", str, "constant, step, cosine, warmup", "Optimisation")
+    momentum: float | None = option(None, float, "0.9 for momentum, 0 for sgd and rmsprop", "Optimisation")
+    weight_decay: float = option(0.0, float, "L2 penalty (decoupled for adamw)", "Optimisation")
+
+    epochs: int | None = option(None, int, "passes over the data (1, or 100 with an --until rule)", "When to stop")
+    steps: int | None = option(None, int, "at most this many steps", "When to stop")
+    until_accuracy: float | None = option(None, float, "stop at this test accuracy (0 to 1)", "When to stop")
+    until_converged: float | None = option(
+        None, float, "stop when an epoch changes the weights less (relative)", "When to stop"
+    )
+    evaluate_every: str = option("epoch", str, "steps between evaluations, or epoch", "When to stop")
+
+    memory_format: str = option("auto", Literal["auto", "contiguous", "channels_last"], "auto measures first", "Machine")
+    threads: Any = option("auto", str, "threads per worker; auto = cores // workers", "Machine")
+    device: str = option("cpu", str, "cpu, cuda, ...", "Machine")
+    deadline_s: float = option(30.0, float, "the longest wait for another worker", "Machine")
+    seed: int = option(0, int, "of the weights, the order of the samples, dropout", "Machine")
+
+    out: str | None = option(None, str, "folder for the records (default: runs/...)", "Records")
+    checkpoint_every: str | None = option(None, str, "steps between checkpoints, or epoch", "Records")
+    resume: str | None = option(None, str, "go on from the last checkpoint of this run's folder", "Records")
+    plugin: tuple[str, ...] = option((), str, "a Python file that registers things of its own", "Records")
+
+    @classmethod
+    def options(cls) -> dict[str, dataclasses.Field[Any]]:
+        return {f.name: f for f in dataclasses.fields(cls)}
+
+    @classmethod
+    def make(cls, values: Mapping[str, Any]) -> Config:
+        """From flags, a file or Python keywords: names, kinds and ranges are checked here."""
+        known, checked = cls.options(), {}
+        for name, value in values.items():
+            key = name.replace("-", "_")
+            if key not in known:
+                raise UnknownName("option", name, known)
+            checked[key] = _checked(key, value, known[key].metadata["kind"], known[key].default)
+        config = cls(**checked)
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        _positive("workers", self.workers)
+        for name in ("epochs", "steps"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.batch_size is not None and self.global_batch_size is not None:
+            raise BadRequest("give batch_size (per worker) or global_batch_size (over all workers), not both")
+        for name, low, high in (
+            ("lr", 0.0, None),
+            ("weight_decay", 0.0, None),
+            ("momentum", 0.0, 1.0),
+            ("until_accuracy", 0.0, 1.0),
+            ("until_converged", 0.0, None),
+            ("deadline_s", 0.001, None),
+        ):
+            _in_range(name, getattr(self, name), low, high)
+        if self.partition == "by-label" and self.shard == "global":
+            raise BadRequest("partition=by-label needs shard=static: a global shard mixes all samples in every step")
+        if self.threads != "auto":
+            _positive("threads", self.threads)
+        if not -(2**63) <= self.seed < 2**63:
+            raise BadRequest(f"seed={self.seed} does not fit into 64 bits")
+
+    def merged(self, changes: Mapping[str, Any]) -> Config:
+        return Config.make({**{k: getattr(self, k) for k in self.options()}, **changes})
+
+    def described(self) -> dict[str, Any]:
+        """As JSON can hold it; objects given in Python are named."""
+        return {name: _described(getattr(self, name)) for name in self.options()}
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    path = Path(path)
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadRequest(f"{path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadRequest(f"{path} is not valid TOML: {error}") from None
+
+
+def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
+    """`--set lr=0.1`, `--set strategy.every=8`."""
+    result, known = dict(values), Config.options()
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise BadRequest(f"--set {setting}: write --set name=value")
+        name, dot, inner = key.strip().replace("-", "_").partition(".")
+        if name not in known:
+            raise UnknownName("option", name, known)
+        if not dot:
+            result[name] = value
+        elif name not in CHOICES:
+            raise BadRequest(f"--set {setting}: {name} has no options of its own; these have: {', '.join(CHOICES)}")
+        else:
+            result[name] = Spec.of(result.get(name, known[name].default)).with_option(inner, value)
+    return result
+
+
+def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
+    if value is None:
+        if default is not None:
+            raise BadRequest(f"{name} needs a value")
+        return None
+    if name in CHOICES:
+        return Spec.of(value) if isinstance(value, (str, Mapping, Spec)) else value
+    if name == "plugin":
+        return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+    if name in ("batch_size", "global_batch_size"):
+        return _batch_sizes(name, value)
+    if name == "threads" and value != "auto":
+        return convert(value, int, name)
+    if name in ("evaluate_every", "checkpoint_every"):
+        return _interval(name, value)
+    if name in ("out", "data_dir", "resume"):
+        return str(value)
+    return convert(value, kind, name)
+
+
+def _batch_sizes(name: str, value: Any) -> int | str | tuple[int, ...]:
+    if value == "all":
+        return "all"
+    parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    sizes: tuple[int, ...] = tuple(convert(p, int, name) for p in parts)
+    if len(sizes) > 1 and name == "batch_size":
+        if any(s < 0 for s in sizes) or not any(sizes):
+            raise BadRequest(f"{name}={value}: sizes are 0 or more, and not all 0")
+        return sizes
+    _positive(name, sizes[0])
+    if len(sizes) > 1:
+        raise BadRequest(f"{name}={value}: one number; a list goes into batch_size")
+    return sizes[0]
+
+
+def _interval(name: str, value: Any) -> str:
+    """`100` (steps), `epoch`, `2epochs`."""
+    text = str(value).strip()
+    count = text.removesuffix("s").removesuffix("epoch").strip() if "epoch" in text else text
+    if count == "" and "epoch" in text:
+        return "epoch"
+    if not count.isdigit() or int(count) < 1:
+        raise BadRequest(f"{name}={value}: write a number of steps (100), epoch, or a number of epochs (2epochs)")
+    return f"{int(count)}epochs" if "epoch" in text else count
+
+
+def due(interval: str | None, step: int, epoch: int, epoch_ended: bool) -> bool:
+    """Whether something that happens at `interval` happens after this step (both counted from 1)."""
+    if interval is None:
+        return False
+    if "epoch" in interval:
+        every = int(interval.removesuffix("s").removesuffix("epoch") or 1)
+        return epoch_ended and epoch % every == 0
+    return step % int(interval) == 0
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise BadRequest(f"{name}={value}: it must be 1 or more")
+
+
+def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:
+    if value is None:
+        return
+    if not (value >= low and (high is None or value <= high) and value < float("inf")):
+        span = f"between {low:g} and {high:g}" if high is not None else f"{low:g} or more"
+        raise BadRequest(f"{name}={value}: it must be {span}")
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return str(value)
+    if isinstance(value, tuple):
+        simple = all(isinstance(v, (int, str)) for v in value)
+        return list(value) if simple else f"({', '.join(type(v).__name__ for v in value)})"
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, type) or (isinstance(value, Callable) and hasattr(value, "__qualname__")):  # type: ignore[arg-type]
+        return f"{value.__module__}:{value.__qualname__}"
+    return f"<{type(value).__name__}>"

@@ -1,0 +1,1 @@
+"""Where samples come from (sources), and which of them a worker sees (shards)."""

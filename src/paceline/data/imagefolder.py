@@ -1,0 +1,115 @@
+"""A folder of images: PATH/train/<class>/*, PATH/val/<class>/* (ImageNet's layout)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from paceline.data.base import Data, Scale, TensorSamples
+from paceline.errors import BadRequest, DataCorrupt, DataUnavailable
+from paceline.registry import sources
+from paceline.seeding import derive
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".gif"}
+SCALE = Scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IN_MEMORY_BYTES = 1 << 30  # decoded once and shared up to here; beyond, decoded batch by batch
+
+
+class ImageFiles:
+    """Images that are decoded when they are asked for."""
+
+    def __init__(self, files: list[Path], labels: list[int], size: int) -> None:
+        self.files, self.size = files, size
+        self.targets = torch.tensor(labels, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def labels(self) -> Tensor:
+        return self.targets
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images = np.stack([decode(self.files[i], self.size) for i in indices.tolist()])
+        return SCALE(torch.from_numpy(images)), self.targets[indices]
+
+
+def decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
+    """Shorter side to `size`, the middle cut out, as 3 x size x size bytes."""
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+        raise DataCorrupt(f"{path} is not an image that can be read: {error}") from None
+    width, height = image.size
+    if (width, height) != (size, size):
+        factor = size / min(width, height)
+        image = image.resize((max(size, round(width * factor)), max(size, round(height * factor))), Image.Resampling.BILINEAR)
+        left, top = (image.width - size) // 2, (image.height - size) // 2
+        image = image.crop((left, top, left + size, top + size))
+    return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
+
+
+def _listing(root: Path, classes: list[str], seed: int) -> tuple[list[Path], list[int]]:
+    pairs = [
+        (file, label)
+        for label, name in enumerate(classes)
+        for file in sorted((root / name).rglob("*") if (root / name).is_dir() else ())
+        if file.suffix.lower() in SUFFIXES
+    ]
+    # Folders come sorted by class; a fixed shuffle makes the plain chunks of static shards i.i.d.
+    order = np.random.default_rng(derive(seed, "imagefolder")).permutation(len(pairs))
+    return [pairs[i][0] for i in order], [pairs[i][1] for i in order]
+
+
+@sources.register("imagefolder", positional="path")
+def imagefolder(
+    path: Annotated[str, "the folder with train/<class>/ and val/<class>/"] = "",
+    size: Annotated[int, "pixels of the (square) input; 0 takes the first image's shorter side"] = 0,
+) -> Data:
+    """Images in folders by class, as ImageNet has them."""
+    root = Path(path)
+    if not path or not (root / "train").is_dir():
+        raise DataUnavailable(
+            f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}; one folder per class goes in there"
+        )
+    if size < 0:
+        raise BadRequest(f"imagefolder: size={size}: 0 or more")
+    classes = sorted(d.name for d in (root / "train").iterdir() if d.is_dir())
+    held_out = next((root / n for n in ("val", "test") if (root / n).is_dir()), None)
+    files, labels = _listing(root / "train", classes, 0)
+    if not files:
+        raise DataUnavailable(f"{root / 'train'} has {len(classes)} class folders and no image in them")
+    if held_out is not None:
+        extra = sorted({d.name for d in held_out.iterdir() if d.is_dir()} - set(classes))
+        if extra:
+            raise BadRequest(f"{held_out} has classes that train/ has not: {', '.join(extra[:5])}")
+    if size == 0:
+        try:
+            with Image.open(files[0]) as first:
+                size = min(first.size)
+        except (OSError, UnidentifiedImageError) as error:
+            raise DataCorrupt(f"{files[0]} is not an image that can be read: {error}") from None
+    test_files, test_labels = _listing(held_out, classes, 0) if held_out is not None else ([], [])
+    small = (len(files) + len(test_files)) * 3 * size * size <= IN_MEMORY_BYTES
+
+    def samples(names: list[Path], numbers: list[int]) -> TensorSamples | ImageFiles:
+        if not small:
+            return ImageFiles(names, numbers, size)
+        images = np.empty((len(names), 3, size, size), dtype=np.uint8)
+        for i, name in enumerate(names):
+            images[i] = decode(name, size)
+        return TensorSamples(torch.from_numpy(images), torch.tensor(numbers, dtype=torch.int64), SCALE)
+
+    return Data(
+        f"imagefolder:{root.name}",
+        samples(files, labels),
+        samples(test_files, test_labels) if test_files else None,
+        (3, size, size),
+        len(classes),
+    )

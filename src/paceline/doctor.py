@@ -1,0 +1,81 @@
+"""What works on this machine, and how to get the rest. Every line is tried, not guessed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.data.fetch import RECIPES
+from paceline.data.places import places
+from paceline.record.machine import cores, cpu_name
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    works: bool
+    detail: str
+
+
+def examine(data_dir: str | None = None) -> list[Finding]:
+    checks: list[Callable[[], Finding]] = [_machine, _gloo, _cuda, _shared_memory, _npm]
+    return [check() for check in checks] + [_data(name, data_dir) for name in RECIPES]
+
+
+def _machine() -> Finding:
+    return Finding("machine", True, f"{cpu_name()}, {cores()} cores, torch {torch.__version__}")
+
+
+def _gloo() -> Finding:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from paceline.errors import PacelineError
+    from paceline.transport.base import Rendezvous
+    from paceline.transport.gloo import GlooTransport
+
+    try:
+        store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
+        transport = GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", store.port, 5.0))
+        transport.barrier()
+        transport.close()
+    except (RuntimeError, PacelineError) as error:
+        return Finding("transport gloo", False, f"{str(error).splitlines()[0]}: processes cannot talk over loopback")
+    return Finding("transport gloo", True, "processes on this machine, over TCP")
+
+
+def _cuda() -> Finding:
+    if torch.cuda.is_available():
+        return Finding("cuda", True, f"{torch.cuda.device_count()} device(s): --device cuda")
+    return Finding("cuda", False, "no CUDA device: everything runs on the CPU")
+
+
+def _shared_memory() -> Finding:
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return Finding("shared memory", False, "no /dev/shm")
+    free = shutil.disk_usage(path).free
+    return Finding("shared memory", free > 64 << 20, f"{free / 1e9:.1f} GB free in /dev/shm")
+
+
+def _npm() -> Finding:
+    found = shutil.which("npm")
+    return Finding(
+        "npm", found is not None, "used to fetch data" if found else "missing: data comes from public mirrors instead"
+    )
+
+
+def _data(name: str, data_dir: str | None) -> Finding:
+    recipe = RECIPES[name]
+    folders = (recipe.folder, name)
+    for place in places(data_dir):
+        for folder in folders:
+            here = place / folder
+            if all((here / f).exists() or (here / f"{f}.gz").exists() for f in recipe.sha256):
+                return Finding(f"data {name}", True, str(here))
+    return Finding(f"data {name}", False, f"not here: paceline data fetch {name}")

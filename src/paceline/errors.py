@@ -1,0 +1,95 @@
+"""Every error that Paceline raises on purpose.
+
+PacelineError
+├── BadRequest            what was asked for cannot be done         (exit code 2)
+│   ├── UnknownName       a name that is not registered
+│   └── DataUnavailable   a data set that is not here
+└── RunFailed             it was a fair request, and it went wrong  (exit code 1)
+    ├── DataCorrupt       a file that is not what it should be
+    ├── NotFinite         the loss or the weights became nan or inf
+    ├── ReplicasDiffer    workers that should hold the same weights do not
+    ├── TransportError    bytes could not be moved
+    │   └── PeerLost      ... because a rank is gone
+    ├── WorkerFailed      a worker raised, or died; carries its rank and its own traceback
+    └── Interrupted       Ctrl-C                                    (exit code 130)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    """Base of the tree; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class BadRequest(PacelineError, ValueError):
+    exit_code = 2
+
+
+class UnknownName(BadRequest):
+    """A name that nobody registered: says what there is, and the nearest match."""
+
+    def __init__(self, kind: str, given: str, known: Iterable[str], hint: str = "") -> None:
+        self.kind, self.given, self.known = kind, given, sorted(known)
+        near = difflib.get_close_matches(given, self.known, n=1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        names = ", ".join(self.known) or "none"
+        super().__init__(f"unknown {kind} {given!r}.{guess} There is: {names}.{' ' + hint if hint else ''}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, list[str]]]:
+        return type(self), (self.kind, self.given, self.known)
+
+
+class DataUnavailable(BadRequest):
+    pass
+
+
+class RunFailed(PacelineError, RuntimeError):
+    pass
+
+
+class DataCorrupt(RunFailed):
+    pass
+
+
+class NotFinite(RunFailed):
+    pass
+
+
+class ReplicasDiffer(RunFailed):
+    pass
+
+
+class TransportError(RunFailed):
+    pass
+
+
+class PeerLost(TransportError):
+    """A rank that others wait for is gone; `rank` is None where the transport cannot tell which."""
+
+    def __init__(self, rank: int | None, detail: str = "") -> None:
+        self.rank, self.detail = rank, detail
+        who = "a rank" if rank is None else f"rank {rank}"
+        super().__init__(f"{who} is gone{': ' + detail if detail else ''}")
+
+    def __reduce__(self) -> tuple[type, tuple[int | None, str]]:
+        return type(self), (self.rank, self.detail)
+
+
+class WorkerFailed(RunFailed):
+    """What a worker raised that is no error of ours, or how it died."""
+
+    def __init__(self, rank: int, summary: str, worker_traceback: str = "") -> None:
+        self.rank, self.summary, self.worker_traceback = rank, summary, worker_traceback
+        super().__init__(f"worker {rank} failed: {summary}")
+
+    def __reduce__(self) -> tuple[type, tuple[int, str, str]]:
+        return type(self), (self.rank, self.summary, self.worker_traceback)
+
+
+class Interrupted(RunFailed):
+    exit_code = 130

@@ -1,0 +1,293 @@
+"""A request made definite: every name looked up, every size worked out, the data loaded. What a launcher hands to workers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline import checkpoint
+from paceline.config import Config
+from paceline.data.adopt import adopt
+from paceline.data.base import Data, Stream
+from paceline.data.shards import GlobalShards, Shards, StaticShards, split
+from paceline.errors import BadRequest, UnknownName
+from paceline.objectives.losses import Loss
+from paceline.objectives.metrics import Metric
+from paceline.optim.schedules import Schedule
+from paceline.record.machine import cores
+from paceline.registry import (
+    Spec,
+    codecs,
+    load_plugin,
+    losses,
+    metrics,
+    models,
+    optimizers,
+    schedules,
+    sources,
+    strategies,
+    transports,
+)
+from paceline.replica import refuse_closures
+from paceline.strategies.base import Strategy
+
+DEFAULT_BATCH = 64
+OPEN_ENDED_EPOCHS = 100  # the most that an --until rule may take when no other end is given
+
+
+@dataclass
+class Job:
+    config: Config  # resolved: saved with the run
+    data: Data
+    out: Path
+    transport: str
+    threads: int
+    batch_sizes: tuple[int, ...]
+    epochs: int | None
+    steps: int | None
+    resume_from: Path | None = None
+    session: int = 0
+    notices: list[str] = field(default_factory=list)
+    memory_format: str = "auto"
+
+    @property
+    def workers(self) -> int:
+        return self.config.workers
+
+    @property
+    def oversubscribed(self) -> bool:
+        return self.workers * self.threads > cores()
+
+    def model(self) -> nn.Module:
+        given = self.config.model
+        if isinstance(given, nn.Module):
+            return copy.deepcopy(given)
+        if isinstance(given, Spec):
+            built = models.build(given, input_shape=self.data.input_shape, classes=self.data.classes)
+        else:
+            built = given()
+        if not isinstance(built, nn.Module):
+            raise BadRequest(f"model {self.config.described()['model']} gave a {type(built).__name__}, not a torch.nn.Module")
+        return built
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        config = self.config
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        if not trainable:
+            raise BadRequest("the model has no parameter that can be trained")
+        if isinstance(config.optimizer, Spec):
+            built = optimizers.build(
+                config.optimizer,
+                params=trainable,
+                lr=config.lr,
+                momentum=config.momentum,
+                weight_decay=config.weight_decay,
+            )
+        else:
+            built = config.optimizer(trainable)
+        if not isinstance(built, torch.optim.Optimizer):
+            raise BadRequest(f"optimizer gave a {type(built).__name__}, not a torch.optim.Optimizer")
+        refuse_closures(built)
+        return built
+
+    def strategy(self) -> Strategy:
+        given = self.config.strategy
+        built: Strategy = copy.deepcopy(given) if isinstance(given, Strategy) else strategies.build(given)
+        return built
+
+    def loss(self) -> Loss:
+        given = self.config.loss
+        if not isinstance(given, Spec):
+            return given  # type: ignore[no-any-return]
+        return losses.build(given)  # type: ignore[no-any-return]
+
+    def metric(self) -> Metric | None:
+        given = self.config.metric
+        if isinstance(given, Metric) or given is None:
+            return given
+        return None if given.name == "none" else metrics.build(given)
+
+    def schedule(self) -> Schedule:
+        return schedules.build(self.config.lr_schedule)  # type: ignore[no-any-return]
+
+    def shards(self) -> Shards:
+        if isinstance(self.data.train, Stream):
+            raise BadRequest("a stream has no shards")
+        if self.config.shard == "static":
+            labels: Tensor | None = None
+            if self.config.partition == "by-label":
+                labels = self.data.train.labels()
+                if labels is None:
+                    raise BadRequest("partition=by-label needs targets that are class numbers")
+            return StaticShards(len(self.data.train), self.batch_sizes, self.config.seed, labels)
+        return GlobalShards(len(self.data.train), self.batch_sizes, self.config.seed)
+
+
+def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
+    """Look up every name, load the data, work out every size. Everything that can be refused is refused here."""
+    for plugin in config.plugin:
+        load_plugin(plugin)
+    resume_from = checkpoint.latest(Path(config.resume)) if config.resume else None
+    config = _resolve_names(config)
+    strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
+    _check_strategy(config, strategy)
+    transport = _transport(config, strategy)
+    data = _load(config)
+    notices = [data.notice] if data.notice else []
+    workers = config.workers
+
+    batch_sizes = _batch_sizes(config, data)
+    threads = max(1, cores() // workers) if config.threads == "auto" else int(config.threads)
+    shard = config.shard or ("static" if config.partition == "by-label" else strategy.shard)
+    epochs, steps = config.epochs, config.steps
+    if epochs is None and steps is None:
+        open_ended = config.until_accuracy is not None or config.until_converged is not None
+        epochs = OPEN_ENDED_EPOCHS if open_ended else 1
+    if config.until_accuracy is not None and data.test is None:
+        raise BadRequest("until_accuracy needs a test set; this data has none")
+    loss = config.loss
+    if isinstance(loss, Spec) and loss.name == "auto":
+        loss = Spec("cross-entropy" if data.classes is not None or isinstance(data.train, Stream) else "mse")
+    metric = config.metric
+    if isinstance(metric, Spec) and metric.name == "auto":
+        metric = Spec("mse" if isinstance(loss, Spec) and loss.name == "mse" else "accuracy")
+    momentum = config.momentum
+    if momentum is None and isinstance(config.optimizer, Spec):
+        momentum = 0.9 if config.optimizer.name == "momentum" else 0.0
+
+    out = Path(config.out) if config.out else (Path(config.resume) if config.resume else out_name(config))
+    config = config.merged(
+        {
+            "shard": shard,
+            "epochs": epochs,
+            "threads": threads,
+            "transport": Spec(transport),
+            "loss": loss,
+            "metric": metric,
+            "momentum": momentum,
+            "batch_size": None
+            if config.global_batch_size is not None
+            else (batch_sizes if len(set(batch_sizes)) > 1 else batch_sizes[0]),
+            "out": str(out),
+        }
+    )
+    job = Job(config, data, out, transport, threads, batch_sizes, epochs, steps, resume_from, 0, notices, config.memory_format)
+    if resume_from is not None:
+        job.memory_format = checkpoint.about(resume_from).get("memory_format", job.memory_format)
+    job.optimizer(_on_meta(job))  # refuses what cannot be built, before any process starts
+    job.schedule(), job.metric()
+    if not isinstance(data.train, Stream):
+        job.shards()
+    if job.oversubscribed:
+        notices.append(
+            f"oversubscribed: {workers} workers x {threads} thread(s) on {cores()} cores; its times hold for this machine only"
+        )
+    return job
+
+
+def load_config(folder: str | Path) -> dict[str, Any]:
+    """The options of an earlier run, to resume it."""
+    out = Path(folder)
+    if (out / "checkpoint.json").is_file():
+        out = out.parent.parent
+    path = out / "config.json"
+    try:
+        saved = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadRequest(f"{folder} is not a run that can be resumed: it has no config.json") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from None
+    return {k: v for k, v in saved.items() if v is not None and k != "resume" and not str(v).startswith("<")}
+
+
+def _resolve_names(config: Config) -> Config:
+    changes: dict[str, Any] = {}
+    for name, registry in (
+        ("strategy", strategies),
+        ("codec", codecs),
+        ("model", models),
+        ("optimizer", optimizers),
+        ("lr_schedule", schedules),
+        ("loss", losses),
+        ("metric", metrics),
+        ("data", sources),
+    ):
+        value = getattr(config, name)
+        if isinstance(value, Spec) and not (name in ("loss", "metric") and value.name in ("auto", "none")):
+            changes[name] = registry.resolve(value)
+    return config.merged(changes)
+
+
+def _check_strategy(config: Config, strategy: Strategy) -> None:
+    if not isinstance(strategy, Strategy):
+        raise BadRequest(f"strategy {config.described()['strategy']} gave a {type(strategy).__name__}, not a Strategy")
+    most = strategy.most_workers
+    if most is not None and config.workers > most:
+        others = ", ".join(e.name for e in strategies if getattr(e.make, "most_workers", None) is None)
+        raise BadRequest(
+            f"strategy {strategy.name} runs {most} worker, not {config.workers}: "
+            f"use --workers {most}, or another strategy ({others})"
+        )
+
+
+def _transport(config: Config, strategy: Strategy) -> str:
+    spec = Spec.of(config.transport)
+    name = "gloo" if spec.name == "auto" else spec.name
+    if name not in transports:
+        raise UnknownName("transport", name, ["auto", *transports.names()])
+    if strategy.needs_processes and transports.entry(name).make.runs_as == "threads":  # type: ignore[attr-defined]
+        raise BadRequest(f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}")
+    return name
+
+
+def _load(config: Config) -> Data:
+    if isinstance(config.data, Spec):
+        return adopt(sources.build(config.data, data_dir=config.data_dir), str(config.data))
+    if callable(config.data) and not hasattr(config.data, "__getitem__") and not hasattr(config.data, "__iter__"):
+        return adopt(config.data())
+    return adopt(config.data)
+
+
+def _batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
+    workers = config.workers
+    total = None if isinstance(data.train, Stream) else len(data.train)
+    if total is not None and workers > total:
+        raise BadRequest(f"{workers} workers for {total} training samples: some would never see one")
+    if isinstance(data.train, Stream) and (config.global_batch_size is not None or isinstance(config.batch_size, (tuple, str))):
+        raise BadRequest("a stream takes one batch_size per worker (a DataLoader brings its own)")
+    if config.global_batch_size is not None or config.batch_size == "all":
+        whole = total if "all" in (config.global_batch_size, config.batch_size) else config.global_batch_size
+        assert whole is not None
+        if whole < workers:
+            raise BadRequest(f"a global batch of {whole} cannot be cut for {workers} workers")
+        return split(min(whole, total or whole), [1.0] * workers)
+    size = config.batch_size or data.batch_size or DEFAULT_BATCH
+    if isinstance(size, tuple):
+        if len(size) != workers:
+            raise BadRequest(f"batch_size={','.join(map(str, size))} has {len(size)} sizes for {workers} workers")
+        return size
+    return (size,) * workers
+
+
+def _shortest(batch_sizes: tuple[int, ...]) -> int | tuple[int, ...]:
+    return batch_sizes if len(set(batch_sizes)) > 1 else batch_sizes[0]
+
+
+def _on_meta(job: Job) -> nn.Module:
+    """The model built once without memory: a wrong name, shape or option is refused before any worker starts."""
+    if isinstance(job.config.model, Spec) and job.config.model.name in models:
+        if job.data.classes is None:
+            raise BadRequest(
+                f"model {job.config.model.name} needs to know how many classes there are; give a model of your own"
+            )
+        with torch.device("meta"):
+            return job.model()
+    with torch.random.fork_rng(devices=[]):
+        return job.model()

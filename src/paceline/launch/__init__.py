@@ -1,0 +1,1 @@
+"""Starting the workers of a job, and what a run leaves behind."""

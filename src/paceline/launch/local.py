@@ -1,0 +1,181 @@
+"""Workers as forked processes of this one: they start in a moment and share the data in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.errors import PacelineError, PeerLost, TransportError, WorkerFailed
+from paceline.job import Job
+from paceline.registry import transports
+from paceline.transport.base import Rendezvous
+from paceline.worker import run_worker
+
+Hear = Callable[[str, dict[str, Any]], None]
+
+HOST = "127.0.0.1"
+GRACE_S = 1.5  # after the first failure: time for the others to say what they know
+END_S = 3.0  # between asking a worker to end and ending it
+
+
+def run_processes(job: Job, hear: Hear) -> None:
+    """Start the workers, pass on what they say, end them all, and raise the root cause if one failed."""
+    context = get_context("fork")
+    pipes: list[Connection] = []
+    processes: list[Any] = []
+    try:
+        for rank in range(job.workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_child, args=(job, rank, theirs, os.getpid()), daemon=True, name=f"worker-{rank}")
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        # Only now, so that no worker was forked from a process with running threads.
+        store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=job.config.deadline_s), wait_for_workers=False)
+        for rank, pipe in enumerate(pipes):
+            pipe.send(Rendezvous(rank, job.workers, HOST, store.port, job.config.deadline_s))
+        failures = _listen(pipes, processes, hear)
+    finally:
+        _end(processes)
+        for pipe in pipes:
+            pipe.close()
+    if failures:
+        raise root_cause(failures, job.workers)
+
+
+def _listen(pipes: list[Connection], processes: list[Any], hear: Hear) -> dict[int, PacelineError]:
+    """Until all workers are done, or a moment after the first failed."""
+    running = set(range(len(pipes)))
+    failures: dict[int, PacelineError] = {}
+    give_up = float("inf")
+    while running and time.monotonic() < give_up:
+        handles: dict[Any, int] = {}
+        for rank in running:
+            handles[pipes[rank]] = rank
+            handles[processes[rank].sentinel] = rank
+        patience = None if give_up == float("inf") else max(0.0, give_up - time.monotonic())
+        for handle in wait(list(handles), patience):
+            rank = handles[handle]
+            if rank not in running:
+                continue
+            for kind, content in _drain(pipes[rank]):
+                if kind == "done":
+                    running.discard(rank)
+                elif kind == "error":
+                    running.discard(rank)
+                    failures[rank] = pickle.loads(content["error"])
+                else:
+                    hear(kind, content)
+            if rank in running and processes[rank].exitcode is not None:
+                running.discard(rank)
+                failures[rank] = WorkerFailed(rank, _death(processes[rank].exitcode))
+        if failures and give_up == float("inf"):
+            give_up = time.monotonic() + GRACE_S
+    return failures
+
+
+def _drain(pipe: Connection) -> list[tuple[str, dict[str, Any]]]:
+    messages = []
+    try:
+        while pipe.poll():
+            messages.append(pipe.recv())
+    except (EOFError, OSError):
+        pass
+    return messages
+
+
+def root_cause(failures: dict[int, PacelineError], workers: int) -> PacelineError:
+    """A worker that lost its peer only tells of the one that was lost: prefer the failure that came first in that sense."""
+
+    def depth(item: tuple[int, PacelineError]) -> tuple[int, int]:
+        rank, error = item
+        return (2 if isinstance(error, PeerLost) else 1 if isinstance(error, TransportError) else 0), rank
+
+    rank, error = min(failures.items(), key=depth)
+    if workers > 1 and not isinstance(error, WorkerFailed):
+        error.args = (f"worker {rank}: {error}",)
+    return error
+
+
+def _death(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"its process was killed by {name}" + (" (out of memory, perhaps)" if name == "SIGKILL" else "")
+
+
+def _end(processes: list[Any]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    until = time.monotonic() + END_S
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _child(job: Job, rank: int, pipe: Connection, parent: int) -> None:
+    """A worker's process: it ends with its parent, whatever ends the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(parent)
+    code = 1
+    transport = None
+    try:
+        rendezvous = pipe.recv()
+        transport = transports.entry(job.transport).make.connect(rendezvous)  # type: ignore[attr-defined]
+        run_worker(job, transport, lambda kind, content: pipe.send((kind, content)))
+        pipe.send(("done", {}))
+        code = 0
+    except BaseException as error:
+        _report(pipe, rank, error)
+    finally:
+        if transport is not None:
+            with contextlib.suppress(Exception):  # the process ends anyway
+                transport.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _report(pipe: Connection, rank: int, error: BaseException) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        pipe.send(("error", {"error": pickle.dumps(as_failure(rank, error))}))
+
+
+def as_failure(rank: int, error: BaseException) -> PacelineError:
+    """Our own errors as they are; anything else with its rank and traceback."""
+    if isinstance(error, PacelineError):
+        return error
+    if isinstance(error, EOFError):
+        return WorkerFailed(rank, "it lost its launcher")
+    return WorkerFailed(rank, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+
+
+def die_with_parent(parent: int) -> None:
+    """Linux: be killed when the parent ends, even if that was by SIGKILL."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,29 @@
+"""All ranks in this process, as threads that take turns (transport inproc)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.job import Job
+from paceline.launch.local import as_failure, root_cause
+from paceline.seeding import derive
+from paceline.transport.inproc import Hub
+from paceline.worker import run_worker
+
+
+def run_threads(job: Job, hear: Callable[[str, dict[str, Any]], None]) -> None:
+    hub = Hub(job.workers, derive(job.config.seed, "baton"), job.config.deadline_s)
+    threads = torch.get_num_threads()
+    try:
+        results = hub.run(lambda transport: run_worker(job, transport, hear))
+    finally:
+        torch.set_num_threads(threads)
+    failures: dict[int, PacelineError] = {
+        rank: as_failure(rank, result) for rank, result in enumerate(results) if isinstance(result, BaseException)
+    }
+    if failures:
+        raise root_cause(failures, job.workers)

@@ -1,0 +1,1 @@
+"""What is minimised (losses) and what is reported (metrics)."""

@@ -1,0 +1,1 @@
+"""Optimizers (PyTorch's own) and learning-rate schedules, by name."""

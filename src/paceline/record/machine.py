@@ -1,0 +1,38 @@
+"""The machine that a figure was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import psutil
+import torch
+
+
+def cores() -> int:
+    """The cores that this process may use (a container may have fewer than the machine)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as info:
+            return next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def environment() -> dict[str, Any]:
+    return {
+        "paceline": version("paceline"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": cpu_name(),
+        "cores": cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]) if sys.argv else "",
+    }

@@ -1,0 +1,168 @@
+"""From events to run.json: computed, never kept twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import BadRequest
+
+SCHEMA = 1
+Event = dict[str, Any]
+
+NOT_MEASURED: dict[str, Any] = {"net_sent_bytes": None, "net_received_bytes": None}
+
+
+def read_events(path: Path) -> list[Event]:
+    """A half-written line costs that line only."""
+    events = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(event, dict) and {"kind", "rank", "session"} <= event.keys():
+            events.append(event)
+    return events
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """A run's run.json, checked."""
+    path = Path(folder) / "run.json"
+    try:
+        run = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadRequest(f"{folder} is not a run: it has no run.json") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from None
+    if not isinstance(run, dict) or not isinstance(run.get("schema"), int):
+        raise BadRequest(f"{path} is not a run's record")
+    if run["schema"] > SCHEMA:
+        raise BadRequest(f"{path} has schema {run['schema']}; this Paceline knows {SCHEMA}: use a newer one")
+    return run
+
+
+def read_worker_events(folder: Path) -> list[list[Event]]:
+    """The events of each worker, by rank. After a resume only what led to the present state counts."""
+    files = sorted((folder / "events").glob("worker-*.jsonl"), key=lambda p: int(p.stem.split("-")[1]))
+    events = [read_events(f) for f in files]
+    starts = {e["session"]: e["from_step"] for own in events for e in own if e["kind"] == "start"}
+    return [lived(own, starts) for own in events]
+
+
+def lived(events: Iterable[Event], starts: dict[int, int]) -> list[Event]:
+    """Drop what was undone: a session that starts from a checkpoint at step s undoes what earlier ones did after s."""
+    last = max(starts, default=0)
+
+    def counts(event: Event) -> bool:
+        if event["kind"] not in ("step", "evaluation"):
+            return bool(event["session"] == last)
+        return all(event["step"] <= step for session, step in starts.items() if session > event["session"])
+
+    return [e for e in events if counts(e)]
+
+
+def summarise(
+    workers: list[list[Event]],
+    config: dict[str, Any],
+    environment: dict[str, Any],
+    status: str,
+    error: str | None,
+    wall_s: float,
+) -> dict[str, Any]:
+    """run.json from what the workers wrote."""
+    everybody = [[e for e in events if e["kind"] == "step"] for events in workers]
+    workers = [events for events in workers if events][: max(1, int(config.get("workers") or 1))]
+    idle = idle_seconds(workers)
+    steps = [[e for e in events if e["kind"] == "step"] for events in workers]
+    last = max((s[-1]["step"] for s in steps if s), default=0)
+    samples = sum(e["n"] for s in everybody for e in s)
+    train_s = max((s[-1]["train_s"] for s in steps if s), default=0.0)
+    evaluations = [e for events in workers[:1] for e in events if e["kind"] == "evaluation"]
+    final = evaluations[-1] if evaluations else {}
+    reached = next((e for e in evaluations if e.get("reached")), None)
+    return {
+        "schema": SCHEMA,
+        "status": status,
+        "error": error,
+        "config": config,
+        "environment": environment,
+        "result": {
+            "test_accuracy": final.get("accuracy"),
+            "test_loss": final.get("loss"),
+            "train_loss": _train_loss(steps),
+            "metric": final.get("metric"),
+            "steps": last,
+            "samples": samples,
+            "train_s": train_s,
+            "wall_s": wall_s,
+            "samples_per_s": samples / train_s if train_s else None,
+            "time_to_accuracy_s": reached["train_s"] if reached else None,
+            "steps_to_accuracy": reached["step"] if reached else None,
+        },
+        "workers": [_worker(events, own, idle[i]) for i, (events, own) in enumerate(zip(workers, steps, strict=True))],
+    }
+
+
+def idle_seconds(workers: list[list[Event]]) -> list[float]:
+    """How long each worker, done with its own part of a step, waited for the last one to arrive at the exchange.
+
+    Steps are matched by number; only what all workers recorded counts (clocks of one host agree).
+    """
+    arrivals: list[dict[int, float]] = [
+        {e["step"]: e["arrived"] for e in events if e["kind"] == "step" and e.get("arrived") is not None} for events in workers
+    ]
+    idle = [0.0] * len(workers)
+    if len(workers) < 2:
+        return idle
+    for step in set.intersection(*(set(a) for a in arrivals)):
+        latest = max(a[step] for a in arrivals)
+        for i, a in enumerate(arrivals):
+            idle[i] += latest - a[step]
+    return idle
+
+
+def _train_loss(steps: list[list[Event]]) -> float | None:
+    """The mean over the samples of the last epoch."""
+    epoch = max((s[-1]["epoch"] for s in steps if s), default=None)
+    pairs = [(e["loss"], e["n"]) for s in steps for e in s if e["epoch"] == epoch and e["n"] and e["loss"] is not None]
+    weight = sum(n for _, n in pairs)
+    return sum(loss * n for loss, n in pairs) / weight if weight else None
+
+
+def _worker(events: list[Event], steps: list[Event], idle_s: float) -> dict[str, Any]:
+    start: Event = next((e for e in events if e["kind"] == "start"), {})
+    summary: Event = next((e for e in reversed(events) if e["kind"] == "summary"), {})
+    known = summary.get("times_known", True)
+    sync_s = sum(e["sync_s"] for e in steps)
+    idle_s = min(idle_s, sync_s)
+    return {
+        "rank": events[0]["rank"],
+        "role": start.get("role", "worker"),
+        "host": start.get("host"),
+        "samples": sum(e["n"] for e in steps),
+        "steps": len(steps),
+        "compute_s": sum(e["compute_s"] for e in steps),
+        "sync_s": sync_s - idle_s if known else None,
+        "idle_s": idle_s if known else None,
+        **{key: summary.get(key) for key in COUNTERS},
+        **NOT_MEASURED,
+    }
+
+
+COUNTERS = (
+    "cpu_percent",
+    "cpu_user_s",
+    "cpu_system_s",
+    "rss_peak_bytes",
+    "payload_sent_bytes",
+    "payload_received_bytes",
+    "messages_sent",
+    "setup_sent_bytes",
+    "evaluate_sent_bytes",
+    "finish_sent_bytes",
+    "disk_read_bytes",
+    "disk_write_bytes",
+)

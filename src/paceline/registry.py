@@ -1,0 +1,373 @@
+"""Names to things: one registry per kind, filled by decorators, found by discovery.
+
+A registered thing is a dataclass or a function. Its parameters *with* a default are the options a person may set
+(`name:key=value,key=value`); its parameters *without* one are injected by whoever builds it. Options, `paceline list`,
+the documentation table and the contract tests all follow from the signature:
+
+    @strategies.register("local-sgd")
+    @dataclass
+    class LocalSGD(Strategy):
+        every: Annotated[int, "steps between two averages"] = 8
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from paceline.errors import BadRequest, UnknownName
+
+T = TypeVar("T")
+
+PLUGIN_GROUP = "paceline.plugins"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parameterised choice as a person writes it: `ps:consistency=ssp,staleness=4`, `imagefolder:PATH`."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rest: str = ""  # what stood after the colon where it is not key=value: a path, a list, an attribute's name
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        name, _, rest = text.partition(":")
+        if not name.strip():
+            raise BadRequest(f"{text!r} is not a choice: write name or name:key=value,key=value")
+        return cls(name.strip(), {}, rest)
+
+    @classmethod
+    def of(cls, value: Spec | str | Mapping[str, Any]) -> Spec:
+        """From any of the ways it is written: text, a TOML table with a `name`, or a Spec."""
+        if isinstance(value, Spec):
+            return value
+        if isinstance(value, str):
+            return cls.parse(value)
+        table = dict(value)
+        if "name" not in table:
+            raise BadRequest(f"a table of options needs a `name`, got only {', '.join(table) or 'nothing'}")
+        parsed = cls.parse(str(table.pop("name")))
+        return cls(parsed.name, {**parsed.options, **table}, parsed.rest)
+
+    def with_option(self, key: str, value: Any) -> Spec:
+        return Spec(self.name, {**self.options, key: value}, self.rest)
+
+    def __str__(self) -> str:
+        parts = [self.rest] if self.rest else []
+        parts += [f"{k}={format_value(v)}" for k, v in self.options.items()]
+        return self.name + (":" + ",".join(parts) if parts else "")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a registered thing, as its signature declares it."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    name: str
+    make: Callable[..., T]
+    positional: str | None = None  # the option that may follow the colon without its name
+
+    @property
+    def summary(self) -> str:
+        text = inspect.getdoc(self.make) or ""
+        return text.split("\n\n")[0].replace("\n", " ").strip()
+
+    @property
+    def options(self) -> dict[str, Option]:
+        return options_of(self.make)
+
+
+class Registry(Generic[T]):
+    """All things of one kind, by name."""
+
+    def __init__(self, kind: str, plural: str, package: str) -> None:
+        self.kind, self.plural, self.package = kind, plural, package
+        self._entries: dict[str, Entry[T]] = {}
+        self._discovered = False
+
+    def register(self, name: str, *, positional: str | None = None) -> Callable[[Callable[..., T]], Any]:
+        def decorate(make: Callable[..., T]) -> Callable[..., T]:
+            old = self._entries.get(name)
+            if old is not None and old.make.__module__ != make.__module__:
+                raise BadRequest(f"{self.kind} {name!r} is registered twice: {old.make.__module__}, {make.__module__}")
+            self._entries[name] = Entry(name, make, positional)
+            if isinstance(make, type):
+                make.name = name  # type: ignore[attr-defined]
+            return make
+
+        return decorate
+
+    def discover(self) -> None:
+        """Import every module of the package (and every entry point), so that each registers itself."""
+        if self._discovered:
+            return
+        self._discovered = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
+            importlib.import_module(f"{self.package}.{module.name}")
+        for point in importlib.metadata.entry_points(group=PLUGIN_GROUP):
+            point.load()
+
+    def names(self) -> list[str]:
+        self.discover()
+        return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        self.discover()
+        return iter(self._entries[n] for n in sorted(self._entries))
+
+    def __contains__(self, name: str) -> bool:
+        self.discover()
+        return name in self._entries
+
+    def entry(self, choice: Spec | str) -> Entry[T]:
+        """The entry of a name; a registered name wins, otherwise `package.module:factory` is imported."""
+        self.discover()
+        spec = Spec.of(choice)
+        if spec.name in self._entries:
+            return self._entries[spec.name]
+        if spec.rest and "=" not in spec.rest.split(":")[0]:
+            return self._import(spec)
+        hint = "" if self.kind in {"codec", "transport"} else "Your own: package.module:factory, or --plugin FILE."
+        raise UnknownName(self.kind, spec.name, self._entries, hint)
+
+    def resolve(self, choice: Spec | str) -> Spec:
+        """The same choice with its options checked, converted and named: what is saved with a run."""
+        spec = Spec.of(choice)
+        entry = self.entry(spec)
+        given, rest = dict(spec.options), spec.rest
+        if spec.name not in self._entries:
+            attribute, _, rest = spec.rest.partition(":")
+        options = entry.options
+        if rest:
+            first = rest.partition("=")[0].strip()
+            if entry.positional and not ("=" in rest and first in options):
+                given.setdefault(entry.positional, rest)
+            else:
+                given = {**parse_pairs(rest, f"{self.kind} {spec.name}"), **given}
+        checked = {key: self._check(entry, options, key, value) for key, value in given.items()}
+        if spec.name not in self._entries:
+            return Spec(spec.name, checked, attribute)
+        return Spec(spec.name, checked)
+
+    def build(self, choice: Spec | str, **injected: Any) -> T:
+        """Make the thing: options from the choice, the rest injected (only what its signature asks for)."""
+        spec = self.resolve(choice)
+        make = self.entry(spec).make
+        parameters = inspect.signature(make).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        wanted = {k: v for k, v in injected.items() if takes_all or k in parameters}
+        return make(**{**wanted, **spec.options})
+
+    def _check(self, entry: Entry[T], options: Mapping[str, Option], key: str, value: Any) -> Any:
+        if key not in options:
+            near = difflib.get_close_matches(key, options, n=1)
+            allowed = ", ".join(options) or "none"
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise BadRequest(f"{self.kind} {entry.name!r} has no option {key!r}.{guess} It has: {allowed}.")
+        return convert(value, options[key].kind, f"{self.kind} {entry.name}: {key}")
+
+    def _import(self, spec: Spec) -> Entry[T]:
+        attribute = spec.rest.partition(":")[0].partition(",")[0]
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            make = getattr(importlib.import_module(spec.name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise UnknownName(self.kind, f"{spec.name}:{spec.rest}", self._entries, f"(Importing it: {error}.)") from error
+        if not callable(make):
+            raise BadRequest(f"{spec.name}:{attribute} is a {type(make).__name__}; a {self.kind} needs a class or a function")
+        return Entry(f"{spec.name}:{attribute}", make)
+
+
+def load_plugin(path: str | Path) -> None:
+    """Run a file that registers things of its own (`--plugin FILE`)."""
+    path = Path(path).resolve()
+    name = f"paceline_plugin_{path.stem}"
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+        return
+    if not path.is_file():
+        raise BadRequest(f"plugin {path} is not a file")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadRequest(f"plugin {path} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BadRequest:
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise BadRequest(f"plugin {path} failed while it was loaded: {type(error).__name__}: {error}") from error
+
+
+def interactive_entries() -> list[tuple[str, Entry[Any]]]:
+    """What a person registered in a notebook or in the script that runs: another process cannot import it."""
+    return [(r.plural, e) for r in ALL.values() for e in r._entries.values() if e.make.__module__ == "__main__"]
+
+
+def adopt_entries(entries: list[tuple[str, Entry[Any]]]) -> None:
+    for plural, entry in entries:
+        ALL[plural]._entries[entry.name] = entry
+
+
+def _signature_of(make: Any) -> Any:
+    return getattr(make, "__init__", None) if isinstance(make, type) else make
+
+
+def options_of(make: Callable[..., Any]) -> dict[str, Option]:
+    try:
+        hints = typing.get_type_hints(_signature_of(make), include_extras=True)
+    except (NameError, TypeError):
+        hints = {}
+    found = {}
+    for parameter in inspect.signature(make).parameters.values():
+        if parameter.default is parameter.empty:
+            continue
+        plain = type(parameter.default) if isinstance(parameter.default, (bool, int, float, str)) else Any
+        kind, text = hints.get(parameter.name, plain), ""
+        if typing.get_origin(kind) is Annotated:
+            kind, *notes = typing.get_args(kind)
+            text = next((n for n in notes if isinstance(n, str)), "")
+        found[parameter.name] = Option(parameter.name, kind, parameter.default, text)
+    return found
+
+
+def parse_pairs(text: str, where: str) -> dict[str, str]:
+    pairs = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise BadRequest(f"{where}: {part!r} is not key=value")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def convert(value: Any, kind: Any, where: str) -> Any:
+    """A value as typed by a person, as the type that the signature names."""
+    if typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        if value in arguments:
+            return value
+        for candidate in arguments:
+            if str(candidate) == str(value):
+                return candidate
+        raise BadRequest(f"{where}={value!r}: allowed are {', '.join(map(str, arguments))}")
+    if origin in (typing.Union, types.UnionType):
+        for member in arguments:
+            if member is type(None):
+                if value is None or value == "none":
+                    return None
+                continue
+            try:
+                return convert(value, member, where)
+            except BadRequest:
+                continue
+        raise BadRequest(f"{where}={value!r} is not {describe_kind(kind)}")
+    if origin is tuple:
+        if isinstance(value, (list, tuple)):
+            return tuple(int(v) for v in value)
+        try:
+            return tuple(int(v) for v in str(value).split("x"))
+        except ValueError:
+            raise BadRequest(f"{where}={value!r} is not sizes like 3x32x32") from None
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        words = {
+            "true": True,
+            "yes": True,
+            "1": True,
+            "on": True,
+            "false": False,
+            "no": False,
+            "0": False,
+            "off": False,
+        }
+        if str(value).lower() in words:
+            return words[str(value).lower()]
+        raise BadRequest(f"{where}={value!r} is not true or false")
+    if kind in (int, float):
+        if isinstance(value, bool):
+            raise BadRequest(f"{where}={value!r} is not {describe_kind(kind)}")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise BadRequest(f"{where}={value!r} is not {describe_kind(kind)}") from None
+        if kind is int:
+            if number != number or abs(number) == float("inf") or number != int(number):
+                raise BadRequest(f"{where}={value!r} is not {describe_kind(kind)}")
+            return int(value) if isinstance(value, (int, str)) and str(value).lstrip("+-").isdigit() else int(number)
+        return number
+    return str(value) if kind is str and not isinstance(value, str) else value
+
+
+def describe_kind(kind: Any) -> str:
+    if typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is Literal:
+        return "|".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(describe_kind(k) for k in typing.get_args(kind) if k is not type(None))
+    if typing.get_origin(kind) is tuple:
+        return "sizes (AxBxC)"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return "x".join(map(str, value))
+    return str(value)
+
+
+strategies: Registry[Any] = Registry("strategy", "strategies", "paceline.strategies")
+collectives: Registry[Any] = Registry("collective", "collectives", "paceline.collectives")
+codecs: Registry[Any] = Registry("codec", "codecs", "paceline.codecs")
+transports: Registry[Any] = Registry("transport", "transports", "paceline.transport")
+models: Registry[Any] = Registry("model", "models", "paceline.models")
+sources: Registry[Any] = Registry("data source", "data", "paceline.data")
+optimizers: Registry[Any] = Registry("optimizer", "optimizers", "paceline.optim")
+schedules: Registry[Any] = Registry("lr schedule", "schedules", "paceline.optim")
+losses: Registry[Any] = Registry("loss", "losses", "paceline.objectives")
+metrics: Registry[Any] = Registry("metric", "metrics", "paceline.objectives")
+
+ALL: dict[str, Registry[Any]] = {
+    registry.plural: registry
+    for registry in (
+        strategies,
+        collectives,
+        codecs,
+        transports,
+        models,
+        sources,
+        optimizers,
+        schedules,
+        losses,
+        metrics,
+    )
+}

@@ -1,0 +1,339 @@
+"""One worker's copy: model, optimizer, and flat buffers that the model's tensors are views of.
+
+Flattening serves communication: a strategy exchanges one long tensor per (device, dtype), whatever the model looks like.
+The person's optimizer keeps stepping its own parameters. Tensors lie back to back without padding (aligning them was
+measured to buy nothing), so a buffer's length is its payload.
+
+A parameter that no worker touched in a step must be skipped by the optimizer (no weight decay, no momentum), as it is in a
+plain loop where its `.grad` is None. Nothing extra is sent to find out: an untouched gradient is filled with *negative*
+zero, a touched one never starts with it, and sums keep that apart: -0 + -0 = -0, but -0 + x = x. So after the exchange
+every worker reads off the sum whether anybody touched the parameter.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import BadRequest, NotFinite
+from paceline.types import Batch, Layout, Slot
+
+Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
+
+
+def allocate_plainly(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(numel, dtype=dtype, device=device)
+
+
+class Region:
+    """The flat buffers of one (device, dtype), with the layout of each. Trainable parameters come first in `params`."""
+
+    def __init__(
+        self,
+        trainable: list[Slot],
+        frozen: list[Slot],
+        buffers: list[Slot],
+        device: torch.device,
+        dtype: torch.dtype,
+        allocate: Allocate,
+    ) -> None:
+        self.grad_layout = Layout(tuple(trainable))
+        self.param_layout = Layout((*trainable, *frozen))
+        self.buffer_layout = Layout(tuple(buffers))
+        self.params = allocate(self.param_layout.numel, dtype, device)
+        self.grads = allocate(self.grad_layout.numel, dtype, device)
+        self.buffers = allocate(self.buffer_layout.numel, dtype, device)
+        self.owners: list[nn.Parameter] = []  # of the gradients that have elements; `heads` are their first ones
+        sized = [s.offset for s in trainable if s.numel]
+        self.heads = torch.tensor(sized, device=device, dtype=torch.int64)
+        self.zeros = torch.zeros(len(sized), device=device, dtype=dtype)
+
+
+class FlatModel:
+    """Moves a model's tensors into flat buffers and keeps every gradient in its place."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, allocate: Allocate = allocate_plainly
+    ) -> None:
+        self.model = model
+        groups = {id(p): i for i, g in enumerate(optimizer.param_groups if optimizer else []) for p in g["params"]}
+        parameters = list(model.named_parameters())  # tied parameters appear once
+        named_buffers = list(model.named_buffers())
+        for name, tensor in (*parameters, *named_buffers):
+            if tensor.layout is not torch.strided:
+                raise BadRequest(f"{name} is stored as {tensor.layout}; only dense tensors can be shared among workers")
+        self.integer_buffers = [b for _, b in named_buffers if not _is_float(b)]
+        float_buffers = [(n, b) for n, b in named_buffers if _is_float(b)]
+        homes = _homes(model)
+
+        self.regions: list[Region] = []
+        self.trainable: list[tuple[nn.Parameter, Tensor]] = []  # each with its place in the gradient buffer
+        self._buffers: list[tuple[list[tuple[nn.Module, str]], Tensor]] = []
+        for device, dtype in dict.fromkeys((t.device, t.dtype) for _, t in (*parameters, *float_buffers)):
+            here = [(n, p) for n, p in parameters if (p.device, p.dtype) == (device, dtype)]
+            trainable, end = _slots([(n, p) for n, p in here if p.requires_grad], groups, 0)
+            frozen, _ = _slots([(n, p) for n, p in here if not p.requires_grad], groups, end)
+            stats = [(n, b) for n, b in float_buffers if (b.device, b.dtype) == (device, dtype)]
+            region = Region(trainable, frozen, _slots(stats, {}, 0)[0], device, dtype, allocate)
+            self.regions.append(region)
+            tensors = dict(here)
+            with torch.no_grad():
+                for slot in region.param_layout.slots:
+                    view = slot.view(region.params)
+                    view.copy_(tensors[slot.name])
+                    tensors[slot.name].data = view
+                for slot, (_, buffer) in zip(region.buffer_layout.slots, stats, strict=True):
+                    view = slot.view(region.buffers)
+                    view.copy_(buffer)
+                    self._buffers.append((homes[id(buffer)], view))
+            for slot in trainable:
+                parameter, place = tensors[slot.name], slot.view(region.grads)
+                self.trainable.append((parameter, place))
+                if slot.numel:
+                    region.owners.append(parameter)
+                parameter.register_post_accumulate_grad_hook(self._keep)
+        for owners, view in self._buffers:
+            for module, leaf in owners:
+                module._buffers[leaf] = view
+        self._place = {id(p): g for p, g in self.trainable}
+        self._touched: set[int] = set()
+        self.notices: list[str] = []
+
+    def forget_gradients(self) -> None:
+        """Before a backward pass: gradients start from nothing, so that their first write is a copy, not an addition."""
+        self._touched.clear()
+        for parameter, _ in self.trainable:
+            parameter.grad = None
+
+    def _keep(self, parameter: Tensor) -> None:
+        """As soon as a gradient is complete it goes into its place: hot in the cache, its own memory free again."""
+        place, grad = self._place[id(parameter)], parameter.grad
+        self._touched.add(id(parameter))
+        if grad is not None and grad is not place:
+            if grad.layout is not torch.strided:
+                if not self.notices:
+                    self.notices.append("A gradient is sparse; it is made dense, because workers exchange flat buffers.")
+                grad = grad.to_dense()
+            place.copy_(grad)
+            parameter.grad = place
+
+    def settle_gradients(self) -> None:
+        """After the backward pass: every gradient is its view, and untouched ones say so (negative zero)."""
+        for parameter, place in self.trainable:
+            if parameter.grad is not place:
+                if parameter.grad is not None:  # somebody put another tensor there after the backward pass
+                    self._touched.add(id(parameter))
+                    place.copy_(parameter.grad)
+                parameter.grad = place
+        for region in self.regions:
+            if len(region.heads):
+                region.grads.index_add_(0, region.heads, region.zeros)  # -0 becomes +0; nothing else changes
+        if len(self._touched) < len(self.trainable):
+            for parameter, place in self.trainable:
+                if id(parameter) not in self._touched:
+                    place.fill_(-0.0)
+
+    def skip_untouched(self) -> None:
+        """Before the optimizer: what nobody touched has no gradient."""
+        for region in self.regions:
+            heads = region.grads.index_select(0, region.heads)
+            untouched = torch.signbit(heads) & (heads == 0)
+            if bool(untouched.any()):
+                for index in untouched.nonzero().flatten().tolist():
+                    region.owners[index].grad = None
+
+    def gather_buffers(self) -> None:
+        """Buffers that a module replaced instead of changing go back into their place."""
+        for owners, place in self._buffers:
+            for module, leaf in owners:
+                current = module._buffers[leaf]
+                if current is not None and current.data_ptr() != place.data_ptr():
+                    place.copy_(current)
+                    module._buffers[leaf] = place
+
+
+class Replica:
+    """Model, loss and optimizer of one worker. `forward` is what is called; a strategy may wrap it (DDP)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any, Any], Tensor],
+        *,
+        flat: bool = True,
+        channels_last: bool = False,
+        allocate: Allocate = allocate_plainly,
+    ) -> None:
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.forward: Callable[..., Any] = model
+        self.channels_last = channels_last
+        self.samples_seen = 0.0
+        self.flat = FlatModel(model, optimizer, allocate) if flat else None
+        self._initial_lrs = [g["lr"] for g in optimizer.param_groups]
+
+    @property
+    def regions(self) -> Sequence[Region]:
+        return self.flat.regions if self.flat else ()
+
+    @property
+    def integer_buffers(self) -> Sequence[Tensor]:
+        return self.flat.integer_buffers if self.flat else ()
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    def forward_backward(self, batch: Batch, scale: float) -> float:
+        """The gradient of `scale` times the mean loss of this batch; returns the mean loss."""
+        if self.flat:
+            self.flat.forget_gradients()
+        else:
+            self.optimizer.zero_grad()
+        value = 0.0
+        if batch.inputs is not None:
+            loss = self.loss(self.forward(self._formatted(batch.inputs)), batch.targets)
+            if loss.dim():
+                raise BadRequest(f"the loss must be one number, the mean over the rows; it has shape {tuple(loss.shape)}")
+            value = loss.item()
+            if not value - value == 0.0:
+                raise NotFinite(
+                    f"the loss is {value} at step {batch.step + 1}: try a smaller lr, or look for bad numbers in the data"
+                )
+            (loss if scale == 1.0 else loss * scale).backward()
+        if self.flat:
+            self.flat.settle_gradients()
+        self.samples_seen += batch.weight
+        return value
+
+    def infer(self, inputs: Any) -> Any:
+        """The model's answer, without whatever a strategy has wrapped around it for training."""
+        return self.model(self._formatted(inputs))
+
+    def _formatted(self, inputs: Any) -> Any:
+        if self.channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    def update(self) -> None:
+        """One step of the optimizer on the gradients that are there now."""
+        if self.flat:
+            self.flat.skip_untouched()
+        self.optimizer.step()
+
+    def set_lr_factor(self, factor: float) -> None:
+        for group, initial in zip(self.optimizer.param_groups, self._initial_lrs, strict=True):
+            group["lr"] = initial * factor
+
+    def gather_buffers(self) -> None:
+        if self.flat:
+            self.flat.gather_buffers()
+
+    def weights(self) -> list[Tensor]:
+        """All parameters as flat tensors (a copy where the replica is not flat)."""
+        if self.flat:
+            return [r.params for r in self.flat.regions]
+        return [torch.cat([p.detach().reshape(-1).double() for p in self.model.parameters()])]
+
+    @contextmanager
+    def holding(self, weights: Sequence[Tensor] | None) -> Iterator[None]:
+        """For a while, these weights (one flat tensor per region) instead of its own; None: its own."""
+        if weights is None:
+            yield
+            return
+        kept = [r.params.clone() for r in self.regions]
+        for region, other in zip(self.regions, weights, strict=True):
+            region.params.copy_(other)
+        try:
+            yield
+        finally:
+            for region, own in zip(self.regions, kept, strict=True):
+                region.params.copy_(own)
+
+    def checksum(self) -> int:
+        """63 bits of everything that must be equal on all workers at the start."""
+        digest = hashlib.blake2b(digest_size=8)
+        self.gather_buffers()
+        for tensor in self.model.state_dict().values():
+            if isinstance(tensor, Tensor):
+                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return int.from_bytes(digest.digest(), "little") >> 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """As the plain model's: own storage, contiguous, on the CPU; names without torch.compile's prefix."""
+        self.gather_buffers()
+        return {k.removeprefix("_orig_mod."): v.detach().cpu().contiguous().clone() for k, v in self.model.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        prefix = "_orig_mod." if any(k.startswith("_orig_mod.") for k in self.model.state_dict()) else ""
+        self.model.load_state_dict({prefix + k: v for k, v in state.items()})
+
+
+def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise BadRequest("LBFGS evaluates the loss several times per step, which no strategy can keep together: choose another")
+
+
+def measure_memory_format(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> str:
+    """channels_last where it is more than 10% faster on a throwaway copy; the random state is left as it was."""
+    if not (isinstance(inputs, Tensor) and inputs.dim() == 4) or not any(p.dim() == 4 for p in model.parameters()):
+        return "contiguous"
+    formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+    times: dict[str, list[float]] = {name: [] for name in formats}
+    before, deadline = torch.get_rng_state(), time.perf_counter() + 3.0
+    try:
+        copies = {name: copy.deepcopy(model).to(memory_format=value) for name, value in formats.items()}  # type: ignore[call-overload]
+        for round_number in range(6):  # the first round warms up
+            for name, candidate in copies.items():
+                x = inputs.contiguous(memory_format=formats[name])
+                start = time.perf_counter()
+                loss(candidate(x), targets).backward()
+                if round_number:
+                    times[name].append(time.perf_counter() - start)
+            if round_number and time.perf_counter() > deadline:
+                break
+    finally:
+        torch.set_rng_state(before)
+    return "channels_last" if min(times["contiguous"]) > 1.1 * min(times["channels_last"]) else "contiguous"
+
+
+def _slots(tensors: list[tuple[str, Tensor]], groups: dict[int, int], offset: int) -> tuple[list[Slot], int]:
+    slots = []
+    for name, tensor in tensors:
+        stride = tensor.stride() if _dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+        slots.append(Slot(name, tuple(tensor.shape), tuple(stride), offset, tensor.numel(), groups.get(id(tensor), -1)))
+        offset += tensor.numel()
+    return slots, offset
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether the strides are a permutation of a contiguous tensor's (channels_last is): then they fit a flat stretch."""
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _homes(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Where each buffer is registered (a buffer may be shared by modules)."""
+    homes: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None:
+                homes.setdefault(id(buffer), []).append((module, leaf))
+    return homes

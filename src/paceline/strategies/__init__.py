@@ -1,0 +1,1 @@
+"""Ways of keeping the workers together. One file each."""

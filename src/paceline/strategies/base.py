@@ -1,0 +1,146 @@
+"""When the workers talk, what they say, to whom, and how stale it may be."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from paceline.codecs.base import Codec
+from paceline.errors import ReplicasDiffer
+from paceline.record.writer import Recorder
+from paceline.transport.metered import Metered
+from paceline.types import Batch, ReplicaLike, Role
+
+
+@dataclass
+class Context:
+    """What a strategy is given: nothing is read from anywhere else."""
+
+    transport: Metered  # all ranks: the workers, then the servers
+    peers: Metered  # the workers only; here the rank is the worker's index
+    role: Role
+    worker_index: int  # -1 on a server
+    workers: int
+    codec: Codec
+    recorder: Recorder
+    random: torch.Generator  # this rank's own
+    init: Literal["broadcast", "seed"]
+
+
+class Strategy(ABC):
+    """One way of keeping the workers together; a subclass's dataclass fields are its options."""
+
+    name: ClassVar[str]
+    replicas_identical: ClassVar[bool] = False  # after every step, on all workers, bit for bit
+    exchanges: Literal["gradients", "weights", "nothing"] = "gradients"
+    serves: ClassVar[Literal["ranks", "thread"] | None] = None
+    flat: ClassVar[bool] = True  # False: works on the plain model
+    shard: ClassVar[Literal["global", "static"]] = "global"  # unless the person says otherwise
+    needs_processes: ClassVar[bool] = False
+    skips_empty: ClassVar[bool] = True  # False: a worker without samples must run one anyway (its gradient counts nothing)
+    most_workers: ClassVar[int | None] = None
+
+    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+        self.ctx = ctx
+        start_together(ctx, replica)
+
+    def scale(self, batch: Batch) -> float:
+        """The factor on this worker's mean loss before its backward pass.
+
+        Where gradients are exchanged it is the worker's share of the samples, so that the *sum* of the gradients over
+        the workers is the gradient of the whole step.
+        """
+        return batch.share if self.exchanges == "gradients" else 1.0
+
+    @abstractmethod
+    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        """The gradients of this worker's batch are in place: talk, update, or both."""
+
+    def finish(self, replica: ReplicaLike) -> None:
+        """After the last step, before the last evaluation."""
+        return
+
+    def consensus(self, replica: ReplicaLike) -> Sequence[Tensor] | None:
+        """The weights that are evaluated, saved and released, one flat tensor per region; None: the replica's own.
+
+        Called on all workers together. Batch statistics are averaged here, by how many samples each worker has seen.
+        """
+        average_buffers(self.ctx, replica)
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides weights and optimizer."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        return None
+
+    def serve(self, ctx: Context) -> None:
+        """What a server does until the workers have finished (only where `serves` is "ranks")."""
+        raise NotImplementedError(f"{self.name} has no servers")
+
+
+def start_together(ctx: Context, replica: ReplicaLike) -> None:
+    """All workers start from the same weights: sent by worker 0, or made from the same seed. A checksum proves it."""
+    if ctx.workers == 1:
+        return
+    if ctx.init == "broadcast":
+        for tensor in replica.model.state_dict(keep_vars=True).values():
+            if isinstance(tensor, Tensor) and not _in_regions(tensor, replica):
+                _broadcast(ctx, tensor.detach())
+        for region in replica.regions:
+            for flat in (region.params, region.buffers):
+                if flat.numel():
+                    ctx.peers.broadcast(flat)
+    expect_identical(ctx, replica, "at the start")
+
+
+def expect_identical(ctx: Context, replica: ReplicaLike, when: str) -> None:
+    """Raise unless all workers hold the same bits."""
+    own = replica.checksum()
+    low, high = torch.tensor([own]), torch.tensor([own])
+    ctx.peers.all_reduce(low, "min")
+    ctx.peers.all_reduce(high, "max")
+    if int(low) != int(high):
+        raise ReplicasDiffer(
+            f"the workers' weights differ {when} (init={ctx.init}): with init=seed the model must depend on the seed only; "
+            "init=broadcast sends worker 0's to all"
+        )
+
+
+def average_buffers(ctx: Context, replica: ReplicaLike) -> None:
+    """Batch statistics: the mean over the workers, by samples seen. Integer buffers come from worker 0."""
+    replica.gather_buffers()
+    if ctx.workers == 1:
+        return
+    if any(region.buffers.numel() for region in replica.regions):
+        seen = torch.tensor([replica.samples_seen], dtype=torch.float64)
+        ctx.peers.all_reduce(seen)
+        share = replica.samples_seen / float(seen) if float(seen) else 1 / ctx.workers
+        for region in replica.regions:
+            region.buffers.mul_(share)
+            ctx.peers.all_reduce(region.buffers)
+    for buffer in replica.integer_buffers:
+        _broadcast(ctx, buffer)
+
+
+def _broadcast(ctx: Context, tensor: Tensor) -> None:
+    whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+    if whole.dtype is torch.bool:
+        as_bytes = whole.to(torch.uint8)
+        ctx.peers.broadcast(as_bytes)
+        whole = as_bytes.to(torch.bool)
+    else:
+        ctx.peers.broadcast(whole)
+    if whole is not tensor:
+        tensor.copy_(whole)
+
+
+def _in_regions(tensor: Tensor, replica: ReplicaLike) -> bool:
+    storage = tensor.untyped_storage().data_ptr()
+    return any(storage == flat.untyped_storage().data_ptr() for r in replica.regions for flat in (r.params, r.buffers))

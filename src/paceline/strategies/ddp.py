@@ -1,0 +1,60 @@
+"""PyTorch's own DistributedDataParallel, on the plain model: the yardstick.
+
+DDP takes the *equal* mean of the workers' gradients; each loss is scaled by P * share beforehand, so that uneven batches
+average as they should (Li et al., "PyTorch Distributed", 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.errors import BadRequest
+from paceline.registry import strategies
+from paceline.strategies.base import Context, Strategy
+from paceline.types import Batch, ReplicaLike
+
+
+@strategies.register("ddp")
+@dataclass
+class DDP(Strategy):
+    """PyTorch's DistributedDataParallel, unchanged, for comparison."""
+
+    bucket_cap_mb: Annotated[int, "DDP's bucket size in MiB"] = 25
+
+    replicas_identical = True
+    flat = False
+    needs_processes = True
+    skips_empty = False
+
+    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+        super().setup(ctx, replica)
+        if ctx.transport.store is None:
+            raise BadRequest("ddp needs a torch.distributed transport: use --transport gloo")
+        dist.init_process_group(
+            "gloo",
+            store=dist.PrefixStore("ddp", ctx.transport.store),
+            rank=ctx.transport.rank,
+            world_size=ctx.transport.size,
+        )
+        replica.forward = DistributedDataParallel(replica.model, bucket_cap_mb=self.bucket_cap_mb)
+        self._gradients = sum(p.numel() for p in replica.model.parameters() if p.requires_grad)
+        self._itemsize = next(replica.model.parameters()).element_size()
+
+    def scale(self, batch: Batch) -> float:
+        return batch.share * self.ctx.workers
+
+    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        self.ctx.transport.note_all_reduce(self._gradients, self._itemsize)  # it happened inside the backward pass
+        replica.update()
+
+    def consensus(self, replica: ReplicaLike) -> None:
+        for buffer in replica.model.buffers():
+            self.ctx.peers.broadcast(buffer)
+
+    def finish(self, replica: ReplicaLike) -> None:
+        replica.forward = replica.model
+        dist.destroy_process_group()

@@ -1,0 +1,108 @@
+"""What every transport can do: narrow on purpose."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.errors import TransportError
+
+Op = Literal["sum", "max", "min"]
+
+
+class Work(Protocol):
+    """Something under way."""
+
+    def wait(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """How the ranks of a run find each other: a key-value store that the launcher hosts."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    deadline_s: float
+    generation: int = 0  # counts up when a group is formed anew
+
+
+class Transport(ABC):
+    """Ranks 0..size-1. Every wait ends within `deadline_s`; a rank that is gone is `PeerLost`."""
+
+    name: ClassVar[str]
+    runs_as: ClassVar[Literal["processes", "threads"]] = "processes"
+    native: ClassVar[frozenset[str]] = frozenset()  # the collectives that the library behind it brings along
+    store: Any = None  # torch.distributed's store, where there is one
+
+    def __init__(self, rank: int, size: int, deadline_s: float, generation: int = 0) -> None:
+        self.rank, self.size, self.deadline_s, self.generation = rank, size, deadline_s, generation
+
+    @classmethod
+    def connect(cls, rendezvous: Rendezvous) -> Transport:
+        raise TransportError(f"transport {cls.name} does not connect processes")
+
+    @abstractmethod
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work: ...
+
+    @abstractmethod
+    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work: ...
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
+        self.isend(tensor, to, tag).wait()
+
+    def recv(self, tensor: Tensor, source: int, tag: int = 0) -> None:
+        self.irecv(tensor, source, tag).wait()
+
+    @abstractmethod
+    def barrier(self) -> None: ...
+
+    @abstractmethod
+    def group(self, ranks: Sequence[int]) -> Transport:
+        """These ranks only, numbered from 0 in this order; called by its members only."""
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
+        raise TransportError(f"transport {self.name} has no native all-reduce")
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        raise TransportError(f"transport {self.name} has no native broadcast")
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for a flat buffer that will be exchanged; a transport may have a better place for it."""
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def close(self) -> None:
+        """Give back what is held; others learn at once that this rank is gone."""
+        return
+
+
+def ring_bytes(length: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
+    """What `rank` sends and receives in a chunked ring all-reduce: 2(P-1) * bytes, summed over ranks.
+
+    It passes on every chunk but one in each of the two halves.
+    """
+    if size == 1:
+        return 0, 0
+
+    def chunk(c: int) -> int:
+        c %= size
+        return (c + 1) * length // size - c * length // size
+
+    sent = 2 * length - chunk(rank + 1) - chunk(rank + 2)
+    received = 2 * length - chunk(rank) - chunk(rank + 1)
+    return sent * itemsize, received * itemsize
+
+
+def check_ranks(ranks: Sequence[int], size: int, own: int) -> tuple[int, ...]:
+    members = tuple(ranks)
+    if len(set(members)) != len(members) or not all(0 <= r < size for r in members):
+        raise TransportError(f"a group of ranks {members}: they must be different and below {size}")
+    if own not in members:
+        raise TransportError(f"rank {own} is not in the group {members} that it asks for")
+    return members

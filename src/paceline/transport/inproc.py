@@ -1,0 +1,234 @@
+"""Ranks as threads of one process, one running at a time: every run can be repeated exactly.
+
+A baton is passed: only its holder runs, it is handed over at transport calls and nowhere else, and a seeded scheduler
+chooses who is next. So asynchronous strategies are repeatable too, and a test that varies the scheduler's seed
+explores their interleavings. A deadlock is seen at once: nobody can take the baton.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import PeerLost, TransportError
+from paceline.registry import transports
+from paceline.transport.base import Op, Transport, Work, check_ranks
+
+Ready = Callable[[], bool]
+
+
+class Baton:
+    """One thread at a time. Each has its own default random state, swapped when the baton changes hands."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._turns: dict[int, threading.Semaphore] = {}
+        self._ready: dict[int, Ready] = {}
+        self._why: dict[int, str] = {}
+        self._stuck = ""
+
+    def join(self, who: int) -> None:
+        """Called for everybody before anybody runs."""
+        self._turns[who] = threading.Semaphore(0)
+        self._ready[who] = _always
+        self._why[who] = "start"
+
+    def start(self) -> None:
+        self._pass_on()
+
+    def enter(self, who: int) -> None:
+        """The thread's first act: wait for the first turn."""
+        self._turns[who].acquire()
+
+    def leave(self, who: int) -> None:
+        """The thread's last act, whatever happened."""
+        del self._ready[who], self._why[who]
+        if self._ready:
+            self._pass_on()
+
+    def hand_over(self, who: int, ready: Ready, why: str) -> None:
+        """Let somebody run; come back when it is this one's turn and `ready()` holds."""
+        self._ready[who], self._why[who] = ready, why
+        saved = _random_state()
+        self._pass_on()
+        self._turns[who].acquire()
+        _set_random_state(saved)
+        if self._stuck and not ready():
+            raise TransportError(self._stuck)
+        self._ready[who] = _always
+
+    def _pass_on(self) -> None:
+        able = [who for who in sorted(self._ready) if self._ready[who]()]
+        if not able:
+            self._stuck = "deadlock: " + "; ".join(f"rank {who} waits for {self._why[who]}" for who in sorted(self._ready))
+            able = sorted(self._ready)
+        self._turns[self._random.choice(able)].release()
+
+
+class Hub:
+    """What the ranks of one in-process run share: the baton, the letter boxes, who is gone."""
+
+    def __init__(self, size: int, seed: int = 0, deadline_s: float = 30.0) -> None:
+        self.size, self.deadline_s = size, deadline_s
+        self.baton = Baton(seed)
+        self.boxes: dict[tuple[Any, ...], deque[Tensor]] = {}
+        self.meetings: dict[tuple[Any, ...], dict[int, Tensor]] = {}
+        self.results: dict[tuple[Any, ...], Tensor | str] = {}  # a string: why there is none
+        self.gone: set[int] = set()
+        for rank in range(size):
+            self.baton.join(rank)
+
+    def transport(self, rank: int) -> InprocTransport:
+        return InprocTransport(self, rank, tuple(range(self.size)))
+
+    def run(self, body: Callable[[InprocTransport], Any]) -> list[Any]:
+        """`body(transport)` on every rank; returns what each returned or raised."""
+        results: list[Any] = [None] * self.size
+
+        def thread(rank: int) -> None:
+            self.baton.enter(rank)
+            try:
+                results[rank] = body(self.transport(rank))
+            except BaseException as error:  # reported to the caller, rank by rank
+                results[rank] = error
+            finally:
+                self.gone.add(rank)
+                self.baton.leave(rank)
+
+        threads = [threading.Thread(target=thread, args=(r,), name=f"rank-{r}", daemon=True) for r in range(self.size)]
+        before = _random_state()
+        for t in threads:
+            t.start()
+        self.baton.start()
+        for t in threads:
+            t.join()
+        _set_random_state(before)
+        return results
+
+
+@transports.register("inproc")
+class InprocTransport(Transport):
+    """Threads that take turns: repeatable, for tests, teaching and debugging; not for speed."""
+
+    runs_as = "threads"
+    native = frozenset({"all_reduce", "broadcast"})
+
+    def __init__(self, hub: Hub, rank: int, members: tuple[int, ...]) -> None:
+        super().__init__(members.index(rank), len(members), hub.deadline_s)
+        self._hub, self._world_rank, self._members = hub, rank, members
+        self._calls = 0
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        target = self._members[to]
+        if target in self._hub.gone:
+            raise PeerLost(target)
+        self._hub.boxes.setdefault((self._members, self._world_rank, target, tag), deque()).append(tensor.detach().clone())
+        self._yield(_always, "its turn")
+        return _Done()
+
+    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        return _Receive(self, tensor, self._members[source], tag)
+
+    def barrier(self) -> None:
+        self._meet(torch.zeros(0), "barrier")
+
+    def group(self, ranks: Sequence[int]) -> InprocTransport:
+        members = check_ranks(ranks, self.size, self.rank)
+        return InprocTransport(self._hub, self._world_rank, tuple(self._members[r] for r in members))
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
+        if self.size > 1:
+            tensor.copy_(self._meet(tensor, f"all_reduce {op}", lambda parts: _reduced(parts, op)))
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        if self.size > 1:
+            tensor.copy_(self._meet(tensor, "broadcast", lambda parts: parts[root]))
+
+    def _yield(self, ready: Ready, why: str) -> None:
+        self._hub.baton.hand_over(self._world_rank, ready, why)
+
+    def _meet(self, tensor: Tensor, what: str, combine: Callable[[list[Tensor]], Tensor] | None = None) -> Tensor:
+        """All members bring a tensor; the last to come combines them, in rank order, for all."""
+        hub, key = self._hub, (self._members, self._calls)
+        self._calls += 1
+        brought = hub.meetings.setdefault(key, {})
+        brought[self.rank] = tensor.detach().clone()
+        if len(brought) == self.size:
+            parts = [brought[r] for r in range(self.size)]
+            if len({(p.shape, p.dtype) for p in parts}) > 1:
+                told = ", ".join(f"rank {r}: {tuple(p.shape)} {p.dtype}" for r, p in enumerate(parts))
+                hub.results[key] = f"{what}: the ranks brought different tensors ({told})"
+            else:
+                hub.results[key] = combine(parts) if combine else parts[0]
+
+        def lost() -> int | None:
+            return next((m for r, m in enumerate(self._members) if r not in brought and m in hub.gone), None)
+
+        self._yield(lambda: key in hub.results or lost() is not None, what)
+        if key not in hub.results:
+            raise PeerLost(lost(), f"during {what}")
+        result = hub.results[key]
+        brought.pop(self.rank)
+        if not brought:
+            del hub.meetings[key], hub.results[key]
+        if isinstance(result, str):
+            raise TransportError(result)
+        return result
+
+
+class _Done:
+    def wait(self) -> None:
+        return None
+
+
+class _Receive:
+    def __init__(self, transport: InprocTransport, tensor: Tensor, source: int, tag: int) -> None:
+        self._transport, self._tensor, self._source = transport, tensor, source
+        self._key = (transport._members, source, transport._world_rank, tag)
+
+    def wait(self) -> None:
+        hub = self._transport._hub
+        self._transport._yield(
+            lambda: bool(hub.boxes.get(self._key)) or self._source in hub.gone, f"a message from rank {self._source}"
+        )
+        box = hub.boxes.get(self._key)
+        if not box:
+            raise PeerLost(self._source)
+        letter = box.popleft()
+        if letter.shape != self._tensor.shape or letter.dtype != self._tensor.dtype:
+            raise TransportError(
+                f"rank {self._source} sent {tuple(letter.shape)} {letter.dtype}; "
+                f"{tuple(self._tensor.shape)} {self._tensor.dtype} was expected"
+            )
+        self._tensor.copy_(letter)
+
+
+def _reduced(parts: list[Tensor], op: Op) -> Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        if op == "sum":
+            total += part
+        else:
+            (torch.maximum if op == "max" else torch.minimum)(total, part, out=total)
+    return total
+
+
+def _always() -> bool:
+    return True
+
+
+def _random_state() -> tuple[Tensor, Any, Any]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _set_random_state(state: tuple[Tensor, Any, Any]) -> None:
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])

@@ -1,0 +1,138 @@
+"""Bytes, messages and seconds per phase, kind of operation and peer: a wrapper around any transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.transport.base import Op, Transport, Work, ring_bytes
+from paceline.types import PHASES, Phase
+
+ALL_PEERS = -1
+
+
+@dataclass
+class Tally:
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    messages: int = 0
+    seconds: float = 0.0
+
+
+class Meter:
+    """The counters of one rank, shared by its transport and all groups made from it."""
+
+    def __init__(self) -> None:
+        self.phase: Phase = "setup"
+        self.tallies: dict[tuple[Phase, str, int], Tally] = {}
+        self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)  # spent in transport calls
+        self.times_known = True  # False once something was exchanged whose time nobody can see (inside a backward pass)
+
+    def add(self, operation: str, peer: int, sent: int, received: int, messages: int, seconds: float) -> None:
+        key = (self.phase, operation, peer)
+        tally = self.tallies.get(key)
+        if tally is None:
+            tally = self.tallies[key] = Tally()
+        tally.sent_bytes += sent
+        tally.received_bytes += received
+        tally.messages += messages
+        tally.seconds += seconds
+        self.seconds[self.phase] += seconds
+
+    def total(self, phase: Phase) -> Tally:
+        total = Tally()
+        for (at, _, _), tally in self.tallies.items():
+            if at == phase:
+                total.sent_bytes += tally.sent_bytes
+                total.received_bytes += tally.received_bytes
+                total.messages += tally.messages
+                total.seconds += tally.seconds
+        return total
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+
+class Metered(Transport):
+    """Counts, then lets the transport inside do it.
+
+    The bytes of a native all-reduce are those of a ring: 2(P-1) times the buffer over all ranks, the least that any
+    all-reduce can move. A broadcast is counted as the root sending to each.
+    """
+
+    name = "metered"
+
+    def __init__(self, inner: Transport, meter: Meter | None = None) -> None:
+        super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation)
+        self.inner, self.meter = inner, meter or Meter()
+        self.native = inner.native  # type: ignore[misc]
+        self.store = inner.store
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        start = time.perf_counter()
+        work = self.inner.isend(tensor, to, tag)
+        self.meter.add("send", to, tensor.nbytes, 0, 1, time.perf_counter() - start)
+        return _Timed(work, self.meter, "send", to)
+
+    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        start = time.perf_counter()
+        work = self.inner.irecv(tensor, source, tag)
+        self.meter.add("recv", source, 0, tensor.nbytes, 0, time.perf_counter() - start)
+        return _Timed(work, self.meter, "recv", source)
+
+    def barrier(self) -> None:
+        start = time.perf_counter()
+        self.inner.barrier()
+        self.meter.add("barrier", ALL_PEERS, 0, 0, 0, time.perf_counter() - start)
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
+        start = time.perf_counter()
+        self.inner.all_reduce(tensor, op)
+        self._count_all_reduce(tensor.numel(), tensor.element_size(), time.perf_counter() - start)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        start = time.perf_counter()
+        self.inner.broadcast(tensor, root)
+        seconds, at_root = time.perf_counter() - start, self.rank == root
+        sent = tensor.nbytes * (self.size - 1) if at_root else 0
+        received = 0 if at_root else tensor.nbytes
+        self.meter.add("broadcast", ALL_PEERS, sent, received, self.size - 1 if at_root else 0, seconds)
+
+    def note_all_reduce(self, length: int, itemsize: int) -> None:
+        """Count an all-reduce that happened outside (PyTorch's DDP does its own); its time cannot be told apart."""
+        if self.size > 1:
+            self.meter.times_known = False
+        self._count_all_reduce(length, itemsize, 0.0)
+
+    def _count_all_reduce(self, length: int, itemsize: int, seconds: float) -> None:
+        sent, received = ring_bytes(length, itemsize, self.rank, self.size)
+        self.meter.add("all_reduce", ALL_PEERS, sent, received, 2 * (self.size - 1), seconds)
+
+    def group(self, ranks: Sequence[int]) -> Metered:
+        return Metered(self.inner.group(ranks), self.meter)
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.inner.allocate(numel, dtype, device)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class _Timed:
+    def __init__(self, work: Work, meter: Meter, operation: str, peer: int) -> None:
+        self._work, self._meter, self._operation, self._peer = work, meter, operation, peer
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        self._work.wait()
+        self._meter.add(self._operation, self._peer, 0, 0, 0, time.perf_counter() - start)

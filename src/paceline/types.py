@@ -1,0 +1,95 @@
+"""The few shapes that layers agree on, so that strategies need not import the classes behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Role = Literal["worker", "server"]
+Phase = Literal["setup", "train", "evaluate", "finish"]
+PHASES: tuple[Phase, ...] = ("setup", "train", "evaluate", "finish")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one worker sees in one step. An empty slice (`weight` 0) still steps."""
+
+    inputs: Any
+    targets: Any
+    weight: float  # samples in this worker's slice
+    global_weight: float  # samples in all the workers' slices of this step
+    epoch: int
+    step: int  # of the whole run, from 0
+
+    @property
+    def share(self) -> float:
+        """This worker's part of the step: the weighted mean of the ranks' gradients *is* the serial gradient."""
+        return self.weight / self.global_weight if self.global_weight else 0.0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor lives in a flat buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    numel: int
+    group: int  # the optimizer's parameter group; -1 for buffers
+
+    def view(self, flat: Tensor) -> Tensor:
+        return flat.as_strided(self.shape, self.stride, self.offset)
+
+    def span(self, flat: Tensor) -> Tensor:
+        """The slot's own stretch of the flat buffer, in memory order."""
+        return flat[self.offset : self.offset + self.numel]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The slots of one flat buffer, back to back: no padding, so its length is its payload."""
+
+    slots: tuple[Slot, ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(s.numel for s in self.slots)
+
+
+class RegionLike(Protocol):
+    """The flat buffers of one (device, dtype): trainable parameters come first in `params`, in the order of `grads`."""
+
+    @property
+    def params(self) -> Tensor: ...
+    @property
+    def grads(self) -> Tensor: ...
+    @property
+    def buffers(self) -> Tensor: ...
+    @property
+    def param_layout(self) -> Layout: ...
+    @property
+    def grad_layout(self) -> Layout: ...
+    @property
+    def buffer_layout(self) -> Layout: ...
+
+
+class ReplicaLike(Protocol):
+    """What a strategy sees of a replica."""
+
+    model: torch.nn.Module
+    forward: Callable[..., Any]
+    optimizer: torch.optim.Optimizer
+    samples_seen: float
+
+    @property
+    def regions(self) -> Sequence[RegionLike]: ...
+    @property
+    def integer_buffers(self) -> Sequence[Tensor]: ...
+    def update(self) -> None: ...
+    def gather_buffers(self) -> None: ...
+    def checksum(self) -> int: ...

@@ -1,0 +1,65 @@
+"""What tests share: small data, small models, and a run on the in-process transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline
+
+MNIST = Path(__file__).parent.parent / "data" / "MNIST" / "raw"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test in a folder of its own, with a home of its own, and one thread."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    torch.set_num_threads(1)
+
+
+def make_pairs(
+    samples: int, inputs: int = 6, classes: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, inputs, generator=random, dtype=dtype) * 2
+    labels = torch.randint(0, classes, (samples,), generator=random)
+    return centres[labels] + torch.randn(samples, inputs, generator=random, dtype=dtype), labels
+
+
+def small_net(dtype: torch.dtype = torch.float32, inputs: int = 6, classes: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, classes)).to(dtype)
+
+
+@pytest.fixture
+def run_inproc(tmp_path: Path) -> Callable[..., paceline.Run]:
+    """`paceline.train` on the baton; every call gets a folder of its own."""
+    count = iter(range(1000))
+
+    def run(**options: Any) -> paceline.Run:
+        defaults: dict[str, Any] = {
+            "model": small_net,
+            "data": (make_pairs(60), make_pairs(20, seed=1)),
+            "transport": "inproc",
+            "memory_format": "contiguous",
+            "batch_size": 8,
+            "out": str(tmp_path / f"run-{next(count)}"),
+        }
+        return paceline.train(**{**defaults, **options})
+
+    return run
+
+
+def weights_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """The largest difference of any weight."""
+    assert a.keys() == b.keys()
+    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
+
+
+def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
