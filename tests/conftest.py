@@ -26,8 +26,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def make_pairs(
     samples: int, inputs: int = 6, classes: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
+    centres = torch.randn(classes, inputs, generator=torch.Generator().manual_seed(99), dtype=dtype) * 2
     random = torch.Generator().manual_seed(seed)
-    centres = torch.randn(classes, inputs, generator=random, dtype=dtype) * 2
     labels = torch.randint(0, classes, (samples,), generator=random)
     return centres[labels] + torch.randn(samples, inputs, generator=random, dtype=dtype), labels
 
@@ -47,7 +47,7 @@ def run_inproc(tmp_path: Path) -> Callable[..., paceline.Run]:
             "data": (make_pairs(60), make_pairs(20, seed=1)),
             "transport": "inproc",
             "memory_format": "contiguous",
-            "batch_size": 8,
+            **({} if "global_batch_size" in options else {"batch_size": 8}),
             "out": str(tmp_path / f"run-{next(count)}"),
         }
         return paceline.train(**{**defaults, **options})

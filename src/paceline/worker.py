@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline import checkpoint
 from paceline.config import due
 from paceline.data.base import Samples, Stream
-from paceline.data.batches import Batches, ShardBatches, StreamBatches, rows, test_slices, to_device
+from paceline.data.batches import Batches, ShardBatches, StreamBatches, evaluation_slices, rows, to_device
 from paceline.errors import NotFinite
 from paceline.job import Job
 from paceline.objectives.metrics import Accuracy, Metric
@@ -298,7 +298,7 @@ class _Worker:
         replica.model.eval()
         try:
             with torch.no_grad():
-                for indices in test_slices(samples, self.ctx.workers, self.ctx.worker_index, EVALUATION_BATCH):
+                for indices in evaluation_slices(samples, self.ctx.workers, self.ctx.worker_index, EVALUATION_BATCH):
                     inputs, targets = to_device(test.batch(indices), self.device)
                     outputs = replica.infer(inputs)
                     count = rows(targets)

@@ -151,7 +151,7 @@ class StreamBatches:
         self.step, self.epoch, self.round = state["step"], state["epoch"], state["round"]
 
 
-def test_slices(samples: int, workers: int, worker: int, size: int) -> Iterator[Tensor]:
+def evaluation_slices(samples: int, workers: int, worker: int, size: int) -> Iterator[Tensor]:
     """This worker's part of a test set, in batches; over all workers every sample exactly once."""
     start, end = worker * samples // workers, (worker + 1) * samples // workers
     for at in range(start, end, size):

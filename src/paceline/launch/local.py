@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -22,6 +23,7 @@ from paceline.errors import PacelineError, PeerLost, TransportError, WorkerFaile
 from paceline.job import Job
 from paceline.registry import transports
 from paceline.transport.base import Rendezvous
+from paceline.transport.gloo import is_gloo_failure
 from paceline.worker import run_worker
 
 Hear = Callable[[str, dict[str, Any]], None]
@@ -36,6 +38,7 @@ def run_processes(job: Job, hear: Hear) -> None:
     context = get_context("fork")
     pipes: list[Connection] = []
     processes: list[Any] = []
+    store = None
     try:
         for rank in range(job.workers):
             ours, theirs = context.Pipe()
@@ -53,6 +56,7 @@ def run_processes(job: Job, hear: Hear) -> None:
         _end(processes)
         for pipe in pipes:
             pipe.close()
+        del store  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
     if failures:
         raise root_cause(failures, job.workers)
 
@@ -135,6 +139,7 @@ def _end(processes: list[Any]) -> None:
 
 def _child(job: Job, rank: int, pipe: Connection, parent: int) -> None:
     """A worker's process: it ends with its parent, whatever ends the parent."""
+    gc.freeze()  # what the parent left behind is not this process's to clean up: some of it joins threads that are not here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
@@ -166,6 +171,8 @@ def as_failure(rank: int, error: BaseException) -> PacelineError:
     """Our own errors as they are; anything else with its rank and traceback."""
     if isinstance(error, PacelineError):
         return error
+    if isinstance(error, RuntimeError) and is_gloo_failure(error):  # PyTorch's DDP talks to gloo on its own
+        return PeerLost(None, "its connection closed during DDP's exchange")
     if isinstance(error, EOFError):
         return WorkerFailed(rank, "it lost its launcher")
     return WorkerFailed(rank, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))

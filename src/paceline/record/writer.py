@@ -6,6 +6,7 @@ Kinds: `start` (a worker begins, or begins again from a checkpoint), `step`, `ev
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -35,7 +36,8 @@ class Recorder:
             raise RunFailed(f"the records cannot be written: {error.strerror} ({self._file.name})") from None
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk has been reported by `write`
+            self._file.close()
 
 
 def clean(value: Any) -> Any:

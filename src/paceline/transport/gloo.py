@@ -90,7 +90,7 @@ class GlooTransport(Transport):
             text = _first_line(error)
             if "imed out" in text or "imeout" in text:
                 raise PeerLost(peer, f"no answer within {self.deadline_s:g} s") from None
-            if "gloo" in text or "onnection" in text or "ead error" in text or "losed" in text:
+            if is_gloo_failure(error):
                 other = 1 - self.rank if self.size == 2 else peer
                 raise PeerLost(other, "its connection closed") from None
             raise TransportError(f"gloo: {text}") from None
@@ -102,6 +102,12 @@ class _GlooWork:
 
     def wait(self) -> None:
         self._transport._guard(self._work.wait, self._peer)
+
+
+def is_gloo_failure(error: RuntimeError) -> bool:
+    """Whether a RuntimeError tells of a broken connection."""
+    text = str(error)
+    return "gloo" in text or "Connection" in text or "ead error" in text or "losed" in text
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,314 @@
+"""The command line as a new user meets it: one clear sentence for every mistake, the right exit code, nothing lost."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import COMMANDS, main
+from paceline.data.mnist import FILES, MINI
+
+PACELINE = Path(sys.executable).parent / "paceline"
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """`paceline ...` in this process: (exit code, standard output, standard error)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return call
+
+
+QUICK = ["train", "--data", "fashion-mini", "--model", "linear", "--steps", "3", "--threads", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--strategy", "nosuch"], 2, "unknown strategy 'nosuch'"),
+        (["--strategy", "alreduce"], 2, "Did you mean 'allreduce'?"),
+        (["--strategy", "allreduce:colective=native"], 2, "has no option 'colective'"),
+        (["--strategy", "allreduce:collective=nosuch", "--workers", "2"], 2, "unknown collective 'nosuch'"),
+        (["--workers", "0"], 2, "workers=0"),
+        (["--workers", "2"], 2, "runs 1 worker"),
+        (["--workers", "7000", "--strategy", "allreduce"], 2, "7000 workers for 6000"),
+        (["--batch-size", "-1"], 2, "batch_size=-1"),
+        (["--batch-size", "4,4", "--strategy", "allreduce", "--workers", "3"], 2, "2 sizes for 3 workers"),
+        (["--data", "mnist"], 2, "paceline data fetch mnist"),
+        (["--data", "nosuch"], 2, "unknown data source"),
+        (["--data", "imagefolder:nowhere"], 2, "no folder nowhere/train"),
+        (["--model", "nosuch"], 2, "unknown model"),
+        (["--model", "no.such:thing"], 2, "No module named"),
+        (["--model", "cnn", "--data", "synthetic:shape=5"], 2, "needs images"),
+        (["--set", "nosuch=1"], 2, "unknown option 'nosuch'"),
+        (["--set", "strategy.nosuch=1"], 2, "has no option 'nosuch'"),
+        (["--optimizer", "adam", "--momentum", "0.9"], 2, "takes no momentum"),
+        (["--transport", "pigeon"], 2, "unknown transport"),
+        (["--strategy", "ddp", "--transport", "inproc"], 2, "needs real processes"),
+        (["--plugin", "missing.py"], 2, "not a file"),
+        (["--resume", "nowhere"], 2, "not a run that can be resumed"),
+        (["--until-accuracy", "97"], 2, "between 0 and 1"),
+        (["missing.toml"], 2, "does not exist"),
+        (["--out", "/proc/nowhere"], 2, "cannot be written"),
+        (["--nosuch-flag"], 2, "No such option"),
+        (["--lr", "1e38"], 1, "the loss"),
+    ],
+)
+def test_mistakes(cli, arguments: list[str], code: int, message: str) -> None:
+    ended, out, err = cli(*QUICK, *arguments)
+    assert ended == code
+    assert message in err.replace("\n", " ")
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_a_truncated_file(cli, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for file in FILES:
+        (folder / file).write_bytes(gzip.decompress((MINI / f"{file}.gz").read_bytes()))
+    path = folder / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-1000])
+    code, _, err = cli("train", "--model", "linear")
+    assert code == 1
+    assert "train-images-idx3-ubyte is truncated" in err
+    assert "Traceback" not in err
+
+
+def test_a_model_that_returns_nan(cli, tmp_path: Path) -> None:
+    (tmp_path / "bad_model.py").write_text(
+        "import torch\nclass Bad(torch.nn.Linear):\n"
+        "    def __init__(self): super().__init__(784, 10)\n"
+        "    def forward(self, x): return super().forward(x.flatten(1)) * float('nan')\n"
+    )
+    code, _, err = cli("train", "--data", "fashion-mini", "--model", "bad_model:Bad", "--out", "nan-run")
+    assert code == 1
+    assert "the loss is nan at step 1" in err
+    assert json.loads((tmp_path / "nan-run" / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_crash_in_a_persons_code_shows_its_traceback(cli, tmp_path: Path) -> None:
+    (tmp_path / "crashing.py").write_text(
+        "import torch\nclass Bad(torch.nn.Linear):\n"
+        "    def __init__(self): super().__init__(784, 10)\n"
+        "    def forward(self, x): return undefined_name\n"
+    )
+    code, _, err = cli("train", "--data", "fashion-mini", "--model", "crashing:Bad")
+    assert code == 1
+    assert "crashing.py" in err
+    assert "worker 0 failed: NameError" in err.splitlines()[-1]
+
+
+def test_json_is_alone_on_standard_output(cli, tmp_path: Path) -> None:
+    code, out, err = cli(*QUICK, "--json", "--out", "a")
+    assert code == 0
+    record = json.loads(out)
+    assert record == json.loads((tmp_path / "a" / "run.json").read_text())
+    assert record["schema"] == 1
+    assert set(record["result"]) >= {
+        "test_accuracy", "test_loss", "train_loss", "metric", "steps", "samples", "train_s", "wall_s",
+        "samples_per_s", "time_to_accuracy_s", "steps_to_accuracy",
+    }  # fmt: skip
+    assert set(record["workers"][0]) >= {
+        "rank", "role", "host", "samples", "steps", "compute_s", "sync_s", "idle_s", "cpu_percent", "cpu_user_s",
+        "cpu_system_s", "rss_peak_bytes", "payload_sent_bytes", "payload_received_bytes", "messages_sent",
+        "setup_sent_bytes", "finish_sent_bytes", "net_sent_bytes", "net_received_bytes", "disk_read_bytes",
+        "disk_write_bytes",
+    }  # fmt: skip
+    assert record["config"]["threads"] == 1
+    assert "samples per second" in err
+    assert {p.name for p in (tmp_path / "a").iterdir()} == {"run.json", "config.json", "events", "model.safetensors"}
+    assert cli(*QUICK, "--quiet", "--out", "b")[1:] == ("", "")
+
+
+def test_a_folder_is_not_used_twice(cli) -> None:
+    assert cli(*QUICK, "--out", "a")[0] == 0
+    code, _, err = cli(*QUICK, "--out", "a")
+    assert code == 2
+    assert "holds a run already" in err
+
+
+def test_a_full_disk(cli) -> None:
+    code, _, err = cli(*QUICK, "--out", "/dev/full/x")
+    assert code == 2
+    assert "cannot be written" in err
+
+
+def test_toml_flags_and_set(cli, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'data = "fashion-mini"\nsteps = 2\nlr = 0.5\n[model]\nname = "mlp"\nhidden = "8x4"\n[strategy]\nname = "allreduce"\n'
+    )
+    code, out, _ = cli("train", "run.toml", "--lr", "0.25", "--set", "model.activation=tanh", "--json", "--quiet")
+    assert code == 0
+    config = json.loads(out)["config"]
+    assert (config["lr"], config["model"], config["strategy"]) == (0.25, "mlp:hidden=8x4,activation=tanh", "allreduce")
+
+
+def test_resume_is_bit_identical_with_one_worker(cli, tmp_path: Path) -> None:
+    """Dropout, momentum, a schedule, measured memory format: killed at step 30, it ends with the same bytes."""
+    common = [
+        "train",
+        "--data",
+        "fashion-mini",
+        "--threads",
+        "1",
+        "--lr-schedule",
+        "cosine",
+        "--batch-size",
+        "32",
+        "--steps",
+        "60",
+    ]
+    assert cli(*common, "--memory-format", "channels_last", "--out", "whole")[0] == 0
+    assert cli(*common, "--memory-format", "channels_last", "--checkpoint-every", "30", "--out", "part")[0] == 0
+    final = (tmp_path / "part" / "model.safetensors").read_bytes()
+    for late in (tmp_path / "part" / "checkpoints").glob("step-00000060"):
+        for file in late.iterdir():
+            file.unlink()
+        late.rmdir()
+    assert cli("train", "--resume", "part")[0] == 0
+    assert (
+        (tmp_path / "part" / "model.safetensors").read_bytes()
+        == final
+        == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    )
+    record = json.loads((tmp_path / "part" / "run.json").read_text())
+    assert (record["result"]["steps"], record["result"]["samples"]) == (60, 1920)
+
+
+def test_stopping_rules(cli) -> None:
+    code, out, _ = cli(
+        "train", "--data", "fashion-mini", "--model", "mlp", "--lr", "0.05", "--until-accuracy", "0.7",
+        "--evaluate-every", "20", "--json", "--quiet",
+    )  # fmt: skip
+    result = json.loads(out)["result"]
+    assert code == 0
+    assert result["test_accuracy"] >= 0.7
+    assert result["steps_to_accuracy"] == result["steps"]
+    assert 0 < result["time_to_accuracy_s"] <= result["train_s"]
+    assert result["steps"] % 20 == 0
+    code, out, _ = cli(
+        "train", "--data", "synthetic:shape=4,classes=2,samples=64", "--model", "linear", "--batch-size", "all",
+        "--optimizer", "sgd", "--lr", "0.5", "--until-converged", "0.02", "--json", "--quiet",
+    )  # fmt: skip
+    result = json.loads(out)["result"]
+    assert code == 0
+    assert 1 < result["steps"] < 100, "full-batch descent: one step per epoch, until an epoch changes little"
+    assert result["samples"] == 64 * result["steps"]
+
+
+def test_a_strategy_from_a_file(cli, tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text(
+        '''
+from dataclasses import dataclass
+from typing import Annotated
+from paceline.registry import strategies
+from paceline.strategies.base import Strategy
+
+@strategies.register("lazy-allreduce")
+@dataclass
+class Lazy(Strategy):
+    """Sums gradients every so many steps only."""
+    every: Annotated[int, "steps between two sums"] = 2
+
+    def step(self, replica, batch):
+        if batch.step % self.every == 0:
+            for region in replica.regions:
+                self.ctx.peers.all_reduce(region.grads)
+        replica.update()
+'''
+    )
+    code, out, _ = cli("list", "strategies", "--plugin", "lazy.py")
+    assert code == 0
+    assert "lazy-allreduce" in out
+    assert "every=2" in out
+    code, out, err = cli(
+        *QUICK, "--plugin", "lazy.py", "--strategy", "lazy-allreduce:every=3", "--workers", "2", "--json", "--quiet"
+    )
+    assert code == 0, err
+    assert json.loads(out)["config"]["strategy"] == "lazy-allreduce:every=3"
+
+
+def test_every_command_has_help_with_an_example(cli) -> None:
+    for name in COMMANDS:
+        code, out, _ = cli(name, "--help")
+        assert code == 0
+        assert "Usage: " in out
+    code, out, _ = cli("--help")
+    assert code == 0
+    assert "Examples" in out
+    code, _, err = cli("trian")
+    assert code == 2
+    assert "Did you mean 'train'" in err
+
+
+def test_lists(cli) -> None:
+    code, out, _ = cli("list")
+    assert code == 0
+    assert "allreduce" in out
+    code, out, _ = cli("list", "models", "--json")
+    assert json.loads(out)["mlp"]["options"]["hidden"]["default"] == [256, 128]
+    for kind in ("collectives", "codecs", "transports", "data", "optimizers"):
+        assert cli("list", kind)[0] == 0
+
+
+def test_doctor_and_completion(cli) -> None:
+    code, out, _ = cli("doctor")
+    assert code == 0
+    assert "transport gloo" in out
+    assert "paceline data fetch mnist" in out
+    code, out, _ = cli("completion", "bash")
+    assert code == 0
+    assert "_PACELINE_COMPLETE" in out
+
+
+def test_study_compares_serial_with_two_workers(cli, tmp_path: Path) -> None:
+    code, out, err = cli(
+        "study", "--data", "fashion-mini", "--model", "mlp", "--rounds", "1", "--global-batch-size", "500", "--out", "s"
+    )
+    assert code == 0, err
+    assert all(word in out for word in ("serial", "allreduce", "ddp", "speed-up", "cores"))
+    rows = (tmp_path / "s" / "results.csv").read_text().splitlines()
+    assert len(rows) == 5
+    runs = [json.loads(f.read_text()) for f in (tmp_path / "s" / "runs").glob("*/run.json")]
+    assert len({r["config"]["memory_format"] for r in runs}) == 1
+    assert {r["result"]["samples"] for r in runs} == {6000}
+    assert cli("study", "--data", "fashion-mini", "--out", "s")[0] == 2
+
+
+def test_a_study_without_a_network_goes_on_with_what_is_built_in(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.data import fetch as fetching
+
+    def unreachable(work: Path, say: object) -> None:
+        raise fetching.Unreachable("no network")
+
+    recipe = fetching.RECIPES["mnist"]
+    monkeypatch.setitem(fetching.RECIPES, "mnist", fetching.Recipe(recipe.folder, recipe.sha256, (("a mirror", unreachable),)))
+    code, out, err = cli("study", "--fetch", "--model", "linear", "--rounds", "1", "--global-batch-size", "1000")
+    assert code == 0, err
+    assert "going on with fashion-mini" in err
+    assert "linear on fashion-mini" in out
+
+
+def test_help_is_quick_and_needs_no_torch() -> None:
+    check = "import sys, paceline.cli.main, paceline.cli.train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=30, check=False).returncode == 0
+    done = subprocess.run([PACELINE, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.startswith("paceline, version")
+
+
+def test_plain_lines_when_piped_and_a_bar_when_asked_for() -> None:
+    command = [PACELINE, *QUICK]
+    piped = subprocess.run([*command], capture_output=True, text=True, timeout=60, check=True)
+    assert "\x1b" not in piped.stderr + piped.stdout
+    assert "linear on fashion-mini: serial" in piped.stderr
+    assert "test accuracy" in piped.stdout

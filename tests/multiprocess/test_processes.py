@@ -1,0 +1,319 @@
+"""Real processes over real gloo: the same results, and a clear end whatever happens."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.conftest import identical, make_pairs, small_net, weights_distance
+from torch import Tensor, nn
+
+import paceline
+from paceline.errors import BadRequest, NotFinite, PeerLost, ReplicasDiffer, WorkerFailed
+from paceline.transport.base import ring_bytes
+
+PACELINE = Path(sys.executable).parent / "paceline"
+
+
+def run(out: Path, **options: Any) -> paceline.Run:
+    defaults: dict[str, Any] = {
+        "model": small_net,
+        "data": (make_pairs(60), make_pairs(20, seed=1)),
+        "memory_format": "contiguous",
+        "threads": 1,
+        "batch_size": 8,
+        "deadline_s": 20,
+    }
+    return paceline.train(**{**defaults, **options, "out": str(out)})
+
+
+@pytest.fixture
+def no_orphans():
+    """Nothing that a test started outlives it."""
+    yield
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and psutil.Process().children(recursive=True):
+        time.sleep(0.05)
+    assert psutil.Process().children(recursive=True) == []
+
+
+pytestmark = pytest.mark.usefixtures("no_orphans")
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ddp"])
+@pytest.mark.parametrize("batch_size", ["7,6", "6,2,5"])
+def test_gloo_follows_serial(tmp_path: Path, strategy: str, batch_size: str) -> None:
+    """Uneven batches, momentum, several epochs with partial last steps."""
+    workers = batch_size.count(",") + 1
+    serial = run(tmp_path / "serial", batch_size=13, epochs=3)
+    many = run(tmp_path / "many", strategy=strategy, workers=workers, batch_size=batch_size, epochs=3)
+    assert weights_distance(serial.weights, many.weights) < 1e-5
+    assert many.test_accuracy == serial.test_accuracy
+    n = sum(p.numel() for p in small_net().parameters())
+    sent = [w["payload_sent_bytes"] for w in many.record["workers"]]
+    assert sent == [many.steps * ring_bytes(n, 4, r, workers)[0] for r in range(workers)]
+
+
+def test_ddp_survives_empty_slices(tmp_path: Path) -> None:
+    """13 samples, batches of 4 on 3 workers: the last step of an epoch has one sample for three workers."""
+    data = make_pairs(13)
+    serial = run(tmp_path / "serial", data=data, batch_size=12, epochs=3)
+    many = run(tmp_path / "many", data=data, strategy="ddp", workers=3, batch_size=4, epochs=3)
+    assert weights_distance(serial.weights, many.weights) < 1e-5
+
+
+def test_one_process_is_a_plain_loop_bit_for_bit(tmp_path: Path) -> None:
+    for strategy in ("serial", "allreduce", "ddp"):
+        gloo = run(tmp_path / f"{strategy}-gloo", strategy=strategy, steps=20)
+        inproc = run(tmp_path / f"{strategy}-inproc", strategy="serial", steps=20, transport="inproc")
+        assert identical(gloo.weights, inproc.weights)
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    runs = [run(tmp_path / str(i), strategy="allreduce", workers=2, steps=15, seed=3) for i in range(2)]
+    assert identical(runs[0].weights, runs[1].weights)
+
+
+class NoisyStart(nn.Module):
+    """Not a function of the seed: every process starts with other weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+        with torch.no_grad():
+            self.inner.weight += os.getpid() % 97
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_equal_starts_are_proved(tmp_path: Path) -> None:
+    run(tmp_path / "sent", model=NoisyStart, strategy="allreduce", workers=2, steps=1, init="broadcast")
+    with pytest.raises(ReplicasDiffer, match="init=broadcast sends worker 0's"):
+        run(tmp_path / "seeded", model=NoisyStart, strategy="allreduce", workers=2, steps=1, init="seed")
+    assert run(tmp_path / "good", strategy="allreduce", workers=2, steps=1, init="seed").steps == 1
+
+
+class Fails(nn.Module):
+    """Something happens in the fourth forward pass of the worker with batches of five."""
+
+    def __init__(self, how: str = "raise") -> None:
+        super().__init__()
+        self.inner, self.how, self.calls = nn.Linear(6, 3), how, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 4 and len(x) == 5:
+            if self.how == "raise":
+                raise ZeroDivisionError("a bug in a person's model")
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "nan":
+                return self.inner(x) * float("nan")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ddp"])
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("raise", WorkerFailed, r"worker 1 failed: ZeroDivisionError: a bug in a person's model"),
+        ("kill", WorkerFailed, r"worker 1 failed: its process was killed by SIGKILL"),
+        ("nan", NotFinite, r"worker 1: the loss is nan at step 4"),
+    ],
+)
+def test_a_failing_worker_ends_the_run_with_its_reason(
+    tmp_path: Path, strategy: str, how: str, error: type, message: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(error, match=message) as caught:
+        run(tmp_path / "out", model=Fails(how), strategy=strategy, workers=3, batch_size="4,5,4", epochs=5)
+    assert time.monotonic() - began < 15, "the others should not wait for the deadline"
+    if how == "raise":
+        assert "in forward" in caught.value.worker_traceback
+    record = paceline.Run.open(tmp_path / "out").record
+    assert (record["status"], record["result"]["steps"]) == ("failed", 3)
+    assert "worker 1" in record["error"]
+
+
+def test_an_error_of_request_inside_a_worker_stays_one(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="auc needs"):
+        run(tmp_path / "out", metric="auc", steps=1)
+
+
+def test_a_wait_ends_at_its_deadline(tmp_path: Path) -> None:
+    class Sleeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 5:
+                time.sleep(60)
+            return self.inner(x)
+
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match="no answer within 1 s"):
+        run(tmp_path / "out", model=Sleeps, strategy="allreduce", workers=2, batch_size="4,5", deadline_s=1)
+    assert time.monotonic() - began < 15
+
+
+def script(tmp_path: Path, body: str) -> Path:
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(body))
+    return file
+
+
+def test_classes_of_a_script_without_a_guard(tmp_path: Path) -> None:
+    """As in a notebook: classes in __main__, another thread running, torch used with several threads before."""
+    file = script(
+        tmp_path,
+        """
+        import threading, torch, paceline
+        from dataclasses import dataclass
+        from paceline.registry import strategies
+        from paceline.strategies.base import Strategy
+
+        torch.randn(3000, 3000).mm(torch.randn(3000, 3000))
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        print("top of the script")
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(6, 3)
+            def forward(self, x):
+                return self.layer(x)
+
+        @strategies.register("mine")
+        @dataclass
+        class Mine(Strategy):
+            '''My own.'''
+            def step(self, replica, batch):
+                self.ctx.peers.all_reduce(replica.regions[0].grads)
+                replica.update()
+
+        torch.manual_seed(0)
+        x = torch.randn(40, 6)
+        run = paceline.train(model=Net, data=(x, x[:, :3].argmax(1)), strategy="mine", workers=2, threads=2, steps=5)
+        print("steps", run.steps, type(run.model).__name__)
+        """,
+    )
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=90, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["top of the script", "steps 5 Net"]
+
+
+def test_errors_come_back_from_a_fresh_process(tmp_path: Path) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        with pytest.raises(WorkerFailed, match="ZeroDivisionError"):
+            run(tmp_path / "out", model=Fails("raise"), strategy="allreduce", workers=2, batch_size="4,5", epochs=5)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def start_long_run(tmp_path: Path) -> subprocess.Popen:
+    """`paceline train` with two workers that would take minutes; returns once both have made a few steps."""
+    command = [PACELINE, "train", "--data", "fashion-mini", "--strategy", "allreduce", "--workers", "2", "--epochs", "500"]
+    with open(tmp_path / "said", "w") as said:
+        process = subprocess.Popen([*command, "--out", tmp_path / "long", "--checkpoint-every", "5"], cwd=tmp_path, stderr=said)
+    files = [tmp_path / "long" / "events" / f"worker-{r}.jsonl" for r in range(2)]
+    deadline = time.monotonic() + 60
+    while not all(f.exists() and f.read_text().count('"step"') > 12 for f in files):
+        assert process.poll() is None, (tmp_path / "said").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def gone(children: list[psutil.Process]) -> bool:
+    return psutil.wait_procs(children, timeout=8)[1] == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_no_process_and_a_record(tmp_path: Path, how: signal.Signals) -> None:
+    process = start_long_run(tmp_path)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
+    process.send_signal(how)
+    assert process.wait(20) == 130
+    assert gone(children)
+    record = json.loads((tmp_path / "long" / "run.json").read_text())
+    assert record["status"] == "interrupted"
+    assert record["result"]["steps"] > 5
+    assert "interrupted" in (tmp_path / "said").read_text()
+
+
+def test_a_killed_parent_takes_its_workers_along_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    process = start_long_run(tmp_path)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert gone(children)
+    done = subprocess.run(
+        [PACELINE, "train", "--resume", tmp_path / "long", "--epochs", "1", "--json", "--quiet"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["status"] == "completed"
+    assert record["result"]["samples"] == 6000
+
+
+def test_a_killed_worker_is_named(tmp_path: Path) -> None:
+    process = start_long_run(tmp_path)
+    children = psutil.Process(process.pid).children(recursive=True)
+    children[1].kill()
+    assert process.wait(15) == 1
+    assert gone(children)
+    assert "worker 1 failed: its process was killed by SIGKILL" in (tmp_path / "said").read_text()
+    assert json.loads((tmp_path / "long" / "run.json").read_text())["status"] == "failed"
+
+
+class Weighs(nn.Module):
+    """Notes the memory of its process that nobody shares."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.inner, self.folder = nn.Linear(1000, 2), folder
+
+    def forward(self, x: Tensor) -> Tensor:
+        info = psutil.Process().memory_full_info()
+        (Path(self.folder) / f"uss-{os.getpid()}").write_text(str(info.uss))
+        return self.inner(x)
+
+
+def test_workers_share_the_data(tmp_path: Path) -> None:
+    """400 MB of samples, touched by both workers: neither has them to itself."""
+    data = torch.ones(100_000, 1000), torch.zeros(100_000, dtype=torch.int64)
+    data[1][0] = 1
+    run(tmp_path / "out", model=Weighs(str(tmp_path)), data=data, strategy="allreduce", workers=2, batch_size=5000)
+    notes = [int(f.read_text()) for f in tmp_path.glob("uss-*")]
+    assert len(notes) == 2
+    assert max(notes) < 300e6
+
+
+def test_a_worker_stays_below_600_mb(tmp_path: Path) -> None:
+    """The course's network on as many images as MNIST has."""
+    count = 60_000
+    images = torch.randint(0, 255, (count, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    from paceline.data.base import Data, TensorSamples
+    from paceline.data.mnist import MNIST_SCALE
+
+    samples = TensorSamples(images, torch.arange(count) % 10, MNIST_SCALE)
+    data = Data("mnist-sized", samples, samples, (1, 28, 28), 10)
+    done = run(tmp_path / "out", model="cnn", data=data, strategy="allreduce", workers=2, batch_size=64, steps=30)
+    assert max(w["rss_peak_bytes"] for w in done.record["workers"]) < 600e6

