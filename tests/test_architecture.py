@@ -20,7 +20,7 @@ LAYERS = [
     ["job"],
     ["worker"],
     ["launch"],
-    ["study"],
+    ["progress", "study"],
     ["bench", "doctor"],
     ["api"],
     ["cli"],

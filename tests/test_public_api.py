@@ -43,5 +43,5 @@ def test_a_run_has_its_results_as_attributes(run_inproc) -> None:
     assert again.record == run.record
     with pytest.raises(AttributeError, match="its results are"):
         _ = run.accuracy
-    with pytest.raises(AttributeError, match="build its model"):
+    with pytest.raises(paceline.BadRequest, match="build its model"):
         _ = again.model

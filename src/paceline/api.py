@@ -12,8 +12,10 @@ from torch import nn
 
 from paceline import checkpoint
 from paceline.config import Config
+from paceline.errors import BadRequest
 from paceline.job import Job, load_config, prepare
 from paceline.launch.run import Listen, run
+from paceline.progress import Watch
 from paceline.record.reader import read_run
 
 
@@ -32,7 +34,7 @@ class Run:
     def model(self) -> nn.Module:
         """The trained model (the strategy's consensus weights), on the CPU, in evaluation mode."""
         if self._make_model is None:
-            raise AttributeError("this run was read from disk: build its model yourself and load `run.weights`")
+            raise BadRequest("this run was read from disk: build its model yourself and load `run.weights`")
         model = self._make_model()
         inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         inner.load_state_dict(self.weights)
@@ -61,7 +63,7 @@ class Run:
         return f"<Run {c['strategy']} x {c['workers']}: {r['steps']} steps{accuracy}{rate}, in {self.out}>"
 
 
-def train(*, listen: Listen | None = None, **options: Any) -> Run:
+def train(*, progress: bool | None = None, **options: Any) -> Run:
     """Train a model with a line of workers. Options have the names of `paceline train --help`.
 
     Besides names, `model` may be a Module, a class or a function that makes one; `data` a pair of tensors, a Dataset,
@@ -70,14 +72,20 @@ def train(*, listen: Listen | None = None, **options: Any) -> Run:
 
         run = paceline.train(model=Net, data=(train_set, test_set), strategy="allreduce", workers=2)
         run.test_accuracy, run.samples_per_s, run.model
+
+    `progress`: True for a live bar, False for silence, None for a bar where there is a terminal or a notebook.
     """
     job = make_job(options)
-    return start(job, listen or (lambda kind, content: None))
+    with Watch(job, quiet=progress is False, live=progress, lines=False) as watch:
+        return start(job, watch.listen)
 
 
 def make_job(options: dict[str, Any]) -> Job:
     if options.get("resume"):
         saved = load_config(options["resume"])
+        for name, value in list(saved.items()):
+            if "<" in str(value) and options.get(name) is None:
+                raise BadRequest(f"that run's {name} was given in Python ({value}): hand it over again to resume it")
         if options.get("batch_size") or options.get("global_batch_size"):
             saved.pop("batch_size", None)
             saved.pop("global_batch_size", None)

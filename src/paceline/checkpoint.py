@@ -39,7 +39,8 @@ def save(
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
     try:
         if rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)
+            for abandoned in folder.glob(".step-*.part"):
+                shutil.rmtree(abandoned, ignore_errors=True)
             aside.mkdir(parents=True)
         barrier()
         with open(aside / f"worker-{rank}.pt", "wb") as file:

@@ -219,7 +219,7 @@ def _described(value: Any) -> Any:
         return str(value)
     if isinstance(value, tuple):
         simple = all(isinstance(v, (int, str)) for v in value)
-        return list(value) if simple else f"({', '.join(type(v).__name__ for v in value)})"
+        return list(value) if simple else f"<{', '.join(type(v).__name__ for v in value)}>"
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, type) or (isinstance(value, Callable) and hasattr(value, "__qualname__")):  # type: ignore[arg-type]

@@ -135,6 +135,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     for plugin in config.plugin:
         load_plugin(plugin)
     resume_from = checkpoint.latest(Path(config.resume)) if config.resume else None
+    _check_device(config.device)
     config = _resolve_names(config)
     strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
     _check_strategy(config, strategy)
@@ -204,7 +205,7 @@ def load_config(folder: str | Path) -> dict[str, Any]:
         raise BadRequest(f"{folder} is not a run that can be resumed: it has no config.json") from None
     except (OSError, json.JSONDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
-    return {k: v for k, v in saved.items() if v is not None and k != "resume" and not str(v).startswith("<")}
+    return {k: v for k, v in saved.items() if v is not None and k != "resume"}
 
 
 def _resolve_names(config: Config) -> Config:
@@ -223,6 +224,14 @@ def _resolve_names(config: Config) -> Config:
         if isinstance(value, Spec) and not (name in ("loss", "metric") and value.name in ("auto", "none")):
             changes[name] = registry.resolve(value)
     return config.merged(changes)
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadRequest(f"device={name} is not to be had here: {str(error).splitlines()[0]}") from None
 
 
 def _check_strategy(config: Config, strategy: Strategy) -> None:

@@ -47,10 +47,10 @@ def study(
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
     from rich.console import Console
 
-    from paceline.cli.show import Watch
     from paceline.data.fetch import RECIPES
     from paceline.data.fetch import fetch as bring
     from paceline.errors import BadRequest, DataUnavailable
+    from paceline.progress import Watch
     from paceline.study.runner import builtin, run_study
 
     messages = Console(stderr=True)

@@ -51,7 +51,24 @@ def options_from_config(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+class GroupedCommand(click.Command):
+    """Help with the options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        fields = Config.options()
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                field = fields.get(parameter.name or "")
+                groups.setdefault(field.metadata["group"] if field else "Output", []).append(record)
+        output = groups.pop("Output")
+        for heading, records in [*groups.items(), ("Output", output)]:
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+@click.command(cls=GroupedCommand)
 @click.argument("file", required=False, type=click.Path())
 @options_from_config
 @click.option(
@@ -89,7 +106,8 @@ def train(
 
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
     from paceline.api import make_job, start
-    from paceline.cli.show import Watch, show_run
+    from paceline.cli.show import show_run
+    from paceline.progress import Watch
 
     job = make_job(values)
     with Watch(job, quiet=quiet, live=progress) as watch:
