@@ -61,9 +61,9 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             seconds(w["compute_s"]),
             seconds(w["sync_s"]),
             seconds(w["idle_s"]),
-            megabytes(w["payload_sent_bytes"]),
+            size(w["payload_sent_bytes"]),
             number(w["cpu_percent"], ".0f") + "%",
-            megabytes(w["rss_peak_bytes"]),
+            size(w["rss_peak_bytes"]),
         )
     return table
 
@@ -80,5 +80,11 @@ def seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
-def megabytes(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1e6:,.1f} MB"
+def size(value: float | None) -> str:
+    """Bytes with the unit that fits."""
+    if value is None:
+        return "-"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:,.1f} {unit}" if value < 100 * scale else f"{value / scale:,.0f} {unit}"
+    return f"{value:.0f} B"

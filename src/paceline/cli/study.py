@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,48 +107,55 @@ def study(
 
 
 def _table(lines: list[Line]) -> Table:
+    from rich import box
     from rich.table import Table
 
-    from paceline.cli.show import megabytes, number, percent
+    from paceline.cli.show import number, percent, size
 
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     for heading in (
         "strategy",
         "workers\nx threads",
         "test\naccuracy",
         "training",
-        "samples/s\n(min - max)",
+        "samples/s",
+        "spread",
         "speed-up",
-        "sent per\nstep",
+        "sent\na step",
     ):
-        table.add_column(heading, justify="left" if heading == "strategy" else "right")
+        table.add_column(heading, justify="left" if heading == "strategy" else "right", no_wrap=True)
     baseline = lines[0].median("train_s")
     for line in lines:
         setting, own = line.setting, line.median("train_s")
+        name, shape = setting.strategy + (" *" if line.oversubscribed else ""), f"{setting.workers} x {setting.threads}"
         if own is None:
-            table.add_row(setting.strategy, f"{setting.workers} x {setting.threads}", "failed", line.error)
+            table.add_row(name, shape, "failed")
             continue
         rates = line.values("samples_per_s")
         table.add_row(
-            setting.strategy + (" *" if line.oversubscribed else ""),
-            f"{setting.workers} x {setting.threads}",
+            name,
+            shape,
             percent(line.median("test_accuracy")),
             f"{own:.2f} s",
-            f"{number(line.median('samples_per_s'), ',.0f')}\n({min(rates):,.0f} - {max(rates):,.0f})",
+            number(line.median("samples_per_s"), ",.0f"),
+            f"±{50 * (max(rates) - min(rates)) / statistics.median(rates):.0f}%",
             f"{baseline / own:.2f}x" if baseline else "-",
-            megabytes(line.sent_bytes_per_step()) if setting.workers > 1 else "-",
+            size(line.sent_bytes_per_step()) if setting.workers > 1 else "-",
         )
     return table
 
 
 def _legend(console: Any, lines: list[Line], rounds: int) -> None:
+    for line in lines:
+        if line.error:
+            console.print(f"{line.setting.label} failed: {line.error}", style="red", highlight=False)
     record = next((r for line in lines for r in line.records), None)
     if record is None:
         return
     env = record["environment"]
     console.print(
         f"Median of {rounds} interleaved round{'s' * (rounds > 1)}; speed-up = training time of serial with one thread / "
-        "own. Start-up, loading and evaluation are not in the training time. "
+        "own; spread = half of max - min. Start-up, loading and evaluation are not in the training time. "
         f"Memory format: {record['config']['memory_format']}.",
         highlight=False,
     )
