@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor, nn
 
 import paceline
+from paceline.registry import ALL
 
 MNIST = Path(__file__).parent.parent / "data" / "MNIST" / "raw"
+
+
+hypothesis.settings.register_profile("paceline", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("paceline")
+
+for registry in ALL.values():
+    registry.discover()
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_they_were() -> Iterator[None]:
+    """What a test registers (a plugin, say) is gone after it."""
+    before = {name: dict(registry._entries) for name, registry in ALL.items()}
+    yield
+    for name, registry in ALL.items():
+        registry._entries = before[name]
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.errors import BadRequest, NotFinite, PeerLost, ReplicasDiffer, WorkerFailed
+from paceline.registry import collectives
 from paceline.transport.base import ring_bytes
 
 PACELINE = Path(sys.executable).parent / "paceline"
@@ -317,3 +318,12 @@ def test_a_worker_stays_below_600_mb(tmp_path: Path) -> None:
     data = Data("mnist-sized", samples, samples, (1, 28, 28), 10)
     done = run(tmp_path / "out", model="cnn", data=data, strategy="allreduce", workers=2, batch_size=64, steps=30)
     assert max(w["rss_peak_bytes"] for w in done.record["workers"]) < 600e6
+
+
+@pytest.mark.parametrize("collective", collectives.names())
+def test_every_collective_over_gloo_follows_serial(tmp_path: Path, collective: str) -> None:
+    serial = run(tmp_path / "serial", batch_size=12, steps=8)
+    many = run(tmp_path / "many", strategy=f"allreduce:collective={collective}", workers=3, batch_size=4, steps=8)
+    assert weights_distance(serial.weights, many.weights) < 1e-5
+    n = sum(p.numel() for p in small_net().parameters())
+    assert sum(w["payload_sent_bytes"] for w in many.record["workers"]) == 2 * 2 * 4 * n * 8

@@ -1,13 +1,20 @@
-"""A collective bound to a transport: what strategies and codecs call."""
+"""A collective bound to a transport: what strategies and codecs call. `algorithm` makes one from a schedule."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from paceline.collectives.execute import Executor
+from paceline.collectives.schedule import Schedule
+from paceline.registry import collectives
 from paceline.transport.base import Op, Transport
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {}  # every algorithm that is written as a schedule, by name
 
 
 class Collective(ABC):
@@ -21,3 +28,35 @@ class Collective(ABC):
     @abstractmethod
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
         """In place: every rank ends with the combination of all ranks' buffers, bit-identical on all of them."""
+
+
+class Scheduled(Collective):
+    """An all-reduce that is written as a schedule."""
+
+    def __init__(self, transport: Transport, schedule: Schedule) -> None:
+        super().__init__(transport)
+        self.schedule = schedule
+        self._executor = Executor(schedule, transport)
+
+    def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
+        self._executor.run(buffer, op)
+
+
+def algorithm(name: str) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """Register a function from the number of ranks (and its own options) to an all-reduce schedule."""
+
+    def decorate(make_schedule: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        SCHEDULES[name] = make_schedule
+
+        def make(transport: Transport, **options: Any) -> Collective:
+            return Scheduled(transport, make_schedule(transport.size, **options))
+
+        own = list(inspect.signature(make_schedule).parameters.values())[1:]
+        first = inspect.Parameter("transport", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        make.__signature__ = inspect.Signature([first, *own])  # type: ignore[attr-defined]
+        make.__annotations__ = {p.name: p.annotation for p in own}
+        make.__doc__, make.__module__ = make_schedule.__doc__, make_schedule.__module__
+        collectives.register(name)(make)
+        return make_schedule
+
+    return decorate

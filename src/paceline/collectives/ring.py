@@ -1,0 +1,34 @@
+"""Ring all-reduce (Patarasuk & Yuan, 2009): the buffer in P chunks, every link busy in every round.
+
+    share-reduce   round r: rank p sends chunk p - r to p + 1, who adds it      (P - 1 rounds)
+                   now rank p holds the whole sum of chunk p + 1
+    share-only     round r: rank p sends chunk p + 1 - r to p + 1, who keeps it (P - 1 rounds)
+
+Each rank sends 2 (P-1)/P of the buffer: the least that an all-reduce can do.
+"""
+
+from __future__ import annotations
+
+from paceline.collectives.base import algorithm
+from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by
+
+
+def share_reduce(ranks: int, start: int = 0) -> list[Round]:
+    """Chunk c sets out from rank c + start and collects every rank's part."""
+    return [
+        tuple(Transfer(p, (p + 1) % ranks, c := (p - r - start) % ranks, c + 1, True) for p in range(ranks))
+        for r in range(ranks - 1)
+    ]
+
+
+def share_only(ranks: int) -> list[Round]:
+    return [
+        tuple(Transfer(p, (p + 1) % ranks, c := (p + 1 - r) % ranks, c + 1, False) for p in range(ranks))
+        for r in range(ranks - 1)
+    ]
+
+
+@algorithm("ring")
+def ring(ranks: int) -> Schedule:
+    """Chunked ring: 2(P-1) rounds, each rank sends 2(P-1)/P of the buffer."""
+    return followed_by("ring", ranks, ranks, ("share-reduce", share_reduce(ranks)), ("share-only", share_only(ranks)))

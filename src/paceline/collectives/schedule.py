@@ -1,0 +1,101 @@
+"""A collective as pure data: in round r, rank a sends chunks to rank b, who adds them to its own or puts them in their place.
+
+A schedule is written once and used four times: the executor runs it on any transport, property tests prove it by symbolic
+execution, `paceline explain` draws it, and the planner costs it. All transfers of a round see the state at the round's
+beginning; a schedule never sends and overwrites the same chunk of the same rank in one round, so the executor needs no
+copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    source: int
+    target: int
+    start: int  # chunks [start, stop)
+    stop: int
+    adds: bool  # the receiver adds them to its own; otherwise they take their place
+
+
+@dataclass(frozen=True)
+class Schedule:
+    name: str
+    ranks: int
+    chunks: int
+    rounds: tuple[tuple[Transfer, ...], ...]
+    phases: tuple[str, ...]  # what each round belongs to, in words
+
+    def bounds(self, chunk: int, length: int) -> tuple[int, int]:
+        """Where a chunk lies in a buffer; chunks may be empty when the buffer is shorter than their number."""
+        return chunk * length // self.chunks, (chunk + 1) * length // self.chunks
+
+    def elements(self, transfer: Transfer, length: int) -> int:
+        return transfer.stop * length // self.chunks - transfer.start * length // self.chunks
+
+    def sent(self, rank: int, length: int) -> int:
+        """Elements that a rank sends."""
+        return sum(self.elements(t, length) for r in self.rounds for t in r if t.source == rank)
+
+    def received(self, rank: int, length: int) -> int:
+        return sum(self.elements(t, length) for r in self.rounds for t in r if t.target == rank)
+
+    def messages(self, rank: int) -> int:
+        return sum(1 for r in self.rounds for t in r if t.source == rank)
+
+
+Holding = tuple[int, ...]  # how often each rank's contribution is in a chunk
+State = list[list[Holding]]  # [rank][chunk]
+
+
+def start_state(schedule: Schedule) -> State:
+    """Every rank holds its own contribution to every chunk."""
+    own = [tuple(int(r == rank) for r in range(schedule.ranks)) for rank in range(schedule.ranks)]
+    return [[own[rank]] * schedule.chunks for rank in range(schedule.ranks)]
+
+
+def states(schedule: Schedule) -> list[State]:
+    """Symbolic execution: who holds which contributions of which chunk, at the start and after each round."""
+    history = [start_state(schedule)]
+    for transfers in schedule.rounds:
+        before = history[-1]
+        after = [list(row) for row in before]
+        for t in transfers:
+            for chunk in range(t.start, t.stop):
+                arriving = before[t.source][chunk]
+                if t.adds:
+                    after[t.target][chunk] = tuple(a + b for a, b in zip(after[t.target][chunk], arriving, strict=True))
+                else:
+                    after[t.target][chunk] = arriving
+        history.append(after)
+    return history
+
+
+def conflicts(schedule: Schedule) -> list[str]:
+    """Places where a rank would send a chunk and overwrite it in the same round, or be given one chunk twice to keep."""
+    found = []
+    for number, transfers in enumerate(schedule.rounds):
+        sent = {(t.source, c) for t in transfers for c in range(t.start, t.stop)}
+        placed: set[tuple[int, int]] = set()
+        for t in transfers:
+            for chunk in range(t.start, t.stop):
+                key = (t.target, chunk)
+                if key in sent:
+                    found.append(f"round {number}: rank {t.target} sends and receives chunk {chunk}")
+                if key in placed and not t.adds:
+                    found.append(f"round {number}: rank {t.target} gets chunk {chunk} twice")
+                placed.add(key)
+            if t.source == t.target:
+                found.append(f"round {number}: rank {t.source} sends to itself")
+    return found
+
+
+Round = tuple[Transfer, ...]
+
+
+def followed_by(name: str, chunks: int, ranks: int, *parts: tuple[str, list[Round]]) -> Schedule:
+    """A schedule from labelled parts, one after the other. Empty rounds are left out."""
+    rounds = [(label, r) for label, part in parts for r in part if r]
+    return Schedule(name, ranks, chunks, tuple(r for _, r in rounds), tuple(label for label, _ in rounds))
