@@ -314,3 +314,23 @@ def test_plain_lines_when_piped_and_a_bar_when_asked_for() -> None:
     assert "\x1b" not in piped.stderr + piped.stdout
     assert "linear on fashion-mini: serial" in piped.stderr
     assert "test accuracy" in piped.stdout
+
+
+def test_explain(cli, tmp_path: Path) -> None:
+    code, out, _ = cli("explain", "ring", "--workers", "4")
+    assert code == 0
+    assert "step 6: share-only" in out
+    assert "0 -> 1: chunk 0, added" in out
+    assert "halving-doubling" in out
+    code, _, err = cli("explain", "tree", "--svg", "a.svg", "--html", "a.html")
+    assert code == 0
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    for arguments, message in (
+        (["nosuch"], "unknown schedule"),
+        (["ring", "--workers", "99"], "up to 16"),
+        (["ring", "--svg", "/no/x"], "cannot be written"),
+    ):
+        code, _, err = cli("explain", *arguments)
+        assert code == 2
+        assert message in err

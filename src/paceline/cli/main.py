@@ -17,6 +17,7 @@ from paceline.errors import PacelineError, WorkerFailed
 COMMANDS = {
     "train": "paceline.cli.train:train",
     "study": "paceline.cli.study:study",
+    "explain": "paceline.cli.explain:explain",
     "list": "paceline.cli.listing:listing",
     "data": "paceline.cli.data:data",
     "bench": "paceline.cli.bench:bench",

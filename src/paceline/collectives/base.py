@@ -11,7 +11,8 @@ from torch import Tensor
 
 from paceline.collectives.execute import Executor
 from paceline.collectives.schedule import Schedule
-from paceline.registry import collectives
+from paceline.errors import UnknownName
+from paceline.registry import Spec, collectives
 from paceline.transport.base import Op, Transport
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {}  # every algorithm that is written as a schedule, by name
@@ -40,6 +41,15 @@ class Scheduled(Collective):
 
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
         self._executor.run(buffer, op)
+
+
+def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
+    """The schedule that a person names: `ring`, `hierarchical:group=4`."""
+    collectives.discover()
+    name = Spec.of(choice).name
+    if name not in SCHEDULES:
+        raise UnknownName("schedule", name, SCHEDULES, "(native has none: the library keeps its own to itself.)")
+    return SCHEDULES[name](ranks, **collectives.resolve(choice).options)
 
 
 def algorithm(name: str) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
