@@ -31,7 +31,7 @@ class Config:
 
     strategy: Any = option("serial", str, "how the workers keep together: name:key=value,...", "How")
     workers: int = option(1, int, "how many workers", "How")
-    transport: Any = option("auto", str, "what moves the bytes: auto, gloo, inproc", "How")
+    transport: Any = option("auto", str, "what moves the bytes: auto, shm, gloo, inproc", "How")
     codec: Any = option("none", str, "what travels instead of float32", "How")
     shard: str | None = option(
         None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"

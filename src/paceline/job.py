@@ -248,7 +248,9 @@ def _check_strategy(config: Config, strategy: Strategy) -> None:
 
 def _transport(config: Config, strategy: Strategy) -> str:
     spec = Spec.of(config.transport)
-    name = "gloo" if spec.name == "auto" else spec.name
+    name = spec.name
+    if name == "auto":  # all workers are on this host
+        name = "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"  # type: ignore[attr-defined]
     if name not in transports:
         raise UnknownName("transport", name, ["auto", *transports.names()])
     if strategy.needs_processes and transports.entry(name).make.runs_as == "threads":  # type: ignore[attr-defined]

@@ -31,6 +31,7 @@ def run(out: Path, **options: Any) -> paceline.Run:
         "data": (make_pairs(60), make_pairs(20, seed=1)),
         "memory_format": "contiguous",
         "threads": 1,
+        "transport": "gloo",
         "batch_size": 8,
         "deadline_s": 20,
     }
@@ -50,13 +51,17 @@ def no_orphans():
 pytestmark = pytest.mark.usefixtures("no_orphans")
 
 
+BOTH = pytest.mark.parametrize("transport", ["gloo", "shm"])
+
+
+@BOTH
 @pytest.mark.parametrize("strategy", ["allreduce", "ddp"])
 @pytest.mark.parametrize("batch_size", ["7,6", "6,2,5"])
-def test_gloo_follows_serial(tmp_path: Path, strategy: str, batch_size: str) -> None:
+def test_processes_follow_serial(tmp_path: Path, strategy: str, batch_size: str, transport: str) -> None:
     """Uneven batches, momentum, several epochs with partial last steps."""
     workers = batch_size.count(",") + 1
     serial = run(tmp_path / "serial", batch_size=13, epochs=3)
-    many = run(tmp_path / "many", strategy=strategy, workers=workers, batch_size=batch_size, epochs=3)
+    many = run(tmp_path / "many", strategy=strategy, workers=workers, batch_size=batch_size, epochs=3, transport=transport)
     assert weights_distance(serial.weights, many.weights) < 1e-5
     assert many.test_accuracy == serial.test_accuracy
     n = sum(p.numel() for p in small_net().parameters())
@@ -72,11 +77,12 @@ def test_ddp_survives_empty_slices(tmp_path: Path) -> None:
     assert weights_distance(serial.weights, many.weights) < 1e-5
 
 
-def test_one_process_is_a_plain_loop_bit_for_bit(tmp_path: Path) -> None:
+@BOTH
+def test_one_process_is_a_plain_loop_bit_for_bit(tmp_path: Path, transport: str) -> None:
+    inproc = run(tmp_path / "inproc", strategy="serial", steps=20, transport="inproc")
     for strategy in ("serial", "allreduce", "ddp"):
-        gloo = run(tmp_path / f"{strategy}-gloo", strategy=strategy, steps=20)
-        inproc = run(tmp_path / f"{strategy}-inproc", strategy="serial", steps=20, transport="inproc")
-        assert identical(gloo.weights, inproc.weights)
+        one = run(tmp_path / strategy, strategy=strategy, steps=20, transport=transport)
+        assert identical(one.weights, inproc.weights)
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ class Fails(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "ddp"])
+@pytest.mark.parametrize(("strategy", "transport"), [("allreduce", "gloo"), ("allreduce", "shm"), ("ddp", "gloo")])
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
@@ -133,11 +139,12 @@ class Fails(nn.Module):
     ],
 )
 def test_a_failing_worker_ends_the_run_with_its_reason(
-    tmp_path: Path, strategy: str, how: str, error: type, message: str
+    tmp_path: Path, strategy: str, transport: str, how: str, error: type, message: str
 ) -> None:
+    options = {"strategy": strategy, "transport": transport, "workers": 3, "batch_size": "4,5,4", "epochs": 5}
     began = time.monotonic()
     with pytest.raises(error, match=message) as caught:
-        run(tmp_path / "out", model=Fails(how), strategy=strategy, workers=3, batch_size="4,5,4", epochs=5)
+        run(tmp_path / "out", model=Fails(how), **options)
     assert time.monotonic() - began < 15, "the others should not wait for the deadline"
     if how == "raise":
         assert "in forward" in caught.value.worker_traceback
@@ -151,7 +158,8 @@ def test_an_error_of_request_inside_a_worker_stays_one(tmp_path: Path) -> None:
         run(tmp_path / "out", metric="auc", steps=1)
 
 
-def test_a_wait_ends_at_its_deadline(tmp_path: Path) -> None:
+@BOTH
+def test_a_wait_ends_at_its_deadline(tmp_path: Path, transport: str) -> None:
     class Sleeps(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -162,9 +170,10 @@ def test_a_wait_ends_at_its_deadline(tmp_path: Path) -> None:
                 time.sleep(60)
             return self.inner(x)
 
+    options = {"workers": 2, "batch_size": "4,5", "deadline_s": 1}
     began = time.monotonic()
     with pytest.raises(PeerLost, match="no answer within 1 s"):
-        run(tmp_path / "out", model=Sleeps, strategy="allreduce", workers=2, batch_size="4,5", deadline_s=1)
+        run(tmp_path / "out", model=Sleeps, strategy="allreduce", transport=transport, **options)
     assert time.monotonic() - began < 15
 
 
@@ -320,10 +329,13 @@ def test_a_worker_stays_below_600_mb(tmp_path: Path) -> None:
     assert max(w["rss_peak_bytes"] for w in done.record["workers"]) < 600e6
 
 
+@BOTH
 @pytest.mark.parametrize("collective", collectives.names())
-def test_every_collective_over_gloo_follows_serial(tmp_path: Path, collective: str) -> None:
+def test_every_collective_follows_serial(tmp_path: Path, collective: str, transport: str) -> None:
     serial = run(tmp_path / "serial", batch_size=12, steps=8)
-    many = run(tmp_path / "many", strategy=f"allreduce:collective={collective}", workers=3, batch_size=4, steps=8)
+    many = run(
+        tmp_path / "many", strategy=f"allreduce:collective={collective}", workers=3, batch_size=4, steps=8, transport=transport
+    )
     assert weights_distance(serial.weights, many.weights) < 1e-5
     n = sum(p.numel() for p in small_net().parameters())
     assert sum(w["payload_sent_bytes"] for w in many.record["workers"]) == 2 * 2 * 4 * n * 8

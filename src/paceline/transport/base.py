@@ -45,6 +45,11 @@ class Transport(ABC):
         self.rank, self.size, self.deadline_s, self.generation = rank, size, deadline_s, generation
 
     @classmethod
+    def available(cls) -> bool:
+        """Whether this machine has what it takes."""
+        return True
+
+    @classmethod
     def connect(cls, rendezvous: Rendezvous) -> Transport:
         raise TransportError(f"transport {cls.name} does not connect processes")
 

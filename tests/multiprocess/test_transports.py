@@ -1,0 +1,212 @@
+"""What a transport promises, on real processes: the same results everywhere, order, groups, deaths, deadlines."""
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from paceline.errors import PeerLost, TransportError
+from paceline.registry import collectives, transports
+from paceline.transport.base import Rendezvous, Transport
+
+PROCESSES = [e.name for e in transports if e.make.runs_as == "processes" and e.make.available()]
+EACH = pytest.mark.parametrize("name", PROCESSES)
+
+
+def on_processes(
+    name: str, size: int, body: Callable[[Transport], Any], deadline_s: float = 20.0, end_together: bool = True
+) -> list[Any]:
+    """`body(transport)` in `size` forked processes; what each returned or raised, or the signal that ended it."""
+    children = []
+    for rank in range(size):
+        from_parent, to_child = os.pipe()
+        from_child, to_parent = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                port = int(os.read(from_parent, 20))
+                torch.set_num_threads(1)
+                transport = transports.entry(name).make.connect(Rendezvous(rank, size, "127.0.0.1", port, deadline_s))
+                result = body(transport)
+                if end_together:
+                    transport.barrier()
+            except BaseException as error:
+                result = error
+            finally:
+                with os.fdopen(to_parent, "wb") as pipe:
+                    pipe.write(pickle.dumps(result))
+                os._exit(0)
+        os.close(from_parent)
+        os.close(to_parent)
+        children.append((pid, to_child, from_child))
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+    results = []
+    for _, to_child, _ in children:
+        os.write(to_child, str(store.port).encode())
+        os.close(to_child)
+    for pid, _, from_child in children:
+        with os.fdopen(from_child, "rb") as pipe:
+            content = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        results.append(pickle.loads(content) if content else signal.Signals(status).name)
+    return results
+
+
+@EACH
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_reduce_and_broadcast_of_every_size(name: str, size: int) -> None:
+    lengths = [0, 1, 5, 8191, 8193, 300_001]
+
+    def body(transport: Transport) -> list[list[float]]:
+        found = []
+        for length in lengths:
+            for place in ("shared", "own"):
+                make = transport.allocate if place == "shared" else (lambda n, dtype, device: torch.zeros(n, dtype=dtype))
+                for op, expected in (("sum", size * (size + 1) / 2), ("max", size), ("min", 1)):
+                    tensor = make(length, torch.float32, torch.device("cpu"))
+                    tensor.fill_(transport.rank + 1)
+                    transport.all_reduce(tensor, op)
+                    found.append([length, *(tensor - expected).unique().tolist()])
+                tensor = make(length, torch.int64, torch.device("cpu")).fill_(transport.rank * 7)
+                transport.broadcast(tensor, root=size - 1)
+                found.append([length, *(tensor - 7 * (size - 1)).unique().tolist()])
+        return found
+
+    for result in on_processes(name, size, body):
+        assert not isinstance(result, BaseException), result
+        assert all(row == ([row[0], 0.0] if row[0] else [0]) for row in result)
+
+
+@EACH
+def test_many_calls_in_a_row(name: str) -> None:
+    """Small and large, shared and not, back to back: nobody overtakes anybody."""
+
+    def body(transport: Transport) -> float:
+        large = transport.allocate(50_000, torch.float64, torch.device("cpu"))
+        small, wrong = torch.zeros(3, dtype=torch.float64), 0.0
+        for i in range(150):
+            small.fill_(transport.rank + i)
+            transport.all_reduce(small)
+            wrong += abs(float(small[1]) - (3 + 3 * i))
+            if i % 3 == 0:
+                large.fill_(transport.rank * i)
+                transport.all_reduce(large)
+                wrong += float((large - 3 * i).abs().max())
+        return wrong
+
+    assert on_processes(name, 3, body) == [0.0] * 3
+
+
+@EACH
+def test_messages_keep_their_order_and_cross_each_other(name: str) -> None:
+    """Both send several megabytes at once before either receives: nobody may block for ever."""
+
+    def body(transport: Transport) -> list[float]:
+        other = 1 - transport.rank
+        out = [torch.full((n,), float(transport.rank * 10 + i)) for i, n in enumerate((3, 700_000, 0, 5, 1_000_001))]
+        into = [torch.empty_like(t) for t in out]
+        works = [transport.isend(t, other) for t in out] + [transport.irecv(t, other) for t in into]
+        for work in works:
+            work.wait()
+        return [float(t.double().mean()) if t.numel() else -1.0 for t in into]
+
+    assert on_processes(name, 2, body) == [[10.0, 11.0, -1.0, 13.0, 14.0], [0.0, 1.0, -1.0, 3.0, 4.0]]
+
+
+@EACH
+@pytest.mark.parametrize("collective", collectives.names())
+def test_collectives_give_the_same_everywhere(name: str, collective: str) -> None:
+    inputs = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
+
+    def body(transport: Transport) -> list[float]:
+        buffer = inputs[transport.rank].clone()
+        collectives.build(collective, transport=transport).all_reduce(buffer)
+        return buffer.tolist()
+
+    results = on_processes(name, 3, body)
+    assert results[0] == results[1] == results[2]
+    torch.testing.assert_close(torch.tensor(results[0]).double(), inputs.double().sum(0), rtol=1e-5, atol=1e-5)
+
+
+@EACH
+def test_groups(name: str) -> None:
+    def body(transport: Transport) -> tuple[int, int, float]:
+        group = transport.group([2, 0] if transport.rank != 1 else [1])
+        value = torch.tensor([float(transport.rank + 1)])
+        group.all_reduce(value)
+        return group.rank, group.size, float(value)
+
+    assert on_processes(name, 3, body) == [(1, 2, 4.0), (0, 1, 2.0), (0, 2, 4.0)]
+
+
+@EACH
+@pytest.mark.parametrize("collective", ["native", "ring", "tree"])
+def test_a_killed_rank_is_lost_within_two_seconds(name: str, collective: str) -> None:
+    def body(transport: Transport) -> float:
+        reduce = collectives.build(collective, transport=transport)
+        buffer = transport.allocate(200_000, torch.float32, torch.device("cpu"))
+        try:
+            for step in range(50):
+                if (transport.rank, step) == (1, 5):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                began = time.monotonic()
+                reduce.all_reduce(buffer)
+        except PeerLost:
+            transport.close()  # as a worker does: the others learn at once
+            return time.monotonic() - began
+        return -1.0
+
+    before = set(os.listdir("/dev/shm"))
+    first, dead, third = on_processes(name, 3, body, end_together=False)
+    assert dead == "SIGKILL"
+    assert 0 <= first < 2
+    assert 0 <= third < 2
+    assert set(os.listdir("/dev/shm")) == before
+
+
+@EACH
+def test_a_wait_has_a_deadline(name: str) -> None:
+    def body(transport: Transport) -> str:
+        if transport.rank == 1:
+            time.sleep(3)
+            return ""
+        try:
+            transport.recv(torch.zeros(4), 1)
+        except PeerLost as error:
+            return str(error)
+        return "no error"
+
+    first, _ = on_processes(name, 2, body, deadline_s=1.0, end_together=False)
+    assert "no answer within 1 s" in first
+
+
+def test_shm_refuses_what_it_cannot_move() -> None:
+    def body(transport: Transport) -> str:
+        try:
+            transport.all_reduce(torch.zeros(4, 4).t())
+        except TransportError as error:
+            return str(error)
+        return "no error"
+
+    assert all("contiguous" in r for r in on_processes("shm", 2, body))
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_shm_with_more_ranks_than_cores_does_not_stall(size: int) -> None:
+    """Five ranks on few cores, a hundred exchanges: seconds, not minutes."""
+
+    def body(transport: Transport) -> float:
+        buffer = transport.allocate(30_000, torch.float32, torch.device("cpu"))
+        began = time.monotonic()
+        for _ in range(100):
+            transport.all_reduce(buffer)
+        return time.monotonic() - began
+
+    assert max(on_processes("shm", size, body)) < 10
