@@ -334,3 +334,16 @@ def test_explain(cli, tmp_path: Path) -> None:
         code, _, err = cli("explain", *arguments)
         assert code == 2
         assert message in err
+
+
+def test_bench_collectives(cli) -> None:
+    code, out, err = cli("bench", "collectives", "--workers", "2", "--sizes", "4KB", "--rounds", "1", "--json")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert {(r["transport"], r["collective"]) for r in rows} >= {("gloo", "native"), ("shm", "native"), ("shm", "ring")}
+    assert all(r["median_s"] > 0 for r in rows)
+    assert next(r for r in rows if (r["transport"], r["collective"]) == ("gloo", "native"))["times_gloo"] == 1.0
+    code, out, _ = cli("bench", "collectives", "--workers", "2", "--sizes", "4096", "--rounds", "1")
+    assert "x gloo's own" in out
+    for bad in (["--sizes", "big"], ["--workers", "1"], ["--workers", "two"]):
+        assert cli("bench", "collectives", *bad)[0] == 2
