@@ -26,9 +26,9 @@ ANSWER_S = 600
 
 def contenders() -> list[tuple[str, str]]:
     """(transport, collective): everything that processes on this machine can do."""
-    found = [
-        (t.name, c) for t in transports if t.make.runs_as == "processes" and t.make.available() for c in collectives.names()
-    ]  # type: ignore[attr-defined]
+    lines: list[Any] = [t.make for t in transports]
+    names = [t.name for t in lines if t.runs_as == "processes" and t.available()]
+    found = [(name, collective) for name in names for collective in collectives.names()]
     return [BASELINE, *(pair for pair in found if pair != BASELINE)]
 
 
@@ -121,8 +121,8 @@ def _rank(rank: int, workers: int, sizes: list[int], rounds: int, pipe: Connecti
             buffers = {name: line.allocate(size // 4, torch.float32, torch.device("cpu")) for name, line in lines.items()}
             target = torch.zeros(size // 4)
             for number in range(rounds + 1):  # the first round warms up
-                for key, collective in bound.items():
-                    seconds = _timed(lines[key[0]], collective, buffers[key[0]], repetitions(size))
+                for key, one in bound.items():
+                    seconds = _timed(lines[key[0]], one, buffers[key[0]], repetitions(size))
                     if number:
                         times.setdefault((*key, size), []).append(seconds)
                 began = time.perf_counter()

@@ -68,6 +68,10 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     return table
 
 
+def machine_line(env: dict[str, Any]) -> str:
+    return f"{env['cpu']}, {env['cores']} cores, torch {env['torch']}, Python {env['python']}"
+
+
 def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}%"
 

@@ -146,6 +146,7 @@ def _table(lines: list[Line]) -> Table:
 
 
 def _legend(console: Any, lines: list[Line], rounds: int) -> None:
+
     for line in lines:
         if line.error:
             console.print(f"{line.setting.label} failed: {line.error}", style="red", highlight=False)
