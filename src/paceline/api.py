@@ -104,8 +104,4 @@ def default_out(config: Config) -> Path:
     parts = [described["model"], described["data"], described["strategy"]]
     words = [re.sub(r"[^A-Za-z0-9._-]+", "-", str(p).split(":")[0].strip("<>()"))[:24] for p in parts]
     stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *words, str(config.workers)])
-    path, again = Path("runs") / stem, 1
-    while path.exists():
-        again += 1
-        path = Path("runs") / f"{stem}.{again}"
-    return path
+    return Path("runs") / stem

@@ -62,6 +62,13 @@ def save(
     return final
 
 
+def forget_after(folder: Path, step: int) -> None:
+    """Going back to a checkpoint undoes the later ones."""
+    for path in folder.glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def latest(out: Path) -> Path:
     """The newest checkpoint below a run's folder (or that folder itself, when it is one)."""
     if (out / "checkpoint.json").is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,8 @@ class Job:
     session: int = 0
     notices: list[str] = field(default_factory=list)
     memory_format: str = "auto"
+    started: float = 0.0  # when it was asked for, by time.perf_counter
+    out_is_given: bool = True
 
     @property
     def workers(self) -> int:
@@ -132,6 +135,7 @@ class Job:
 
 def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     """Look up every name, load the data, work out every size. Everything that can be refused is refused here."""
+    started = time.perf_counter()
     for plugin in config.plugin:
         load_plugin(plugin)
     resume_from = checkpoint.latest(Path(config.resume)) if config.resume else None
@@ -158,12 +162,15 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         loss = Spec("cross-entropy" if data.classes is not None or isinstance(data.train, Stream) else "mse")
     metric = config.metric
     if isinstance(metric, Spec) and metric.name == "auto":
-        metric = Spec("mse" if isinstance(loss, Spec) and loss.name == "mse" else "accuracy")
+        by_loss = {"mse": "mse", "cross-entropy": "accuracy", "nll": "accuracy", "bce": "accuracy"}
+        name = by_loss.get(loss.name if isinstance(loss, Spec) else "", "none")
+        metric = Spec("accuracy" if data.classes is not None else name)
     momentum = config.momentum
     if momentum is None and isinstance(config.optimizer, Spec):
         momentum = 0.9 if config.optimizer.name == "momentum" else 0.0
 
-    out = Path(config.out) if config.out else (Path(config.resume) if config.resume else out_name(config))
+    out_is_given = bool(config.out or config.resume)
+    out = Path(config.out) if config.out else run_folder(config.resume) if config.resume else out_name(config)
     config = config.merged(
         {
             "shard": shard,
@@ -180,6 +187,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         }
     )
     job = Job(config, data, out, transport, threads, batch_sizes, epochs, steps, resume_from, 0, notices, config.memory_format)
+    job.started, job.out_is_given = started, out_is_given
     if resume_from is not None:
         job.memory_format = checkpoint.about(resume_from).get("memory_format", job.memory_format)
     job.optimizer(_on_meta(job))  # refuses what cannot be built, before any process starts
@@ -193,19 +201,22 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     return job
 
 
+def run_folder(resume: str | Path) -> Path:
+    """The run that a person means: its folder, or one of its checkpoints."""
+    folder = Path(resume)
+    return folder.parent.parent if (folder / "checkpoint.json").is_file() else folder
+
+
 def load_config(folder: str | Path) -> dict[str, Any]:
     """The options of an earlier run, to resume it."""
-    out = Path(folder)
-    if (out / "checkpoint.json").is_file():
-        out = out.parent.parent
-    path = out / "config.json"
+    path = run_folder(folder) / "config.json"
     try:
         saved = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadRequest(f"{folder} is not a run that can be resumed: it has no config.json") from None
     except (OSError, json.JSONDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
-    return {k: v for k, v in saved.items() if v is not None and k != "resume"}
+    return {k: v for k, v in saved.items() if v is not None and k not in ("resume", "out")}
 
 
 def _resolve_names(config: Config) -> Config:

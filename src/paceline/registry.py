@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from paceline.errors import BadRequest, UnknownName
+from paceline.errors import BadRequest, PacelineError, UnknownName
 
 T = TypeVar("T")
 
@@ -159,9 +159,9 @@ class Registry(Generic[T]):
             attribute, _, rest = spec.rest.partition(":")
         options = entry.options
         if rest:
-            first = rest.partition("=")[0].strip()
-            if entry.positional and not ("=" in rest and first in options):
-                given.setdefault(entry.positional, rest)
+            if entry.positional and rest.partition("=")[0].strip() not in options:
+                head, pairs = _split_positional(rest, options)
+                given = {entry.positional: head, **parse_pairs(pairs, f"{self.kind} {spec.name}"), **given}
             else:
                 given = {**parse_pairs(rest, f"{self.kind} {spec.name}"), **given}
         checked = {key: self._check(entry, options, key, value) for key, value in given.items()}
@@ -176,7 +176,13 @@ class Registry(Generic[T]):
         parameters = inspect.signature(make).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wanted = {k: v for k, v in injected.items() if takes_all or k in parameters}
-        return make(**{**wanted, **spec.options})
+        try:
+            return make(**{**wanted, **spec.options})
+        except PacelineError:
+            raise
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else "no message"
+            raise BadRequest(f"{self.kind} {spec} cannot be made: {type(error).__name__}: {reason}") from error
 
     def _check(self, entry: Entry[T], options: Mapping[str, Option], key: str, value: Any) -> Any:
         if key not in options:
@@ -192,7 +198,7 @@ class Registry(Generic[T]):
             sys.path.insert(0, str(Path.cwd()))
         try:
             make = getattr(importlib.import_module(spec.name), attribute)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # importing runs a person's own code
             raise UnknownName(self.kind, f"{spec.name}:{spec.rest}", self._entries, f"(Importing it: {error}.)") from error
         if not callable(make):
             raise BadRequest(f"{spec.name}:{attribute} is a {type(make).__name__}; a {self.kind} needs a class or a function")
@@ -229,6 +235,15 @@ def interactive_entries() -> list[tuple[str, Entry[Any]]]:
 def adopt_entries(entries: list[tuple[str, Entry[Any]]]) -> None:
     for plural, entry in entries:
         ALL[plural]._entries[entry.name] = entry
+
+
+def _split_positional(text: str, options: Mapping[str, Option]) -> tuple[str, str]:
+    """`PATH,size=32`: the path ends where a known option begins."""
+    parts = text.split(",")
+    for index, part in enumerate(parts[1:], start=1):
+        if "=" in part and part.partition("=")[0].strip() in options:
+            return ",".join(parts[:index]), ",".join(parts[index:])
+    return text, ""
 
 
 def _signature_of(make: Any) -> Any:

@@ -176,6 +176,7 @@ class Replica:
         self.forward: Callable[..., Any] = model
         self.channels_last = channels_last
         self.samples_seen = 0.0
+        self.common_buffers: list[Tensor] = []
         self.flat = FlatModel(model, optimizer, allocate) if flat else None
         self._initial_lrs = [g["lr"] for g in optimizer.param_groups]
 
@@ -222,9 +223,13 @@ class Replica:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
-    def update(self) -> None:
-        """One step of the optimizer on the gradients that are there now."""
-        if self.flat:
+    def update(self, marked: bool = True) -> None:
+        """One step of the optimizer on the gradients that are there now.
+
+        `marked` says that the marks of untouched parameters have survived the exchange; after a lossy codec they have
+        not, and every parameter counts as touched.
+        """
+        if self.flat and marked:
             self.flat.skip_untouched()
         self.optimizer.step()
 
@@ -269,11 +274,18 @@ class Replica:
     def state_dict(self) -> dict[str, Tensor]:
         """As the plain model's: own storage, contiguous, on the CPU; names without torch.compile's prefix."""
         self.gather_buffers()
-        return {k.removeprefix("_orig_mod."): v.detach().cpu().contiguous().clone() for k, v in self.model.state_dict().items()}
+        return {
+            k.removeprefix("_orig_mod."): v.detach().cpu().contiguous().clone()
+            for k, v in self.model.state_dict().items()
+            if isinstance(v, Tensor)  # a module's extra state is not weights
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         prefix = "_orig_mod." if any(k.startswith("_orig_mod.") for k in self.model.state_dict()) else ""
-        self.model.load_state_dict({prefix + k: v for k, v in state.items()})
+        found = self.model.load_state_dict({prefix + k: v for k, v in state.items()}, strict=False)
+        missing = [k for k in (*found.missing_keys, *found.unexpected_keys) if not k.endswith("_extra_state")]
+        if missing:
+            raise BadRequest(f"these weights do not fit the model: {', '.join(missing[:3])}")
 
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
@@ -287,17 +299,28 @@ def measure_memory_format(model: nn.Module, loss: Callable[[Any, Any], Tensor], 
         return "contiguous"
     formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
     times: dict[str, list[float]] = {name: [] for name in formats}
-    before, deadline = torch.get_rng_state(), time.perf_counter() + 3.0
+    before, until = torch.get_rng_state(), time.perf_counter() + 2.0
     try:
         copies = {name: copy.deepcopy(model).to(memory_format=value) for name, value in formats.items()}  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):  # a model that cannot be copied is left as it is
+        return "contiguous"
+
+    def seconds(name: str, rows: int) -> float:
+        x = inputs[:rows].contiguous(memory_format=formats[name])
+        start = time.perf_counter()
+        loss(copies[name](x), targets[:rows]).backward()
+        return time.perf_counter() - start
+
+    try:
+        rows = len(inputs)
+        slow = seconds("contiguous", rows) / 0.3  # others are waiting: passes of at most a third of a second
+        rows = max(2, int(rows / slow)) if slow > 1 else rows
         for round_number in range(6):  # the first round warms up
-            for name, candidate in copies.items():
-                x = inputs.contiguous(memory_format=formats[name])
-                start = time.perf_counter()
-                loss(candidate(x), targets).backward()
+            for name in formats:
+                passed = seconds(name, rows)
                 if round_number:
-                    times[name].append(time.perf_counter() - start)
-            if round_number and time.perf_counter() > deadline:
+                    times[name].append(passed)
+            if round_number and time.perf_counter() > until:
                 break
     finally:
         torch.set_rng_state(before)

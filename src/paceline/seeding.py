@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -15,3 +20,55 @@ def derive(seed: int, *purpose: object) -> int:
 
 def generator(seed: int, *purpose: object) -> torch.Generator:
     return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def seed_everything(seed: int) -> None:
+    """torch, Python and numpy: whatever a person's code draws from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def random_states() -> dict[str, Any]:
+    """The default random states, in types that a checkpoint can hold."""
+    numbers = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": [numbers[0], numbers[1].tolist(), *numbers[2:]],  # type: ignore[index]
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
+
+
+class OwnRandom:
+    """A random state of its own for something that draws from the default one, now and then."""
+
+    def __init__(self, seed: int) -> None:
+        with _restored():
+            seed_everything(seed)
+            self._states = random_states()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with _restored():
+            set_random_states(self._states)
+            try:
+                yield
+            finally:
+                self._states = random_states()
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    before = random_states()
+    try:
+        yield
+    finally:
+        set_random_states(before)

@@ -24,6 +24,7 @@ class Batch:
     global_weight: float  # samples in all the workers' slices of this step
     epoch: int
     step: int  # of the whole run, from 0
+    ends_epoch: bool = False
 
     @property
     def share(self) -> float:
@@ -85,11 +86,12 @@ class ReplicaLike(Protocol):
     forward: Callable[..., Any]
     optimizer: torch.optim.Optimizer
     samples_seen: float
+    common_buffers: list[Tensor]  # the float buffers when all workers last agreed on them
 
     @property
     def regions(self) -> Sequence[RegionLike]: ...
     @property
     def integer_buffers(self) -> Sequence[Tensor]: ...
-    def update(self) -> None: ...
+    def update(self, marked: bool = True) -> None: ...
     def gather_buffers(self) -> None: ...
     def checksum(self) -> int: ...

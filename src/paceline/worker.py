@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paceline import checkpoint
+from paceline.collectives.base import choose
 from paceline.config import due
 from paceline.data.base import Samples, Stream
 from paceline.data.batches import Batches, ShardBatches, StreamBatches, evaluation_slices, rows, to_device
-from paceline.errors import NotFinite
+from paceline.errors import BadRequest, NotFinite, PacelineError
 from paceline.job import Job
 from paceline.objectives.metrics import Accuracy, Metric
 from paceline.record.resources import Usage, reset_rss_peak
 from paceline.record.writer import Recorder
 from paceline.registry import codecs
 from paceline.replica import Replica, measure_memory_format
-from paceline.seeding import derive, generator
+from paceline.seeding import derive, generator, random_states, seed_everything, set_random_states
 from paceline.strategies.base import Context, Strategy
 from paceline.transport.base import Transport
-from paceline.transport.metered import Meter, Metered
+from paceline.transport.metered import Meter, Metered, Tally
 from paceline.types import Batch
 
 Notify = Callable[[str, dict[str, Any]], None]
@@ -81,8 +80,10 @@ class _Worker:
             worker_index=transport.rank,
             workers=job.workers,
             codec=codecs.build(self.config.codec),
+            collective=lambda name: choose(name, self.ctx.peers),
             recorder=recorder,
             random=generator(self.config.seed, "strategy", transport.rank),
+            shared_random=generator(self.config.seed, "strategy"),
             init="seed" if self.config.init == "seed" else "broadcast",
         )
         self.device = torch.device(self.config.device)
@@ -92,15 +93,19 @@ class _Worker:
         self.metrics = _metrics(job)
         self.total_steps = self._total_steps()
         self.step, self.target_reached = 0, False
+        self.epoch_start: list[Tensor] = []  # the weights when this epoch began, where convergence is watched
         self._last_notice = 0.0
         self._rate: list[tuple[float, float]] = []
 
-        self._seed_everything()
+        seed_everything(self.config.seed)  # the model comes from the run's seed, on every worker
         self.replica = self._replica()
         own = self._restore() if job.resume_from else None
         self.strategy.setup(self.ctx, self.replica)
         if own is not None:
             self._restore_own(own)
+        self._try_evaluation()
+        if self.ctx.worker_index == 0:
+            notify("ready", {})
         recorder.write(
             "start",
             host=socket.gethostname(),
@@ -113,12 +118,6 @@ class _Worker:
 
     # --- setting up
 
-    def _seed_everything(self) -> None:
-        """The model comes from the run's seed on every worker; what follows (dropout, ...) is each worker's own."""
-        torch.manual_seed(self.config.seed)
-        random.seed(self.config.seed)
-        np.random.seed(self.config.seed % 2**32)
-
     def _batches(self) -> Batches:
         job, train = self.job, self.job.data.train
         stand_in = not self.strategy.skips_empty
@@ -130,8 +129,8 @@ class _Worker:
 
     def _replica(self) -> Replica:
         model = self.job.model().to(self.device)
-        if self.ctx.worker_index > 0:
-            torch.manual_seed(derive(self.config.seed, "worker", self.ctx.worker_index))
+        if self.ctx.worker_index > 0:  # what follows (dropout, augmentation) is each worker's own
+            seed_everything(derive(self.config.seed, "worker", self.ctx.worker_index))
         loss = self.job.loss()
         channels_last = self._memory_format(model) == "channels_last"
         if channels_last:
@@ -172,7 +171,8 @@ class _Worker:
 
     def train(self) -> None:
         strategy, replica, meter = self.strategy, self.replica, self.meter
-        before_epoch = self._flat_weights()
+        if self.config.until_converged is not None and not self.epoch_start:
+            self.epoch_start = [w.clone() for w in replica.weights()]
         self.ctx.peers.barrier()
         meter.phase = "train"
         self.clock.start()
@@ -180,17 +180,16 @@ class _Worker:
             return
         for batch in self.batches:
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
-            waited = meter.seconds["train"]
+            before = replace(meter.totals["train"])
             loss = replica.forward_backward(batch, strategy.scale(batch))
             arrived = time.perf_counter()
             strategy.step(replica, batch)
 
-            seconds, sync_s = self.clock.lap(), meter.seconds["train"] - waited
             self.step, epoch = batch.step + 1, batch.epoch + 1
-            self._record_step(batch, loss, seconds - sync_s, sync_s, arrived)
+            self._record_step(batch, loss, self.clock.lap(), before, arrived)
             over = self._is_over()
             if self.batches.ended and self.config.until_converged is not None and not over:
-                over, before_epoch = self._converged(before_epoch)
+                over = self._converged()
             if not over and due(self.config.evaluate_every, self.step, epoch, self.batches.ended):
                 self._evaluate(epoch)
                 over = self.target_reached
@@ -203,20 +202,16 @@ class _Worker:
     def conclude(self) -> None:
         self.meter.phase = "finish"
         self.strategy.finish(self.replica)
-        self._evaluate(None)
         weights = self.strategy.consensus(self.replica)
-        if self.ctx.worker_index == 0:
+        if self.ctx.worker_index == 0:  # before the last evaluation: whatever that does, the weights are kept
             with self.replica.holding(weights):
                 checkpoint.save_weights(self.job.out / "model.safetensors", self.replica.state_dict())
+        self._evaluate(None)
         for notice in self.replica.flat.notices if self.replica.flat else ():
             self.notify("notice", {"text": notice})
-        trained = self.meter.total("train")
         self.recorder.write(
             "summary",
             **Usage.now().since(self.usage),
-            payload_sent_bytes=trained.sent_bytes,
-            payload_received_bytes=trained.received_bytes,
-            messages_sent=trained.messages,
             setup_sent_bytes=self.meter.total("setup").sent_bytes,
             evaluate_sent_bytes=self.meter.total("evaluate").sent_bytes,
             finish_sent_bytes=self.meter.total("finish").sent_bytes,
@@ -228,24 +223,30 @@ class _Worker:
         steps, epochs = self.job.steps, self.job.epochs
         return (steps is not None and self.step >= steps) or (epochs is not None and self.batches.epochs_done >= epochs)
 
-    def _record_step(self, batch: Batch, loss: float, compute_s: float, sync_s: float, arrived: float) -> None:
+    def _record_step(self, batch: Batch, loss: float, seconds: float, before: Tally, arrived: float) -> None:
+        now = self.meter.totals["train"]
+        sync_s = now.seconds - before.seconds
+        waits = self.strategy.in_step and now.calls > before.calls
         self.recorder.write(
             "step",
             step=self.step,
             epoch=batch.epoch,
             n=batch.weight,
             loss=loss,
-            compute_s=compute_s,
+            compute_s=seconds - sync_s,
             sync_s=sync_s,
-            arrived=arrived,
+            arrived=arrived if waits else None,
             train_s=self.clock.total_s,
+            sent=now.sent_bytes - before.sent_bytes,
+            received=now.received_bytes - before.received_bytes,
+            messages=now.messages - before.messages,
         )
         if self.ctx.worker_index:
             return
         self._rate.append((self.clock.total_s, batch.global_weight))
-        now = time.perf_counter()
-        if now - self._last_notice >= NOTIFY_EVERY_S:
-            self._last_notice = now
+        moment = time.perf_counter()
+        if moment - self._last_notice >= NOTIFY_EVERY_S:
+            self._last_notice = moment
             self._rate = self._rate[-200:]
             span = self._rate[-1][0] - self._rate[0][0]
             rate = sum(n for _, n in self._rate[1:]) / span if span > 0 else 0.0
@@ -311,13 +312,35 @@ class _Worker:
             self.ctx.peers.all_reduce(tensor)
         return float(sums[0] / sums[1]), {m.name: m.value(s) for m, s in zip(self.metrics, states, strict=True)}
 
-    def _flat_weights(self) -> list[Tensor]:
-        return [w.clone() for w in self.replica.weights()] if self.config.until_converged is not None else []
+    def _try_evaluation(self) -> None:
+        """A loss or metric that does not fit is refused before the first step, not after the last."""
+        test = self.job.data.test
+        if test is None:
+            return
+        indices = torch.arange(min(2, len(test)))
+        inputs, targets = to_device(test.batch(indices), self.device)
+        self.replica.model.eval()
+        try:
+            with torch.no_grad():
+                outputs = self.replica.infer(inputs)
+                try:
+                    self.replica.loss(outputs, targets)
+                    for metric in self.metrics:
+                        metric.update(metric.start(len(test)), indices, outputs, targets)
+                except PacelineError:
+                    raise
+                except Exception as error:
+                    names = f"loss {self.config.described()['loss']} and metric {self.config.described()['metric']}"
+                    shapes = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
+                    raise BadRequest(f"{names} do not fit {shapes}: {str(error).splitlines()[0]}") from error
+        finally:
+            self.replica.model.train()
 
-    def _converged(self, before: list[Tensor]) -> tuple[bool, list[Tensor]]:
+    def _converged(self) -> bool:
         """Relative change of the consensus weights over the epoch, the same number on all workers."""
         with self.meter.during("evaluate"):
             weights = self.strategy.consensus(self.replica) or self.replica.weights()
+        before = self.epoch_start
         moved = sum(float((a - b).double().square().sum()) for a, b in zip(weights, before, strict=True)) ** 0.5
         size = sum(float(b.double().square().sum()) for b in before) ** 0.5
         change = moved / size if size else float("inf")
@@ -325,7 +348,8 @@ class _Worker:
             self.notify("notice", {"text": f"weights changed by {change:.2e} (relative) in this epoch"})
         self.clock.start()
         assert self.config.until_converged is not None
-        return change < self.config.until_converged, [w.clone() for w in weights]
+        self.epoch_start = [w.clone() for w in weights]
+        return change < self.config.until_converged
 
     # --- keeping
 
@@ -336,8 +360,10 @@ class _Worker:
                 consensus = self.replica.state_dict() if self.ctx.worker_index == 0 else None
             own: dict[str, Any] = {
                 "optimizer": self.replica.optimizer.state_dict(),
-                "random": torch.get_rng_state(),
+                "random": random_states(),
+                "generators": [self.ctx.random.get_state(), self.ctx.shared_random.get_state()],
                 "strategy": self.strategy.state(),
+                "epoch_start": self.epoch_start,
                 "batches": self.batches.state(),
                 "samples_seen": self.replica.samples_seen,
             }
@@ -348,6 +374,8 @@ class _Worker:
                 "workers": self.ctx.workers,
                 "train_s": self.clock.total_s,
                 "memory_format": "channels_last" if self.replica.channels_last else "contiguous",
+                "optimizer": type(self.replica.optimizer).__name__,
+                "samples": _count(self.job.data.train),
             }
             path = checkpoint.save(
                 self.job.out / "checkpoints",
@@ -366,12 +394,27 @@ class _Worker:
         """Weights, optimizer and place in the data; what was this worker's own only if there are as many as before."""
         folder = self.job.resume_from
         assert folder is not None
-        about = checkpoint.about(folder)
+        about, optimizer = checkpoint.about(folder), self.replica.optimizer
+        for what, there, here in (
+            ("optimizer", about["optimizer"], type(optimizer).__name__),
+            ("number of training samples", about["samples"], _count(self.job.data.train)),
+        ):
+            if there != here:
+                raise BadRequest(f"{folder} was made with another {what} ({there}, not {here}): resume it with the same")
         same = about["workers"] == self.ctx.workers
         own = checkpoint.load_own(folder, self.ctx.worker_index if same else 0)
-        self.replica.load_state_dict(checkpoint.load_weights(folder / "model.safetensors"))
-        self.replica.optimizer.load_state_dict(own["optimizer"])
+        try:
+            self.replica.load_state_dict(checkpoint.load_weights(folder / "model.safetensors"))
+        except RuntimeError as error:
+            raise BadRequest(f"{folder} was made with another model: {str(error).splitlines()[-1].strip()}") from None
+        asked = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        optimizer.load_state_dict(own["optimizer"])
+        for group, options in zip(optimizer.param_groups, asked, strict=True):
+            group.update(options)  # what is asked for now, not what it was then
         self.batches.restore(own["batches"])
+        self.epoch_start = own["epoch_start"]
+        if self.ctx.worker_index == 0:
+            checkpoint.forget_after(self.job.out / "checkpoints", about["step"])
         self.replica.samples_seen = own["samples_seen"]
         self.step, self.clock.total_s = about["step"], about["train_s"]
         own["same_workers"] = same
@@ -379,12 +422,22 @@ class _Worker:
 
     def _restore_own(self, own: dict[str, Any]) -> None:
         if not own["same_workers"]:
-            torch.manual_seed(derive(self.config.seed, "resumed", self.step, self.ctx.worker_index))
+            seed_everything(derive(self.config.seed, "resumed", self.step, self.ctx.worker_index))
             return
         self.strategy.load_state(own["strategy"])
         for region, weights in zip(self.replica.regions, own.get("weights", ()), strict=False):
             region.params.copy_(weights)
-        torch.set_rng_state(own["random"])
+        for source, state in zip((self.ctx.random, self.ctx.shared_random), own["generators"], strict=True):
+            source.set_state(state)
+        set_random_states(own["random"])
+
+
+def _count(train: Samples | Stream) -> int | None:
+    return None if isinstance(train, Stream) else len(train)
+
+
+def _shape(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _metrics(job: Job) -> list[Metric]:

@@ -131,7 +131,7 @@ class DiesAt(nn.Module):
         self.inner, self.calls = nn.Linear(6, 3), 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
+        self.calls += self.training
         if self.calls == 3 and len(x) == 5:
             raise PeerLost(None, "as a test wanted it")
         return self.inner(x)

@@ -118,7 +118,7 @@ class Fails(nn.Module):
         self.inner, self.how, self.calls = nn.Linear(6, 3), how, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls += self.training
         if self.calls == 4 and len(x) == 5:
             if self.how == "raise":
                 raise ZeroDivisionError("a bug in a person's model")

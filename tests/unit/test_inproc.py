@@ -154,5 +154,5 @@ def test_the_meter_counts_by_phase_operation_and_peer() -> None:
     assert first.tallies[("train", "send", 1)].sent_bytes == 12
     assert second.tallies[("train", "recv", 0)].received_bytes == 12
     assert first.tallies[("train", "all_reduce", -1)].sent_bytes == 48
-    assert first.seconds["train"] > 0
+    assert first.totals["train"].seconds > 0
     assert first.total("finish").sent_bytes == 0

@@ -13,7 +13,17 @@ from paceline.record.writer import Recorder, write_json
 
 def step(number: int, rank: int = 0, session: int = 0, **fields: object) -> dict:
     base = {"kind": "step", "rank": rank, "session": session, "step": number, "epoch": 0, "n": 4, "loss": 1.0}
-    return {**base, "compute_s": 0.5, "sync_s": 0.25, "arrived": float(number), "train_s": 0.75 * number, **fields}
+    return {
+        **base,
+        "compute_s": 0.5,
+        "sync_s": 0.25,
+        "arrived": float(number),
+        "train_s": 0.75 * number,
+        "sent": 10,
+        "received": 9,
+        "messages": 2,
+        **fields,
+    }
 
 
 def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
@@ -25,6 +35,14 @@ def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
         file.write('{"kind": "step", "rank": 3, "sess')
     events = read_events(tmp_path / "e.jsonl")
     assert [(e["step"], e["rank"], e["loss"]) for e in events] == [(1, 3, None), (2, 3, 0.5)]
+
+
+def test_a_torn_line_does_not_take_the_next_one_along(tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_text('{"kind": "step", "ra')
+    recorder = Recorder(tmp_path / "e.jsonl", 0, session=1)
+    recorder.write("start", from_step=3)
+    recorder.close()
+    assert [e["kind"] for e in read_events(tmp_path / "e.jsonl")] == ["start"]
 
 
 def test_what_a_resume_undid_does_not_count() -> None:
@@ -54,14 +72,17 @@ def test_the_summary_adds_up() -> None:
             "reached": True,
         }
     )
-    workers[0].append({"kind": "summary", "rank": 0, "session": 0, "payload_sent_bytes": 77, "times_known": True})
+    workers[0].append({"kind": "summary", "rank": 0, "session": 0, "rss_peak_bytes": 77, "times_known": True})
     run = summarise(workers, {"workers": 2}, {}, "completed", None, 9.0)
     result = run["result"]
     assert (result["steps"], result["samples"], result["train_s"], result["samples_per_s"]) == (2, 12, 2.0, 6.0)
     assert result["train_loss"] == pytest.approx((8 * 1.0 + 4 * 4.0) / 12)
     assert (result["time_to_accuracy_s"], result["steps_to_accuracy"]) == (1.5, 2)
-    assert run["workers"][0]["payload_sent_bytes"] == 77
-    assert run["workers"][1]["payload_sent_bytes"] is None, "a worker that was killed leaves no counters, not zeros"
+    assert run["workers"][0]["rss_peak_bytes"] == 77
+    assert run["workers"][1]["rss_peak_bytes"] is None, "a worker that was killed leaves no counters, not zeros"
+    assert [(w["payload_sent_bytes"], w["payload_received_bytes"], w["messages_sent"]) for w in run["workers"]] == [
+        (20, 18, 4)
+    ] * 2
     assert [w["compute_s"] for w in run["workers"]] == [1.0, 1.0]
     assert run["workers"][0]["sync_s"] + run["workers"][0]["idle_s"] == 0.5
 

@@ -66,3 +66,72 @@ def strategies(rounds: int, steps: int, batch_size: int, data_dir: str | None, a
         )
     console.print(ratios)
     console.print(machine_line(env), style="dim", highlight=False)
+
+
+UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "B": 1}
+
+
+def parse_size(text: str) -> int:
+    """`4KB`, `10MB` (powers of two), or plain bytes."""
+    from paceline.errors import BadRequest
+
+    unit = next((u for u in UNITS if text.upper().endswith(u)), "")
+    number, factor = text[: len(text) - len(unit)], UNITS.get(unit, 1)
+    if not number.strip().isdigit() or int(number) * factor < 4:
+        raise BadRequest(f"{text!r} is not a size like 4KB or 10MB (of at least 4 bytes)")
+    return int(number) * factor
+
+
+@bench.command()
+@click.option("--workers", default="2,3,4", show_default=True, metavar="N,N", help="numbers of workers")
+@click.option("--sizes", default="4KB,64KB,1MB,10MB,100MB", show_default=True, metavar="S,S", help="sizes of the buffer")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="interleaved rounds")
+@click.option("--json", "as_json", is_flag=True, help="print everything measured to standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def collectives(workers: str, sizes: str, rounds: int, as_json: bool, debug: bool) -> None:
+    """One all-reduce: every collective on every transport, against gloo's own."""
+    import torch
+
+    torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from paceline.bench.collectives import bench_collectives
+    from paceline.cli.show import machine_line
+    from paceline.cli.show import size as in_words
+    from paceline.errors import BadRequest
+    from paceline.record.machine import environment
+
+    if not all(n.strip().isdigit() and int(n) > 1 for n in workers.split(",")):
+        raise BadRequest(f"--workers {workers}: numbers of 2 or more, with commas between them")
+    messages = Console(stderr=True)
+    result: dict[str, Any] = bench_collectives(
+        [int(n) for n in workers.split(",")],
+        [parse_size(s.strip()) for s in sizes.split(",")],
+        rounds,
+        lambda text: messages.print(text, highlight=False),
+    )
+    result["environment"] = env = environment()
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return
+    console = Console()
+    rows = result["rows"]
+    for count, size in dict.fromkeys((r["workers"], r["bytes"]) for r in rows):
+        here = sorted((r for r in rows if (r["workers"], r["bytes"]) == (count, size)), key=lambda r: r["median_s"])
+        star = " (oversubscribed)" if count > env["cores"] else ""
+        table = Table(title=f"{count} workers{star}, {in_words(size)}", title_justify="left", box=box.SIMPLE_HEAD)
+        for heading in ("transport", "collective", "median", "spread", "x gloo", "x limit"):
+            table.add_column(heading, justify="left" if heading in ("transport", "collective") else "right")
+        for r in here:
+            spread = f"±{50 * (r['max_s'] - r['min_s']) / r['median_s']:.0f}%"
+            shares = (f"{r['times_gloo']:.2f}", f"{r['memory_limit_share']:.2f}")
+            table.add_row(r["transport"], r["collective"], f"{1e3 * r['median_s']:.3f} ms", spread, *shares)
+        console.print(table)
+    console.print(
+        "x gloo: how many times as fast as gloo's own all-reduce in the same round. x limit: against the time in which one "
+        "plain copy moves 2(P-1)/P of the buffer. Spread: half of max - min.",
+        highlight=False,
+    )
+    console.print(machine_line(env), style="dim", highlight=False)

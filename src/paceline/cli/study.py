@@ -50,7 +50,7 @@ def study(
 
     from paceline.data.fetch import RECIPES
     from paceline.data.fetch import fetch as bring
-    from paceline.errors import BadRequest, DataUnavailable
+    from paceline.errors import BadRequest, DataUnavailable, RunFailed
     from paceline.progress import Watch
     from paceline.study.runner import builtin, run_study
 
@@ -103,6 +103,8 @@ def study(
     )
     console.print(_table(lines))
     _legend(console, lines, rounds)
+    if all(line.error for line in lines):
+        raise RunFailed("every run of the study failed: see above")
     console.print(f"results: {folder / 'results.csv'}", highlight=False, soft_wrap=True)
 
 

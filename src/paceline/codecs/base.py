@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from paceline.collectives.base import Collective
@@ -15,8 +16,11 @@ class Codec(ABC):
     name: ClassVar[str]
     lossless: ClassVar[bool]
 
-    def start(self, layout: Layout) -> dict[str, Any]:
-        """What the codec remembers from step to step for one buffer; saved in checkpoints."""
+    def start(self, layout: Layout, random: torch.Generator, shared_random: torch.Generator) -> dict[str, Any]:
+        """What the codec remembers from step to step for one buffer; saved in checkpoints.
+
+        `random` is this rank's own, `shared_random` draws the same on all ranks.
+        """
         return {}
 
     @abstractmethod

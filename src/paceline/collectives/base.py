@@ -43,6 +43,14 @@ class Scheduled(Collective):
         self._executor.run(buffer, op)
 
 
+def choose(name: str, transport: Transport) -> Collective:
+    """A collective by name. `auto` takes what the transport brings along, otherwise the ring."""
+    if name == "auto":
+        name = "native" if "all_reduce" in transport.native else "ring"
+    built: Collective = collectives.build(name, transport=transport)
+    return built
+
+
 def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
     """The schedule that a person names: `ring`, `hierarchical:group=4`."""
     collectives.discover()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +9,7 @@ from torch import Tensor
 
 from paceline.collectives.schedule import Schedule
 from paceline.errors import BadRequest
-from paceline.transport.base import Op, Transport
-
-REDUCE: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": lambda own, other: own.add_(other),
-    "max": lambda own, other: torch.maximum(own, other, out=own),
-    "min": lambda own, other: torch.minimum(own, other, out=own),
-}
+from paceline.transport.base import REDUCE, Op, Transport
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ class Executor:
             leaving = [transport.isend(flat[low:high], peer) for peer, low, high in step.sends]
             for work, own, other in arriving:
                 work.wait()
-                reduce(own, other)
+                reduce(own, other, out=own)
             for work in (*placing, *leaving):
                 work.wait()
 

@@ -82,3 +82,5 @@ class Data:
     def __post_init__(self) -> None:
         if not isinstance(self.train, Stream) and len(self.train) == 0:
             raise BadRequest(f"data {self.name!r} has no training samples")
+        if self.test is not None and len(self.test) == 0:
+            raise BadRequest(f"data {self.name!r} has an empty test set: give None for none")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +13,7 @@ from paceline.data.adopt import pair
 from paceline.data.base import Samples, Stream
 from paceline.data.shards import Cursor, Shards
 from paceline.errors import BadRequest
-from paceline.seeding import derive
+from paceline.seeding import OwnRandom, derive
 from paceline.types import Batch
 
 
@@ -56,9 +55,9 @@ class ShardBatches:
             if counts[self.worker] or self.stand_in:
                 indices = self.shards.take(cursor, self.worker) if counts[self.worker] else torch.tensor([0])
                 inputs, targets = to_device(self.samples.batch(indices), self.device)
-            batch = Batch(inputs, targets, counts[self.worker], sum(counts), cursor.epoch, self.step)
             self.cursor = self.shards.advance(cursor)
             self.ended = self.cursor.epoch != cursor.epoch
+            batch = Batch(inputs, targets, counts[self.worker], sum(counts), cursor.epoch, self.step, self.ended)
             self.step += 1
             yield batch
 
@@ -113,23 +112,25 @@ class StreamBatches:
                 if weight == 0:
                     inputs, targets = current[0] if self.stand_in else (None, None)
                 inputs, targets = to_device((inputs, targets), self.device)
-                batch = Batch(inputs, targets, weight, sum(sizes), self.epoch, self.step)
+                self.ended = following is None
+                batch = Batch(inputs, targets, weight, sum(sizes), self.epoch, self.step, self.ended)
                 self.step += 1
                 self.round += 1
-                self.ended = following is None
                 if self.ended:
                     self.epoch, self.round = self.epoch + 1, 0
                 yield batch
                 current = following
 
     def _rounds(self) -> Iterator[list[tuple[Any, Any]]]:
-        with _seeded(derive(self.seed, "stream", self.epoch)):  # a shuffling loader draws its order here
+        own = OwnRandom(derive(self.seed, "stream", self.epoch))  # whatever a stream draws is the same on all ranks
+        with own():
             batches = iter(self.loader)
             ahead = next(batches, None)
         skip, current = self.round, []
         while ahead is not None:
             current.append(pair(ahead))
-            ahead = next(batches, None)
+            with own():
+                ahead = next(batches, None)
             if len(current) == self.workers or ahead is None:
                 if skip:
                     skip -= 1
@@ -177,13 +178,3 @@ def rows(value: Any) -> int:
     if isinstance(value, (tuple, list)):
         return rows(value[0]) if value and isinstance(value[0], Tensor) else len(value)
     return 1
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    before = torch.get_rng_state()
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)

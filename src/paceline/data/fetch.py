@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from paceline.data.mnist import FILES
-from paceline.errors import DataUnavailable, UnknownName
+from paceline.errors import BadRequest, DataUnavailable, UnknownName
 
 Say = Callable[[str], None]
 Way = Callable[[Path, Say], None]  # puts the wanted files into a folder, or raises Unreachable
@@ -53,7 +53,10 @@ def fetch(name: str, data_dir: str | Path, say: Say = lambda _: None) -> Path:
     if _wrong(target, recipe) is None:
         say(f"{name} is here already: {target}")
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadRequest(f"{target.parent} cannot be made: {error.strerror}") from None
     failures = []
     for label, way in recipe.ways:
         work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))

@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from paceline.errors import PacelineError, RunFailed
+from paceline.errors import BadRequest, PacelineError, RunFailed
 from paceline.job import Job
 from paceline.registry import adopt_entries, interactive_entries, load_plugin
 
@@ -25,6 +25,13 @@ Hear = Callable[[str, dict[str, Any]], None]
 
 
 def run_in_fresh_process(job: Job, hear: Hear) -> None:
+    try:
+        package = cloudpickle.dumps((interactive_entries(), job))
+    except Exception as error:  # pickling runs a person's own code
+        raise BadRequest(
+            f"the model or the data cannot be sent to the workers' process ({type(error).__name__}: {error}): give a "
+            "class or a function that makes it"
+        ) from error
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [
@@ -42,13 +49,13 @@ def run_in_fresh_process(job: Job, hear: Hear) -> None:
     ended = False
     try:
         connection.send((list(sys.path), list(job.config.plugin)))
-        connection.send_bytes(cloudpickle.dumps((interactive_entries(), job)))
+        connection.send_bytes(package)
         while True:
             kind, content = connection.recv()
             if kind == "end":
                 break
             hear(kind, content)
-        ended, error = True, pickle.loads(content["error"])
+        ended, failure = True, pickle.loads(content["error"])
     except (EOFError, ConnectionError):
         code = process.wait()
         raise RunFailed(f"the launcher's process ended with exit code {code} before the run did") from None
@@ -61,8 +68,8 @@ def run_in_fresh_process(job: Job, hear: Hear) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    if error is not None:
-        raise error
+    if failure is not None:
+        raise failure
 
 
 def main() -> None:

@@ -23,7 +23,6 @@ from paceline.errors import PacelineError, PeerLost, TransportError, WorkerFaile
 from paceline.job import Job
 from paceline.registry import transports
 from paceline.transport.base import Rendezvous
-from paceline.transport.gloo import is_gloo_failure
 from paceline.worker import run_worker
 
 Hear = Callable[[str, dict[str, Any]], None]
@@ -42,7 +41,7 @@ def run_processes(job: Job, hear: Hear) -> None:
     try:
         for rank in range(job.workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_child, args=(job, rank, theirs, os.getpid()), daemon=True, name=f"worker-{rank}")
+            process = context.Process(target=_child, args=(job, rank, theirs, os.getpid()), name=f"worker-{rank}")
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -103,11 +102,10 @@ def _drain(pipe: Connection) -> list[tuple[str, dict[str, Any]]]:
 
 
 def root_cause(failures: dict[int, PacelineError], workers: int) -> PacelineError:
-    """A worker that lost its peer only tells of the one that was lost: prefer the failure that came first in that sense."""
+    """A worker that lost its peer only tells of the one that was lost: prefer others, then whoever spoke first."""
 
-    def depth(item: tuple[int, PacelineError]) -> tuple[int, int]:
-        rank, error = item
-        return (2 if isinstance(error, PeerLost) else 1 if isinstance(error, TransportError) else 0), rank
+    def depth(item: tuple[int, PacelineError]) -> int:
+        return 2 if isinstance(item[1], PeerLost) else 1 if isinstance(item[1], TransportError) else 0
 
     rank, error = min(failures.items(), key=depth)
     if workers > 1 and not isinstance(error, WorkerFailed):
@@ -171,7 +169,7 @@ def as_failure(rank: int, error: BaseException) -> PacelineError:
     """Our own errors as they are; anything else with its rank and traceback."""
     if isinstance(error, PacelineError):
         return error
-    if isinstance(error, RuntimeError) and is_gloo_failure(error):  # PyTorch's DDP talks to gloo on its own
+    if isinstance(error, RuntimeError) and "gloo/transport/" in str(error):  # PyTorch's DDP talks to gloo on its own
         return PeerLost(None, "its connection closed during DDP's exchange")
     if isinstance(error, EOFError):
         return WorkerFailed(rank, "it lost its launcher")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -11,13 +12,14 @@ from typing import Any
 
 import torch
 
-from paceline.errors import BadRequest, Interrupted, PacelineError, RunFailed
-from paceline.job import Job
+from paceline.errors import BadRequest, Interrupted, RunFailed
+from paceline.job import Job, run_folder
 from paceline.launch.fresh import run_in_fresh_process
 from paceline.launch.local import run_processes
 from paceline.launch.threads import run_threads
 from paceline.record.machine import environment
 from paceline.record.reader import read_worker_events, summarise
+from paceline.record.writer import clean as clean_json
 from paceline.record.writer import write_json
 from paceline.registry import transports
 
@@ -32,32 +34,40 @@ def run(job: Job, listen: Listen, clean: bool = False) -> dict[str, Any]:
     Writes run.json in every case; then raises what went wrong, if something did.
     """
     _claim(job)
-    started = time.perf_counter()
-    failure: PacelineError | None = None
+    failure: Exception | None = None
+    ready = job.resume_from is None
 
     def hear(kind: str, content: dict[str, Any]) -> None:
+        nonlocal ready
         if kind == "chosen":
             job.config.memory_format = content["memory_format"]
+        ready = ready or kind == "ready"
+        if ready and kind in ("chosen", "ready"):
             write_json(job.out / "config.json", job.config.described())
         listen(kind, content)
 
     try:
-        write_json(job.out / "config.json", job.config.described())
+        if ready:
+            write_json(job.out / "config.json", job.config.described())
         for notice in job.notices:
             listen("notice", {"text": notice})
         _runner(job, clean)(job, hear)
     except KeyboardInterrupt:
         failure = Interrupted("interrupted")
-    except PacelineError as error:
+    except Exception as error:
         failure = error
+    if failure is not None and not ready:  # a resume that could not even start leaves the run as it was
+        raise failure
     status = "completed" if failure is None else "interrupted" if isinstance(failure, Interrupted) else "failed"
-    record = summarise(
-        read_worker_events(job.out),
-        {**job.config.described(), "batch_sizes": list(job.batch_sizes), "oversubscribed": job.oversubscribed},
-        environment(),
-        status,
-        str(failure) if failure else None,
-        time.perf_counter() - started,
+    record = clean_json(
+        summarise(
+            read_worker_events(job.out),
+            {**job.config.described(), "batch_sizes": list(job.batch_sizes), "oversubscribed": job.oversubscribed},
+            environment(),
+            status,
+            str(failure) if failure else None,
+            time.perf_counter() - job.started,
+        )
     )
     try:
         write_json(job.out / "run.json", record)
@@ -65,7 +75,7 @@ def run(job: Job, listen: Listen, clean: bool = False) -> dict[str, Any]:
         failure = failure or error
     if failure is not None:
         raise failure
-    return record
+    return dict(record)
 
 
 def _runner(job: Job, clean: bool) -> Callable[[Job, Listen], None]:
@@ -80,17 +90,31 @@ def fork_is_safe(threads: int) -> bool:
 
 
 def _claim(job: Job) -> None:
-    """The run's folder: writable, and nobody else's."""
-    out: Path = job.out
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".writable"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
-    earlier = out / "events"
-    if earlier.is_dir() and any(earlier.iterdir()):
-        if job.resume_from is None or Path(job.config.resume or "") not in (out, job.resume_from):
-            raise BadRequest(f"out={out} holds a run already: choose another folder, or go on with --resume {out}")
-        job.session = 1 + max((e["session"] for own in read_worker_events(out) for e in own), default=0)
+    """The run's folder: writable, and nobody else's. Making `events/` is the claim: it succeeds once."""
+    stem, again = job.out, 1
+    while True:
+        try:
+            job.out.mkdir(parents=True, exist_ok=True)
+            (job.out / "events").mkdir()
+            break
+        except FileExistsError:
+            if job.resume_from is not None and same_folder(job.out, run_folder(job.config.resume or "")):
+                break
+            if job.out_is_given:
+                raise BadRequest(
+                    f"out={job.out} holds a run already: choose another folder, or go on with --resume {job.out}"
+                ) from None
+            again += 1
+            job.out = stem.with_name(f"{stem.name}.{again}")
+            job.config.out = str(job.out)
+        except OSError as error:
+            raise BadRequest(f"out={job.out} cannot be written: {error.strerror}") from None
+    if job.resume_from is not None:
+        earlier = run_folder(job.config.resume or "")
+        if not same_folder(job.out, earlier) and (earlier / "events").is_dir():
+            shutil.copytree(earlier / "events", job.out / "events", dirs_exist_ok=True)  # the whole run's history
+        job.session = 1 + max((e["session"] for own in read_worker_events(job.out) for e in own), default=-1)
+
+
+def same_folder(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()

@@ -46,7 +46,8 @@ class Accuracy(Metric):
         return torch.zeros(2, dtype=torch.float64)
 
     def update(self, state: Tensor, indices: Tensor, outputs: Any, targets: Any) -> None:
-        right = predicted_classes(outputs) == targets.reshape(outputs.shape[0], *targets.shape[2:]).long()
+        predicted = predicted_classes(outputs)
+        right = predicted == targets.reshape(predicted.shape).long()
         state += torch.tensor([float(right.sum()), float(right.numel())], dtype=torch.float64)
 
     def value(self, state: Tensor) -> float:

@@ -24,7 +24,10 @@ class Recorder:
         self.rank, self.session = rank, session
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
             self._file: TextIO = path.open("a", buffering=1)
+            if torn:  # a killed worker's last line stays its own
+                self._file.write("\n")
         except OSError as error:
             raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
 

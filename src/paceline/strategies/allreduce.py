@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from paceline.registry import collectives, strategies
+from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy
 from paceline.types import Batch, ReplicaLike
 
@@ -28,14 +28,13 @@ class AllReduce(Strategy):
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
-        name = "native" if self.collective == "auto" else self.collective
-        self._collective = collectives.build(name, transport=ctx.peers)
-        self._codec_states = [ctx.codec.start(region.grad_layout) for region in replica.regions]
+        self._collective = ctx.collective(self.collective)
+        self._codec_states = [ctx.codec.start(r.grad_layout, ctx.random, ctx.shared_random) for r in replica.regions]
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         for region, state in zip(replica.regions, self._codec_states, strict=True):
             self.ctx.codec.reduce(region.grads, region.grad_layout, self._collective, state)
-        replica.update()
+        replica.update(marked=self.ctx.codec.lossless)
 
     def state(self) -> dict[str, Any]:
         return {"codec": self._codec_states}

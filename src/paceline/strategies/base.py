@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.codecs.base import Codec
+from paceline.collectives.base import Collective
 from paceline.errors import ReplicasDiffer
 from paceline.record.writer import Recorder
 from paceline.transport.metered import Metered
@@ -27,8 +28,10 @@ class Context:
     worker_index: int  # -1 on a server
     workers: int
     codec: Codec
+    collective: Callable[[str], Collective]  # by name, over the workers; "auto" chooses
     recorder: Recorder
     random: torch.Generator  # this rank's own
+    shared_random: torch.Generator  # the same on all ranks
     init: Literal["broadcast", "seed"]
 
 
@@ -39,6 +42,7 @@ class Strategy(ABC):
     replicas_identical: ClassVar[bool] = False  # after every step, on all workers, bit for bit
     exchanges: Literal["gradients", "weights", "nothing"] = "gradients"
     serves: ClassVar[Literal["ranks", "thread"] | None] = None
+    in_step: ClassVar[bool] = True  # an exchange ends for all when the last worker has come to it
     flat: ClassVar[bool] = True  # False: works on the plain model
     shard: ClassVar[Literal["global", "static"]] = "global"  # unless the person says otherwise
     needs_processes: ClassVar[bool] = False
@@ -98,6 +102,7 @@ def start_together(ctx: Context, replica: ReplicaLike) -> None:
                 if flat.numel():
                     ctx.peers.broadcast(flat)
     expect_identical(ctx, replica, "at the start")
+    replica.common_buffers = [region.buffers.clone() for region in replica.regions]
 
 
 def expect_identical(ctx: Context, replica: ReplicaLike, when: str) -> None:
@@ -114,17 +119,24 @@ def expect_identical(ctx: Context, replica: ReplicaLike, when: str) -> None:
 
 
 def average_buffers(ctx: Context, replica: ReplicaLike) -> None:
-    """Batch statistics: the mean over the workers, by samples seen. Integer buffers come from worker 0."""
+    """Batch statistics: the mean over the workers, by samples seen. Integer buffers come from worker 0.
+
+    What is averaged is how far each worker has moved since all agreed last, so that buffers which nobody changes
+    (tables, masks, also with inf in them) stay as they are, bit for bit.
+    """
     replica.gather_buffers()
     if ctx.workers == 1:
         return
     if any(region.buffers.numel() for region in replica.regions):
         seen = torch.tensor([replica.samples_seen], dtype=torch.float64)
         ctx.peers.all_reduce(seen)
-        share = replica.samples_seen / float(seen) if float(seen) else 1 / ctx.workers
-        for region in replica.regions:
-            region.buffers.mul_(share)
-            ctx.peers.all_reduce(region.buffers)
+        share = replica.samples_seen / float(seen) if float(seen) else 0.0
+        for region, common in zip(replica.regions, replica.common_buffers, strict=True):
+            still = region.buffers == common
+            moved = torch.where(still, 0.0, region.buffers - common).mul_(share) if share else torch.zeros_like(common)
+            ctx.peers.all_reduce(moved)
+            region.buffers.copy_(torch.where(moved == 0, common, common + moved))
+            common.copy_(region.buffers)
     for buffer in replica.integer_buffers:
         _broadcast(ctx, buffer)
 

@@ -7,6 +7,7 @@ average as they should (Li et al., "PyTorch Distributed", 2020).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated
 
 import torch.distributed as dist
@@ -39,6 +40,7 @@ class DDP(Strategy):
             store=dist.PrefixStore("ddp", ctx.transport.store),
             rank=ctx.transport.rank,
             world_size=ctx.transport.size,
+            timeout=timedelta(seconds=ctx.transport.deadline_s),
         )
         replica.forward = DistributedDataParallel(replica.model, bucket_cap_mb=self.bucket_cap_mb)
         self._gradients = sum(p.numel() for p in replica.model.parameters() if p.requires_grad)

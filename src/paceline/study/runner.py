@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import Config
-from paceline.errors import PacelineError
+from paceline.errors import BadRequest, Interrupted, PacelineError
 from paceline.job import Job, prepare
 from paceline.launch.run import Listen, run
 from paceline.record.machine import cores
@@ -96,9 +96,9 @@ def run_study(
                 record = run(job, watch(line.setting, number + 1, job), clean=True)
                 memory_format = record["config"]["memory_format"]  # chosen once, for all
                 line.records.append(record)
+            except (BadRequest, Interrupted):  # nothing that another run would do better
+                raise
             except PacelineError as error:
-                if error.exit_code == 130:
-                    raise
                 line.error = str(error)
     write_results(lines, out / "results.csv")
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.errors import TransportError
 
 Op = Literal["sum", "max", "min"]
+REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 class Work(Protocol):
@@ -73,10 +74,26 @@ class Transport(ABC):
         """These ranks only, numbered from 0 in this order; called by its members only."""
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
-        raise TransportError(f"transport {self.name} has no native all-reduce")
+        """Through rank 0, where the library behind it has nothing better."""
+        if self.rank == 0:
+            other = torch.empty_like(tensor)
+            for peer in range(1, self.size):
+                self.recv(other, peer)
+                REDUCE[op](tensor, other, out=tensor)
+        else:
+            self.send(tensor, 0)
+        Transport.broadcast(self, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        raise TransportError(f"transport {self.name} has no native broadcast")
+        if self.rank == root:
+            for work in [self.isend(tensor, peer) for peer in range(self.size) if peer != root]:
+                work.wait()
+        else:
+            self.recv(tensor, root)
+
+    def all_reduce_bytes(self, length: int, itemsize: int) -> tuple[int, int, int]:
+        """What this rank sends and receives in its own all-reduce, and in how many messages: a ring's, the least possible."""
+        return (*ring_bytes(length, itemsize, self.rank, self.size), 2 * (self.size - 1))
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a flat buffer that will be exchanged; a transport may have a better place for it."""

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
+from paceline.seeding import random_states, set_random_states
 from paceline.transport.base import Op, Transport, Work, check_ranks
 
 Ready = Callable[[], bool]
@@ -33,6 +33,11 @@ class Baton:
         self._ready: dict[int, Ready] = {}
         self._why: dict[int, str] = {}
         self._stuck = ""
+        self._aborted = False
+
+    def abort(self) -> None:
+        """Whoever gets the baton from now on ends."""
+        self._aborted = True
 
     def join(self, who: int) -> None:
         """Called for everybody before anybody runs."""
@@ -56,10 +61,12 @@ class Baton:
     def hand_over(self, who: int, ready: Ready, why: str) -> None:
         """Let somebody run; come back when it is this one's turn and `ready()` holds."""
         self._ready[who], self._why[who] = ready, why
-        saved = _random_state()
+        saved = random_states()
         self._pass_on()
         self._turns[who].acquire()
-        _set_random_state(saved)
+        set_random_states(saved)
+        if self._aborted:
+            raise TransportError("interrupted")
         if self._stuck and not ready():
             raise TransportError(self._stuck)
         self._ready[who] = _always
@@ -103,13 +110,20 @@ class Hub:
                 self.baton.leave(rank)
 
         threads = [threading.Thread(target=thread, args=(r,), name=f"rank-{r}", daemon=True) for r in range(self.size)]
-        before = _random_state()
+        before = random_states()
         for t in threads:
             t.start()
         self.baton.start()
-        for t in threads:
-            t.join()
-        _set_random_state(before)
+        try:
+            for t in threads:
+                t.join()
+        except BaseException:  # Ctrl-C arrives here: nobody may go on behind the caller's back
+            self.baton.abort()
+            for t in threads:
+                t.join()
+            raise
+        finally:
+            set_random_states(before)
         return results
 
 
@@ -222,13 +236,3 @@ def _reduced(parts: list[Tensor], op: Op) -> Tensor:
 
 def _always() -> bool:
     return True
-
-
-def _random_state() -> tuple[Tensor, Any, Any]:
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-
-def _set_random_state(state: tuple[Tensor, Any, Any]) -> None:
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.transport.base import Op, Transport, Work, ring_bytes
+from paceline.transport.base import Op, Transport, Work
 from paceline.types import PHASES, Phase
 
 ALL_PEERS = -1
@@ -22,6 +22,7 @@ class Tally:
     received_bytes: int = 0
     messages: int = 0
     seconds: float = 0.0
+    calls: int = 0
 
 
 class Meter:
@@ -30,7 +31,7 @@ class Meter:
     def __init__(self) -> None:
         self.phase: Phase = "setup"
         self.tallies: dict[tuple[Phase, str, int], Tally] = {}
-        self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)  # spent in transport calls
+        self.totals: dict[Phase, Tally] = {phase: Tally() for phase in PHASES}
         self.times_known = True  # False once something was exchanged whose time nobody can see (inside a backward pass)
 
     def add(self, operation: str, peer: int, sent: int, received: int, messages: int, seconds: float) -> None:
@@ -38,21 +39,15 @@ class Meter:
         tally = self.tallies.get(key)
         if tally is None:
             tally = self.tallies[key] = Tally()
-        tally.sent_bytes += sent
-        tally.received_bytes += received
-        tally.messages += messages
-        tally.seconds += seconds
-        self.seconds[self.phase] += seconds
+        for counted in (tally, self.totals[self.phase]):
+            counted.sent_bytes += sent
+            counted.received_bytes += received
+            counted.messages += messages
+            counted.seconds += seconds
+            counted.calls += 1
 
     def total(self, phase: Phase) -> Tally:
-        total = Tally()
-        for (at, _, _), tally in self.tallies.items():
-            if at == phase:
-                total.sent_bytes += tally.sent_bytes
-                total.received_bytes += tally.received_bytes
-                total.messages += tally.messages
-                total.seconds += tally.seconds
-        return total
+        return self.totals[phase]
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -115,8 +110,8 @@ class Metered(Transport):
         self._count_all_reduce(length, itemsize, 0.0)
 
     def _count_all_reduce(self, length: int, itemsize: int, seconds: float) -> None:
-        sent, received = ring_bytes(length, itemsize, self.rank, self.size)
-        self.meter.add("all_reduce", ALL_PEERS, sent, received, 2 * (self.size - 1), seconds)
+        sent, received, messages = self.inner.all_reduce_bytes(length, itemsize)
+        self.meter.add("all_reduce", ALL_PEERS, sent, received, messages, seconds)
 
     def group(self, ranks: Sequence[int]) -> Metered:
         return Metered(self.inner.group(ranks), self.meter)

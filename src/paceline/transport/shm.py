@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,15 +21,13 @@ from torch import Tensor
 
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
-from paceline.transport.base import Op, Rendezvous, Transport, Work, check_ranks
+from paceline.transport.base import REDUCE, Op, Rendezvous, Transport, Work, check_ranks
 from paceline.transport.doorbell import Board, Waiter
 
 SMALL_BYTES = 32 << 10  # up to here everybody sums everything, with one barrier instead of two
 BLOCK_BYTES = 256 << 10  # the slice is summed and handed out in pieces that stay in the cache
 PIECE_BYTES = 256 << 10  # messages travel in pieces of this size ...
 PIECES = 4  # ... of which so many may be under way between two ranks
-
-REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 class SharedBytes:
