@@ -1,6 +1,9 @@
 """Things that went wrong once."""
 
+import os
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -84,9 +87,8 @@ def test_random_streams_are_the_same_for_all_workers(run_inproc: RunInproc, work
 
 
 def test_buffers_that_are_no_statistics_stay_bit_for_bit(run_inproc: RunInproc) -> None:
-    table = torch.cat(
-        [torch.randn(1000, generator=torch.Generator().manual_seed(0)), torch.tensor([float("-inf"), float("inf")])]
-    )
+    table = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    table[:2] = torch.tensor([float("-inf"), float("inf")])
 
     class WithTable(nn.Module):
         def __init__(self) -> None:
@@ -120,7 +122,7 @@ def test_per_position_targets(run_inproc: RunInproc) -> None:
 def test_what_does_not_fit_is_refused_before_the_first_step(run_inproc: RunInproc, tmp_path: Path) -> None:
     for options in ({"loss": "mse"}, {"metric": "auc"}):
         out = tmp_path / str(options)
-        with pytest.raises(BadRequest, match="fit|needs"):
+        with pytest.raises(BadRequest, match=r"fit|needs"):
             run_inproc(**options, out=str(out), steps=50)
         assert Run.open(out).steps == 0
     with pytest.raises(BadRequest, match="empty test set"):
@@ -170,7 +172,7 @@ def test_resume_by_another_name_and_from_another_place(
     assert paceline.train(**plain, resume="../a/run", steps=8).steps == 8
     assert list((tmp_path / "b").iterdir()) == []
     elsewhere = paceline.train(**plain, resume="../a/run", out="copy", steps=10)
-    assert (elsewhere.steps, elsewhere.samples) == (10, Run.open("../a/run").samples + 2 * 8 if False else elsewhere.samples)
+    assert elsewhere.steps == 10
     assert elsewhere.samples == sum(min(8, 60 - 8 * (i % 8)) for i in range(10))
 
 
@@ -275,16 +277,12 @@ def test_a_transport_needs_no_collectives_of_its_own(run_inproc: RunInproc) -> N
 
 
 def test_interrupting_threads_ends_them() -> None:
-    import threading
-
     hub = Hub(2)
 
     def body(transport: InprocTransport) -> None:
         for step in range(10**6):
             if step == 50 and transport.rank == 0:
-                import _thread
-
-                _thread.interrupt_main()
+                os.kill(os.getpid(), signal.SIGINT)
             transport.barrier()
 
     with pytest.raises(KeyboardInterrupt):
