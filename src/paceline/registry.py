@@ -65,9 +65,8 @@ class Spec:
         return Spec(self.name, {**self.options, key: value}, self.rest)
 
     def __str__(self) -> str:
-        parts = [self.rest] if self.rest else []
-        parts += [f"{k}={format_value(v)}" for k, v in self.options.items()]
-        return self.name + (":" + ",".join(parts) if parts else "")
+        pairs = ",".join(f"{k}={format_value(v)}" for k, v in self.options.items())
+        return ":".join(part for part in (self.name, self.rest, pairs) if part)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ def test_import_by_path(tmp_path: Path) -> None:
         "import torch\ndef make(input_shape, classes, width=4):\n    return torch.nn.Linear(width, classes)\n"
     )
     assert models.build("my_nets:make:width=7", input_shape=(1,), classes=2).in_features == 7
+    saved = str(models.resolve("my_nets:make:width=7"))
+    assert saved == "my_nets:make:width=7"
+    assert models.build(saved, input_shape=(1,), classes=2).in_features == 7
     with pytest.raises(UnknownName, match="no attribute"):
         models.build("my_nets:nothing")
 
