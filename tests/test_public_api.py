@@ -30,7 +30,7 @@ def test_options_of_train_are_those_of_the_command_line() -> None:
         "until_accuracy", "until_converged", "init", "memory_format", "threads", "device", "seed", "out", "resume",
         "checkpoint_every", "plugin",
     }  # fmt: skip
-    assert set(Config.options()) == promised | {"evaluate_every", "deadline_s"}
+    assert set(Config.options()) == promised | {"evaluate_every", "deadline_s", "faults"}
 
 
 def test_a_run_has_its_results_as_attributes(run_inproc) -> None:

@@ -37,6 +37,7 @@ class Config:
         None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"
     )
     partition: str = option("iid", Literal["iid", "by-label"], "how static shards are cut", "How")
+    faults: tuple[str, ...] = option((), str, "what goes wrong on purpose: slow:rank=1,factor=3 (may be repeated)", "How")
     init: str = option("broadcast", Literal["broadcast", "seed"], "equal start by sending or by seeding", "How")
 
     batch_size: Any = option(None, str, "per worker: a number (64), a list (32,16), or all", "Optimisation")
@@ -152,7 +153,7 @@ def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         return None
     if name in CHOICES:
         return Spec.of(value) if isinstance(value, (str, Mapping, Spec)) else value
-    if name == "plugin":
+    if name in ("plugin", "faults"):
         return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
     if name in ("batch_size", "global_batch_size"):
         return _batch_sizes(name, value)

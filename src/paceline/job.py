@@ -19,6 +19,7 @@ from paceline.data.adopt import adopt
 from paceline.data.base import Data, Stream
 from paceline.data.shards import GlobalShards, Shards, StaticShards, split
 from paceline.errors import BadRequest, UnknownName
+from paceline.faults.base import Fault
 from paceline.objectives.losses import Loss
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import Schedule
@@ -26,6 +27,7 @@ from paceline.record.machine import cores
 from paceline.registry import (
     Spec,
     codecs,
+    faults,
     load_plugin,
     losses,
     metrics,
@@ -117,6 +119,9 @@ class Job:
             return given
         return None if given.name == "none" else metrics.build(given)
 
+    def faults(self) -> list[Fault]:
+        return [faults.build(f) for f in self.config.faults]
+
     def schedule(self) -> Schedule:
         return schedules.build(self.config.lr_schedule)  # type: ignore[no-any-return]
 
@@ -192,6 +197,9 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         job.memory_format = checkpoint.about(resume_from).get("memory_format", job.memory_format)
     job.optimizer(_on_meta(job))  # refuses what cannot be built, before any process starts
     job.schedule(), job.metric()
+    for fault in job.faults():
+        if getattr(fault, "rank", 0) not in range(workers):
+            raise BadRequest(f"fault {fault.name}: there is no rank {fault.rank} among {workers} workers")  # type: ignore[attr-defined]
     if not isinstance(data.train, Stream):
         job.shards()
     if job.oversubscribed:

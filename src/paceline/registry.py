@@ -363,6 +363,7 @@ strategies: Registry[Any] = Registry("strategy", "strategies", "paceline.strateg
 collectives: Registry[Any] = Registry("collective", "collectives", "paceline.collectives")
 codecs: Registry[Any] = Registry("codec", "codecs", "paceline.codecs")
 transports: Registry[Any] = Registry("transport", "transports", "paceline.transport")
+faults: Registry[Any] = Registry("fault", "faults", "paceline.faults")
 models: Registry[Any] = Registry("model", "models", "paceline.models")
 sources: Registry[Any] = Registry("data source", "data", "paceline.data")
 optimizers: Registry[Any] = Registry("optimizer", "optimizers", "paceline.optim")
@@ -377,6 +378,7 @@ ALL: dict[str, Registry[Any]] = {
         collectives,
         codecs,
         transports,
+        faults,
         models,
         sources,
         optimizers,

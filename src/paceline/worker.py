@@ -15,10 +15,10 @@ from paceline import checkpoint
 from paceline.collectives.base import choose
 from paceline.config import due
 from paceline.data.base import Samples, Stream
-from paceline.data.batches import Batches, ShardBatches, StreamBatches, evaluation_slices, rows, to_device
-from paceline.errors import BadRequest, NotFinite, PacelineError
+from paceline.data.batches import Batches, ShardBatches, StreamBatches, to_device
+from paceline.errors import BadRequest, NotFinite
+from paceline.evaluation import Evaluation
 from paceline.job import Job
-from paceline.objectives.metrics import Accuracy, Metric
 from paceline.record.resources import Usage, reset_rss_peak
 from paceline.record.writer import Recorder
 from paceline.registry import codecs
@@ -31,7 +31,6 @@ from paceline.types import Batch
 
 Notify = Callable[[str, dict[str, Any]], None]
 
-EVALUATION_BATCH = 500
 NOTIFY_EVERY_S = 0.2
 
 
@@ -71,6 +70,9 @@ class _Worker:
         self.job, self.config, self.recorder, self.notify = job, job.config, recorder, notify
         self.rank, self.usage = transport.rank, Usage.now()
         self.meter = Meter()
+        self.faults = job.faults()
+        for fault in self.faults:
+            transport = fault.wrap(transport)
         metered = Metered(transport, self.meter)
         self.strategy: Strategy = job.strategy()
         self.ctx = Context(
@@ -90,7 +92,6 @@ class _Worker:
         self.clock = _Clock()
         self.batches = self._batches()
         self.schedule = job.schedule()
-        self.metrics = _metrics(job)
         self.total_steps = self._total_steps()
         self.step, self.target_reached = 0, False
         self.epoch_start: list[Tensor] = []  # the weights when this epoch began, where convergence is watched
@@ -103,7 +104,8 @@ class _Worker:
         self.strategy.setup(self.ctx, self.replica)
         if own is not None:
             self._restore_own(own)
-        self._try_evaluation()
+        self.evaluation = Evaluation(job, self.replica, self.ctx)
+        self.evaluation.try_out()
         if self.ctx.worker_index == 0:
             notify("ready", {})
         recorder.write(
@@ -181,7 +183,7 @@ class _Worker:
         for batch in self.batches:
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
             before = replace(meter.totals["train"])
-            loss = replica.forward_backward(batch, strategy.scale(batch))
+            loss = self._compute(batch)
             arrived = time.perf_counter()
             strategy.step(replica, batch)
 
@@ -198,6 +200,15 @@ class _Worker:
             if over:
                 break
         meter.phase = "finish"
+
+    def _compute(self, batch: Batch) -> float:
+        for fault in self.faults:
+            fault.before_step(batch.step + 1, self.ctx.transport.inner)
+        began = time.perf_counter()
+        loss = self.replica.forward_backward(batch, self.strategy.scale(batch))
+        for fault in self.faults:
+            fault.after_compute(time.perf_counter() - began, self.ctx.transport.inner)
+        return loss
 
     def conclude(self) -> None:
         self.meter.phase = "finish"
@@ -265,13 +276,12 @@ class _Worker:
 
     def _evaluate(self, epoch: int | None) -> None:
         """All workers together, each sample once, of the strategy's consensus weights. `epoch` None: the last one."""
-        test = self.job.data.test
-        if test is None:
+        if self.job.data.test is None:
             return
         with self.meter.during("evaluate"):
             weights = self.strategy.consensus(self.replica)
             with self.replica.holding(weights):
-                loss, values = self._measure(test)
+                loss, values = self.evaluation.measure()
         accuracy = values.get("accuracy")
         target = self.config.until_accuracy
         self.target_reached = target is not None and accuracy is not None and accuracy >= target
@@ -291,50 +301,6 @@ class _Worker:
         if not loss - loss == 0.0:
             raise NotFinite(f"the loss on the test set is {loss} after step {self.step}: try a smaller lr")
         self.clock.start()
-
-    def _measure(self, test: Samples) -> tuple[float, dict[str, float]]:
-        replica, samples = self.replica, len(test)
-        sums = torch.zeros(2, dtype=torch.float64)
-        states = [m.start(samples) for m in self.metrics]
-        replica.model.eval()
-        try:
-            with torch.no_grad():
-                for indices in evaluation_slices(samples, self.ctx.workers, self.ctx.worker_index, EVALUATION_BATCH):
-                    inputs, targets = to_device(test.batch(indices), self.device)
-                    outputs = replica.infer(inputs)
-                    count = rows(targets)
-                    sums += torch.tensor([float(replica.loss(outputs, targets)) * count, count], dtype=torch.float64)
-                    for metric, state in zip(self.metrics, states, strict=True):
-                        metric.update(state, indices, outputs, targets)
-        finally:
-            replica.model.train()
-        for tensor in (sums, *states):
-            self.ctx.peers.all_reduce(tensor)
-        return float(sums[0] / sums[1]), {m.name: m.value(s) for m, s in zip(self.metrics, states, strict=True)}
-
-    def _try_evaluation(self) -> None:
-        """A loss or metric that does not fit is refused before the first step, not after the last."""
-        test = self.job.data.test
-        if test is None:
-            return
-        indices = torch.arange(min(2, len(test)))
-        inputs, targets = to_device(test.batch(indices), self.device)
-        self.replica.model.eval()
-        try:
-            with torch.no_grad():
-                outputs = self.replica.infer(inputs)
-                try:
-                    self.replica.loss(outputs, targets)
-                    for metric in self.metrics:
-                        metric.update(metric.start(len(test)), indices, outputs, targets)
-                except PacelineError:
-                    raise
-                except Exception as error:
-                    names = f"loss {self.config.described()['loss']} and metric {self.config.described()['metric']}"
-                    shapes = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
-                    raise BadRequest(f"{names} do not fit {shapes}: {str(error).splitlines()[0]}") from error
-        finally:
-            self.replica.model.train()
 
     def _converged(self) -> bool:
         """Relative change of the consensus weights over the epoch, the same number on all workers."""
@@ -434,16 +400,3 @@ class _Worker:
 
 def _count(train: Samples | Stream) -> int | None:
     return None if isinstance(train, Stream) else len(train)
-
-
-def _shape(value: Any) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
-
-
-def _metrics(job: Job) -> list[Metric]:
-    """Accuracy wherever targets are classes, then the chosen one (last: it is `result.metric`)."""
-    chosen = job.metric()
-    found: list[Metric] = []
-    if not isinstance(chosen, Accuracy) and job.data.classes is not None:
-        found.append(Accuracy())
-    return found + ([chosen] if chosen is not None else [])

@@ -37,7 +37,7 @@ def options_from_config(command: Callable[..., None]) -> Callable[..., None]:
     """A flag per option of the configuration; only what was given is passed on."""
     for name, field in reversed(Config.options().items()):
         default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
-        extra: dict[str, Any] = {"multiple": True} if name == "plugin" else {}
+        extra: dict[str, Any] = {"multiple": True} if name in ("plugin", "faults") else {}
         if name in COMPLETED_FROM:
             extra["shell_complete"] = _completer(COMPLETED_FROM[name])
         command = click.option(

@@ -1,0 +1,95 @@
+"""A slow network between the workers: every rank's link has a bandwidth and a latency."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from paceline.errors import BadRequest
+from paceline.faults.base import Fault
+from paceline.registry import faults
+from paceline.transport.base import Op, Transport, Work
+
+RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def parse_unit(text: str, units: dict[str, float], what: str) -> float:
+    """`100mbit`, `1ms`, `0`."""
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", str(text).lower())
+    try:
+        number = float(found[1]) if found else -1.0
+    except ValueError:
+        number = -1.0
+    if found is None or number < 0 or (found[2] not in units and number):
+        raise BadRequest(f"{what}={text!r} is not a number with one of the units {', '.join(units)}")
+    return number * units.get(found[2], 0.0)
+
+
+@faults.register("link")
+@dataclass
+class Link(Fault):
+    """All links have this bandwidth (per direction) and latency."""
+
+    bandwidth: Annotated[str, "100mbit, 1gbit, ...; 0 is unlimited"] = "0"
+    latency: Annotated[str, "1ms, 50us, ..."] = "0"
+
+    def __post_init__(self) -> None:
+        rate = parse_unit(self.bandwidth, RATES, "fault link: bandwidth")
+        self.seconds_per_byte = 8 / rate if rate else 0.0
+        self.latency_s = parse_unit(self.latency, TIMES, "fault link: latency")
+
+    def wrap(self, transport: Transport) -> Transport:
+        return SlowLink(transport, self.seconds_per_byte, self.latency_s)
+
+
+class SlowLink(Transport):
+    """Sending takes as long as the link needs. A native all-reduce takes as long as a ring would over such links."""
+
+    name = "slow-link"
+
+    def __init__(self, inner: Transport, seconds_per_byte: float, latency_s: float) -> None:
+        super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation)
+        self.inner, self.seconds_per_byte, self.latency_s = inner, seconds_per_byte, latency_s
+        self.native, self.runs_as, self.store = inner.native, inner.runs_as, inner.store  # type: ignore[misc]
+
+    def _pass(self, size: int, messages: int = 1) -> None:
+        time.sleep(messages * self.latency_s + size * self.seconds_per_byte)
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        self._pass(tensor.nbytes)
+        return self.inner.isend(tensor, to, tag)
+
+    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        return self.inner.irecv(tensor, source, tag)
+
+    def barrier(self) -> None:
+        self.inner.barrier()
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
+        sent, _, messages = self.inner.all_reduce_bytes(tensor.numel(), tensor.element_size())
+        self._pass(sent, messages)
+        self.inner.all_reduce(tensor, op)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        if self.rank == root and self.size > 1:
+            self._pass(tensor.nbytes)
+        self.inner.broadcast(tensor, root)
+
+    def all_reduce_bytes(self, length: int, itemsize: int) -> tuple[int, int, int]:
+        return self.inner.all_reduce_bytes(length, itemsize)
+
+    def group(self, ranks: Sequence[int]) -> Transport:
+        return SlowLink(self.inner.group(ranks), self.seconds_per_byte, self.latency_s)
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.inner.allocate(numel, dtype, device)
+
+    def close(self) -> None:
+        self.inner.close()

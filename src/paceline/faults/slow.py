@@ -1,0 +1,29 @@
+"""A slow worker: its compute time times a factor."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+from paceline.errors import BadRequest
+from paceline.faults.base import Fault
+from paceline.registry import faults
+from paceline.transport.base import Transport
+
+
+@faults.register("slow")
+@dataclass
+class Slow(Fault):
+    """One worker computes so many times as long, in proportion to its samples."""
+
+    rank: Annotated[int, "which worker"] = 0
+    factor: Annotated[float, "its compute time is multiplied by this"] = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 1:
+            raise BadRequest(f"fault slow: factor={self.factor:g}: 1 or more")
+
+    def after_compute(self, seconds: float, transport: Transport) -> None:
+        if transport.rank == self.rank:
+            time.sleep((self.factor - 1) * seconds)
