@@ -89,6 +89,9 @@ def make_job(options: dict[str, Any]) -> Job:
         if options.get("batch_size") or options.get("global_batch_size"):
             saved.pop("batch_size", None)
             saved.pop("global_batch_size", None)
+        if options.get("epochs") is not None or options.get("steps") is not None:  # a new end replaces the old one
+            saved.pop("epochs", None)
+            saved.pop("steps", None)
         options = {**saved, **options}
     return prepare(Config.make(options), default_out)
 
@@ -102,6 +105,7 @@ def default_out(config: Config) -> Path:
     """runs/20261115-203012-cnn-mnist-allreduce-2"""
     described = config.described()
     parts = [described["model"], described["data"], described["strategy"]]
+    parts = [str(p).removeprefix("__main__:") for p in parts]
     words = [re.sub(r"[^A-Za-z0-9._-]+", "-", str(p).split(":")[0].strip("<>()"))[:24] for p in parts]
     stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *words, str(config.workers)])
     return Path("runs") / stem

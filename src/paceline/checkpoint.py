@@ -82,9 +82,11 @@ def latest(out: Path) -> Path:
 def about(checkpoint: Path) -> dict[str, Any]:
     try:
         content = json.loads((checkpoint / "checkpoint.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataCorrupt(f"{checkpoint / 'checkpoint.json'} cannot be read: {error}") from None
-    return dict(content)
+    if not isinstance(content, dict) or not {"step", "workers", "train_s", "optimizer", "samples"} <= content.keys():
+        raise DataCorrupt(f"{checkpoint / 'checkpoint.json'} is not a checkpoint's description")
+    return content
 
 
 def load_own(checkpoint: Path, rank: int) -> dict[str, Any]:

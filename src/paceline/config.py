@@ -104,6 +104,8 @@ class Config:
             raise BadRequest("partition=by-label needs shard=static: a global shard mixes all samples in every step")
         if self.threads != "auto":
             _positive("threads", self.threads)
+            if self.threads > 1024:
+                raise BadRequest(f"threads={self.threads}: at most 1024")
         if not -(2**63) <= self.seed < 2**63:
             raise BadRequest(f"seed={self.seed} does not fit into 64 bits")
 
@@ -120,7 +122,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise BadRequest(f"{path} does not exist") from None
+        raise BadRequest(f"{path} does not exist (FILE is a TOML file with options; a data set goes into --data)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -154,6 +156,8 @@ def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
     if name in CHOICES:
         return Spec.of(value) if isinstance(value, (str, Mapping, Spec)) else value
     if name in ("plugin", "faults"):
+        if not isinstance(value, (str, list, tuple)):
+            raise BadRequest(f"{name}={value!r} is not text or a list of texts")
         return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
     if name in ("batch_size", "global_batch_size"):
         return _batch_sizes(name, value)
@@ -162,6 +166,8 @@ def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
     if name in ("evaluate_every", "checkpoint_every"):
         return _interval(name, value)
     if name in ("out", "data_dir", "resume"):
+        if not isinstance(value, (str, Path)) or not str(value):
+            raise BadRequest(f"{name}={value!r} is not a path")
         return str(value)
     return convert(value, kind, name)
 
@@ -187,7 +193,7 @@ def _interval(name: str, value: Any) -> str:
     count = text.removesuffix("s").removesuffix("epoch").strip() if "epoch" in text else text
     if count == "" and "epoch" in text:
         return "epoch"
-    if not count.isdigit() or int(count) < 1:
+    if not (count.isascii() and count.isdecimal()) or int(count) < 1:
         raise BadRequest(f"{name}={value}: write a number of steps (100), epoch, or a number of epochs (2epochs)")
     return f"{int(count)}epochs" if "epoch" in text else count
 

@@ -10,8 +10,10 @@ PacelineError
     ├── ReplicasDiffer    workers that should hold the same weights do not
     ├── TransportError    bytes could not be moved
     │   └── PeerLost      ... because a rank is gone
-    ├── WorkerFailed      a worker raised, or died; carries its rank and its own traceback
-    └── Interrupted       Ctrl-C                                    (exit code 130)
+    └── WorkerFailed      a worker raised, or died; carries its rank and its own traceback
+
+KeyboardInterrupt
+└── Interrupted           Ctrl-C during a run, after its record was written (exit code 130)
 """
 
 from __future__ import annotations
@@ -91,5 +93,5 @@ class WorkerFailed(RunFailed):
         return type(self), (self.rank, self.summary, self.worker_traceback)
 
 
-class Interrupted(RunFailed):
+class Interrupted(KeyboardInterrupt):
     exit_code = 130

@@ -81,6 +81,8 @@ def _metrics(job: Job) -> list[Metric]:
     """Accuracy wherever targets are classes, then the chosen one (last: it is `result.metric`)."""
     chosen = job.metric()
     found: list[Metric] = []
-    if not isinstance(chosen, Accuracy) and job.data.classes is not None:
+    if chosen is None:
+        return found
+    if not isinstance(chosen, Accuracy) and job.data.labelled:
         found.append(Accuracy())
-    return found + ([chosen] if chosen is not None else [])
+    return [*found, chosen]

@@ -76,8 +76,15 @@ class Job:
             return copy.deepcopy(given)
         if isinstance(given, Spec):
             built = models.build(given, input_shape=self.data.input_shape, classes=self.data.classes)
+        elif not callable(given):
+            raise BadRequest(f"model cannot be a {type(given).__name__}: give a name, a Module, a class or a function")
         else:
-            built = given()
+            try:
+                built = given()
+            except TypeError as error:
+                raise BadRequest(
+                    f"model {self.config.described()['model']} cannot be made without arguments: {error}"
+                ) from error
         if not isinstance(built, nn.Module):
             raise BadRequest(f"model {self.config.described()['model']} gave a {type(built).__name__}, not a torch.nn.Module")
         return built
@@ -95,8 +102,18 @@ class Job:
                 momentum=config.momentum,
                 weight_decay=config.weight_decay,
             )
-        else:
+        elif isinstance(config.optimizer, torch.optim.Optimizer):
+            raise BadRequest(
+                "optimizer: give the class, or a function from parameters to an optimizer; every worker makes its own"
+            )
+        elif isinstance(config.optimizer, type):
+            built = config.optimizer(trainable, lr=config.lr)
+        elif callable(config.optimizer):
+            if config.lr != Config.options()["lr"].default or config.momentum or config.weight_decay:
+                raise BadRequest("lr, momentum and weight_decay go into your own optimizer function, not beside it")
             built = config.optimizer(trainable)
+        else:
+            raise BadRequest(f"optimizer cannot be a {type(config.optimizer).__name__}")
         if not isinstance(built, torch.optim.Optimizer):
             raise BadRequest(f"optimizer gave a {type(built).__name__}, not a torch.optim.Optimizer")
         refuse_closures(built)
@@ -115,15 +132,21 @@ class Job:
 
     def metric(self) -> Metric | None:
         given = self.config.metric
+        if isinstance(given, type) and issubclass(given, Metric):
+            return given()
         if isinstance(given, Metric) or given is None:
             return given
+        if not isinstance(given, Spec):
+            raise BadRequest(f"metric cannot be a {type(given).__name__}: give a name or a paceline.objectives.metrics.Metric")
         return None if given.name == "none" else metrics.build(given)
 
     def faults(self) -> list[Fault]:
         return [faults.build(f) for f in self.config.faults]
 
     def schedule(self) -> Schedule:
-        return schedules.build(self.config.lr_schedule)  # type: ignore[no-any-return]
+        given = self.config.lr_schedule
+        built: Schedule = schedules.build(given) if isinstance(given, Spec) else given
+        return built
 
     def shards(self) -> Shards:
         if isinstance(self.data.train, Stream):
@@ -145,6 +168,8 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         load_plugin(plugin)
     resume_from = checkpoint.latest(Path(config.resume)) if config.resume else None
     _check_device(config.device)
+    if config.data_dir is not None and not Path(config.data_dir).is_dir():
+        raise BadRequest(f"data_dir={config.data_dir} is not a folder")
     config = _resolve_names(config)
     strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
     _check_strategy(config, strategy)
@@ -164,12 +189,14 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         raise BadRequest("until_accuracy needs a test set; this data has none")
     loss = config.loss
     if isinstance(loss, Spec) and loss.name == "auto":
-        loss = Spec("cross-entropy" if data.classes is not None or isinstance(data.train, Stream) else "mse")
+        loss = Spec("cross-entropy" if data.labelled or isinstance(data.train, Stream) else "mse")
     metric = config.metric
     if isinstance(metric, Spec) and metric.name == "auto":
         by_loss = {"mse": "mse", "cross-entropy": "accuracy", "nll": "accuracy", "bce": "accuracy"}
         name = by_loss.get(loss.name if isinstance(loss, Spec) else "", "none")
-        metric = Spec("accuracy" if data.classes is not None else name)
+        metric = Spec("accuracy" if data.labelled else name)
+    if config.until_accuracy is not None and not data.labelled and not (isinstance(metric, Spec) and metric.name == "accuracy"):
+        raise BadRequest("until_accuracy needs targets that are classes; these are not")
     momentum = config.momentum
     if momentum is None and isinstance(config.optimizer, Spec):
         momentum = 0.9 if config.optimizer.name == "momentum" else 0.0
@@ -178,7 +205,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     out = Path(config.out) if config.out else run_folder(config.resume) if config.resume else out_name(config)
     config = config.merged(
         {
-            "shard": shard,
+            "shard": None if isinstance(data.train, Stream) else shard,
             "epochs": epochs,
             "threads": threads,
             "transport": Spec(transport),
@@ -222,8 +249,10 @@ def load_config(folder: str | Path) -> dict[str, Any]:
         saved = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadRequest(f"{folder} is not a run that can be resumed: it has no config.json") from None
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
+    if not isinstance(saved, dict):
+        raise BadRequest(f"{path} is not a run's configuration")
     return {k: v for k, v in saved.items() if v is not None and k not in ("resume", "out")}
 
 
@@ -278,11 +307,12 @@ def _transport(config: Config, strategy: Strategy) -> str:
 
 
 def _load(config: Config) -> Data:
+    count = isinstance(config.model, Spec) and config.model.name in models  # a person's own model knows its classes
     if isinstance(config.data, Spec):
-        return adopt(sources.build(config.data, data_dir=config.data_dir), str(config.data))
+        return adopt(sources.build(config.data, data_dir=config.data_dir), str(config.data), count)
     if callable(config.data) and not hasattr(config.data, "__getitem__") and not hasattr(config.data, "__iter__"):
-        return adopt(config.data())
-    return adopt(config.data)
+        return adopt(config.data(), count_classes=count)
+    return adopt(config.data, count_classes=count)
 
 
 def _batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
@@ -290,6 +320,13 @@ def _batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
     total = None if isinstance(data.train, Stream) else len(data.train)
     if total is not None and workers > total:
         raise BadRequest(f"{workers} workers for {total} training samples: some would never see one")
+    if isinstance(data.train, Stream):
+        if config.shard is not None or config.partition != "iid":
+            raise BadRequest("a stream comes in its own order: shard and partition do not apply to it")
+        if data.batch_size is not None and config.batch_size not in (None, data.batch_size):
+            raise BadRequest(
+                f"your DataLoader's batches have {data.batch_size} samples: batch_size={config.batch_size} contradicts it"
+            )
     if isinstance(data.train, Stream) and (config.global_batch_size is not None or isinstance(config.batch_size, (tuple, str))):
         raise BadRequest("a stream takes one batch_size per worker (a DataLoader brings its own)")
     if config.global_batch_size is not None or config.batch_size == "all":

@@ -59,7 +59,9 @@ class Watch:
             if self._progress is None:  # not before the workers are forked: it runs a thread
                 self._progress = _bar(self.console)
                 self._progress.start()
-                self._task = self._progress.add_task(self.label or "training", total=content["total"], loss="", rate="")
+                self._task = self._progress.add_task(
+                    self.label or "training", total=content["total"], loss="", rate="", done=""
+                )
             assert self._task is not None
             self._progress.update(
                 self._task,
@@ -67,6 +69,7 @@ class Watch:
                 total=content["total"],
                 loss=f"loss {content['loss']:.4f}",
                 rate=rate,
+                done=f"{content['step']}/{content['total']}" if content["total"] else f"step {content['step']}",
             )
         elif self.lines and time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
@@ -82,7 +85,7 @@ def _bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total}"),
+        TextColumn("{task.fields[done]}"),
         TextColumn("{task.fields[loss]}"),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(compact=True),

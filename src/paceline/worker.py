@@ -179,6 +179,9 @@ class _Worker:
         meter.phase = "train"
         self.clock.start()
         if self._is_over():
+            if self.ctx.worker_index == 0:
+                notify_text = f"already at step {self.step} after {self.batches.epochs_done} epochs: no step is left to make"
+                self.notify("notice", {"text": notify_text})
             return
         for batch in self.batches:
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
@@ -256,11 +259,12 @@ class _Worker:
             return
         self._rate.append((self.clock.total_s, batch.global_weight))
         moment = time.perf_counter()
-        if moment - self._last_notice >= NOTIFY_EVERY_S:
+        last = self.total_steps is not None and self.step == self.total_steps
+        if last or moment - self._last_notice >= NOTIFY_EVERY_S:
             self._last_notice = moment
             self._rate = self._rate[-200:]
             span = self._rate[-1][0] - self._rate[0][0]
-            rate = sum(n for _, n in self._rate[1:]) / span if span > 0 else 0.0
+            rate = sum(n for _, n in self._rate[1:]) / span if span > 0 else batch.global_weight / max(1e-9, self._rate[0][0])
             self.notify(
                 "progress",
                 {

@@ -19,6 +19,7 @@ from paceline import Run
 from paceline.codecs.base import Codec
 from paceline.errors import BadRequest, WorkerFailed
 from paceline.registry import codecs, sources, transports
+from paceline.strategies.base import Strategy
 from paceline.transport.base import Transport
 from paceline.transport.inproc import Hub, InprocTransport
 
@@ -292,3 +293,100 @@ def test_interrupting_threads_ends_them() -> None:
 
 def test_every_process_transport_says_whether_it_is_available() -> None:
     assert all(isinstance(e.make.available(), bool) for e in transports)
+
+
+def test_a_workers_traceback_reaches_a_python_caller(tmp_path: Path) -> None:
+    class Buggy(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.missing_part(x)
+
+    with pytest.raises(WorkerFailed) as caught:
+        paceline.train(data=make_pairs(20), model=Buggy, threads=1, out=str(tmp_path / "r"))
+    assert "return self.missing_part(x)" in "".join(caught.value.__notes__)
+
+
+def test_what_is_evaluated_is_what_is_saved(run_inproc: RunInproc) -> None:
+    """Replicas that differ are averaged for both, also when a strategy says nothing about it."""
+
+    class Alone(Strategy):
+        name = "alone"
+        exchanges = "nothing"
+
+        def step(self, replica, batch) -> None:
+            replica.update()
+
+    test = make_pairs(60, seed=1)
+    run = run_inproc(data=(make_pairs(60), test), strategy=Alone(), workers=3, epochs=2, lr=0.05)
+    right = (run.model(test[0]).argmax(1) == test[1]).float().mean()
+    assert float(right) == pytest.approx(run.test_accuracy, abs=1e-6)
+
+
+def test_a_new_end_replaces_the_old_one(run_inproc: RunInproc, tmp_path: Path) -> None:
+    out = str(tmp_path / "r")
+    run_inproc(out=out, steps=4, checkpoint_every=4)
+    plain = {"model": small_net, "data": (make_pairs(60), make_pairs(20, seed=1)), "resume": out}
+    assert paceline.train(**plain, epochs=2).steps == 16
+
+
+def test_a_refused_request_does_not_burn_its_folder(run_inproc: RunInproc, tmp_path: Path) -> None:
+    out = str(tmp_path / "r")
+    with pytest.raises(BadRequest):
+        run_inproc(out=out, metric="auc")
+    assert run_inproc(out=out, steps=2).steps == 2
+    with pytest.raises(BadRequest, match="holds a run already"):
+        run_inproc(out=out)
+
+
+def test_own_optimizers(run_inproc: RunInproc) -> None:
+    run = run_inproc(optimizer=torch.optim.Adam, lr=0.05, steps=2)
+    assert not identical(run.weights, run_inproc(optimizer=torch.optim.Adam, lr=0.001, steps=2).weights)
+    for options, message in (
+        ({"optimizer": torch.optim.Adam(small_net().parameters())}, "every worker makes"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "lr": 0.5}, "your own optimizer function"),
+        ({"model": 5}, "model cannot be"),
+        ({"model": nn.Linear}, "needs arguments"),
+        ({"metric": lambda: 1}, "metric cannot be"),
+        ({"until_accuracy": 0.9, "data": ((torch.randn(9, 6), torch.randn(9, 3)),) * 2}, "targets that are classes"),
+        ({"out": ""}, "not a path"),
+        ({"data_dir": "nowhere"}, "not a folder"),
+        ({"data": DataLoader(Stream(), batch_size=4), "batch_size": 5}, "not 5"),
+        ({"data": Stream(), "shard": "static"}, "its own order"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            run_inproc(**{"steps": 1, **options})
+
+
+def test_ones_own_model_needs_no_count_of_classes(run_inproc: RunInproc) -> None:
+    read: list[int] = []
+
+    class Counting(Dataset):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            read.append(i)
+            return torch.zeros(6), i % 3
+
+    run_inproc(data=Counting(), steps=1, batch_size=4)
+    assert len(read) < 12
+
+
+def test_a_metric_of_none_is_none(run_inproc: RunInproc) -> None:
+    class Pair(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(x), x
+
+    run = run_inproc(model=Pair, loss=lambda out, y: nn.functional.cross_entropy(out[0], y), metric="none", steps=2)
+    assert run.test_accuracy is None
+    assert run.test_loss > 0
+
+
+def test_numpy_numbers_become_torchs_default(run_inproc: RunInproc) -> None:
+    inputs, targets = make_pairs(30)
+    assert run_inproc(data=(inputs.double().numpy(), targets.numpy()), steps=2).steps == 2

@@ -15,7 +15,8 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     """The honest table at the end."""
     console = Console(stderr=to_stderr)
     result, config = record["result"], record["config"]
-    console.print(headline(config, config["threads"]), style="bold", highlight=False)
+    if not console.is_terminal:  # on a terminal it stands above the bar already
+        console.print(headline(config, config["threads"]), style="bold", highlight=False)
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -47,7 +48,7 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
             f"oversubscribed: more threads than the {record['environment']['cores']} cores of this machine",
             style="yellow",
         )
-    console.print(f"record: {out / 'run.json'}", highlight=False, soft_wrap=True)
+    console.print(f"record: {out / 'run.json'}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _workers(workers: list[dict[str, Any]]) -> Table:

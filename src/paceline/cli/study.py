@@ -67,7 +67,7 @@ def study(
             messages.print(f"note: {reason}; going on with fashion-mini", highlight=False, soft_wrap=True, markup=False)
             data = "fashion-mini"
     folder = Path(out) if out else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-study"
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadRequest(f"out={folder} is not empty: choose another folder")
     base: dict[str, Any] = {"model": model, "data": data, "epochs": epochs, "global_batch_size": global_batch_size}
     if data_dir:

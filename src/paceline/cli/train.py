@@ -100,6 +100,12 @@ def train(
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({k: v for k, v in flags.items() if v is not None and v != ()})
+    if values.get("resume"):  # an option inside a choice is set in the choice of the run that goes on
+        from paceline.job import load_config
+
+        saved = load_config(values["resume"])
+        inside = {s.partition(".")[0].replace("-", "_") for s in settings if "." in s.partition("=")[0]}
+        values = {**{k: v for k, v in saved.items() if k in inside}, **values}
     values = apply_settings(values, list(settings))
 
     import torch

@@ -59,7 +59,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     raise BadRequest(f"a sample must be a pair (input, target); this data gives {_describe(batch)}")
 
 
-def adopt(value: Any, name: str = "own") -> Data:
+def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
     """Whatever a person handed over, as Data. A pair of sets is (train, test), of tensors (inputs, targets)."""
     if isinstance(value, Data):
         return value
@@ -68,10 +68,10 @@ def adopt(value: Any, name: str = "own") -> Data:
     training = _training(train, notices)
     batch_size = train.batch_size if isinstance(train, DataLoader) else None
     testing = None if test is None else _testing(test)
-    shape, classes = _look(training)
+    shape, classes, labelled = _look(training, count_classes)
     if classes is not None and testing is not None and (labels := testing.labels()) is not None and len(labels):
         classes = max(classes, int(labels.max()) + 1)
-    return Data(name, training, testing, shape, classes, " ".join(notices), batch_size)
+    return Data(name, training, testing, shape, classes, " ".join(notices), batch_size, labelled)
 
 
 def _is_train_test(value: Any) -> bool:
@@ -124,7 +124,7 @@ def _testing(value: Any) -> Samples:
 
 def _indexed(value: Any) -> Samples:
     if _is_tensors(value):
-        return TensorSamples(torch.as_tensor(value[0]), torch.as_tensor(value[1]))
+        return TensorSamples(_tensor(value[0]), _tensor(value[1]))
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
         return TensorSamples(*value.tensors)
     if hasattr(value, "__getitem__") and hasattr(value, "__len__"):
@@ -135,23 +135,31 @@ def _indexed(value: Any) -> Samples:
     )
 
 
-def _look(samples: Samples | Stream) -> tuple[tuple[int, ...], int | None]:
-    """The shape of one input, and how many classes there are (None where targets are not class numbers)."""
+def _look(samples: Samples | Stream, count_classes: bool) -> tuple[tuple[int, ...], int | None, bool]:
+    """The shape of one input, how many classes there are (None where that is not known), and whether targets are classes."""
     if isinstance(samples, Stream):
         iterable = samples.batches
         first = next(iter(iterable), None)
         if first is None:
             raise BadRequest("the training stream gave nothing")
         inputs, targets = pair(first)
-        return (tuple(inputs.shape[1:]) if isinstance(iterable, DataLoader) else tuple(torch.as_tensor(inputs).shape)), None
+        shape = tuple(inputs.shape[1:]) if isinstance(iterable, DataLoader) else tuple(torch.as_tensor(inputs).shape)
+        return shape, None, False
     if not len(samples):
         raise BadRequest("the training set is empty")
     inputs, targets = samples.batch(torch.tensor([0]))
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
     labels = samples.labels()
-    if labels is None and isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dim() == 1:
+    labelled = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dim() == 1
+    if labels is None and labelled and count_classes:  # reads everything once: the only way to know
         labels = torch.cat([samples.batch(i)[1] for i in torch.arange(len(samples)).split(1024)])
-    return shape, (int(labels.max()) + 1 if labels is not None and len(labels) else None)
+    return shape, (int(labels.max()) + 1 if labels is not None and len(labels) else None), labelled
+
+
+def _tensor(value: Any) -> Tensor:
+    """numpy's default float64 becomes torch's default; tensors stay as they are."""
+    tensor = torch.as_tensor(value)
+    return tensor.to(torch.get_default_dtype()) if not isinstance(value, Tensor) and tensor.dtype is torch.float64 else tensor
 
 
 def _describe(value: Any) -> str:

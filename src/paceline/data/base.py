@@ -78,8 +78,10 @@ class Data:
     classes: int | None
     notice: str = ""  # what a person should be told about how their data is used
     batch_size: int | None = None  # the batch size that came with a person's own DataLoader
+    labelled: bool = False  # targets are class numbers, whether or not they have been counted
 
     def __post_init__(self) -> None:
+        self.labelled = self.labelled or self.classes is not None
         if not isinstance(self.train, Stream) and len(self.train) == 0:
             raise BadRequest(f"data {self.name!r} has no training samples")
         if self.test is not None and len(self.test) == 0:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+import torch
 
 from paceline.errors import BadRequest, PacelineError, RunFailed
 from paceline.job import Job
@@ -48,7 +49,7 @@ def run_in_fresh_process(job: Job, hear: Hear) -> None:
     connection = Connection(ours.detach())
     ended = False
     try:
-        connection.send((list(sys.path), list(job.config.plugin)))
+        connection.send((list(sys.path), list(job.config.plugin), torch.get_default_dtype()))
         connection.send_bytes(package)
         while True:
             kind, content = connection.recv()
@@ -73,14 +74,13 @@ def run_in_fresh_process(job: Job, hear: Hear) -> None:
 
 
 def main() -> None:
-    import torch
-
     from paceline.launch.local import die_with_parent, run_processes
 
     die_with_parent(int(sys.argv[2]))
     torch.set_num_threads(1)  # no pool of threads before the workers are forked
     connection = Connection(int(sys.argv[1]))
-    path, plugins = connection.recv()
+    path, plugins, dtype = connection.recv()
+    torch.set_default_dtype(dtype)
     sys.path[:] = path
     for plugin in plugins:
         load_plugin(plugin)

@@ -29,6 +29,7 @@ Hear = Callable[[str, dict[str, Any]], None]
 
 HOST = "127.0.0.1"
 GRACE_S = 1.5  # after the first failure: time for the others to say what they know
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 END_S = 3.0  # between asking a worker to end and ending it
 
 
@@ -40,12 +41,14 @@ def run_processes(job: Job, hear: Hear) -> None:
     store = None
     try:
         for rank in range(job.workers):
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Ctrl-C during a fork would be swallowed by its hooks
             ours, theirs = context.Pipe()
             process = context.Process(target=_child, args=(job, rank, theirs, os.getpid()), name=f"worker-{rank}")
             process.start()
             theirs.close()
             pipes.append(ours)
             processes.append(process)
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         # Only now, so that no worker was forked from a process with running threads.
         store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=job.config.deadline_s), wait_for_workers=False)
         for rank, pipe in enumerate(pipes):
@@ -140,6 +143,7 @@ def _child(job: Job, rank: int, pipe: Connection, parent: int) -> None:
     gc.freeze()  # what the parent left behind is not this process's to clean up: some of it joins threads that are not here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     die_with_parent(parent)
     code = 1
     transport = None

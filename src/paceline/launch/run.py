@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import BadRequest, Interrupted, RunFailed
+from paceline.errors import BadRequest, Interrupted, RunFailed, WorkerFailed
 from paceline.job import Job, run_folder
 from paceline.launch.fresh import run_in_fresh_process
 from paceline.launch.local import run_processes
@@ -34,7 +34,7 @@ def run(job: Job, listen: Listen, clean: bool = False) -> dict[str, Any]:
     Writes run.json in every case; then raises what went wrong, if something did.
     """
     _claim(job)
-    failure: Exception | None = None
+    failure: BaseException | None = None
     ready = job.resume_from is None
 
     def hear(kind: str, content: dict[str, Any]) -> None:
@@ -73,6 +73,8 @@ def run(job: Job, listen: Listen, clean: bool = False) -> dict[str, Any]:
         write_json(job.out / "run.json", record)
     except RunFailed as error:
         failure = failure or error
+    if isinstance(failure, WorkerFailed) and failure.worker_traceback:
+        failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
     if failure is not None:
         raise failure
     return dict(record)
@@ -100,6 +102,9 @@ def _claim(job: Job) -> None:
         except FileExistsError:
             if job.resume_from is not None and same_folder(job.out, run_folder(job.config.resume or "")):
                 break
+            if job.out_is_given and _nothing_happened(job.out):
+                shutil.rmtree(job.out / "events")  # a request that was refused before its first step
+                continue
             if job.out_is_given:
                 raise BadRequest(
                     f"out={job.out} holds a run already: choose another folder, or go on with --resume {job.out}"
@@ -114,6 +119,11 @@ def _claim(job: Job) -> None:
         if not same_folder(job.out, earlier) and (earlier / "events").is_dir():
             shutil.copytree(earlier / "events", job.out / "events", dirs_exist_ok=True)  # the whole run's history
         job.session = 1 + max((e["session"] for own in read_worker_events(job.out) for e in own), default=-1)
+
+
+def _nothing_happened(out: Path) -> bool:
+    made_steps = any(e["kind"] == "step" for own in read_worker_events(out) for e in own)
+    return (out / "run.json").is_file() and not made_steps and not (out / "checkpoints").exists()
 
 
 def same_folder(one: Path, other: Path) -> bool:

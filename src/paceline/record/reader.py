@@ -23,7 +23,10 @@ def read_events(path: Path) -> list[Event]:
             event = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if isinstance(event, dict) and {"kind", "rank", "session"} <= event.keys():
+        needed = {"kind", "rank", "session"}
+        if isinstance(event, dict) and event.get("kind") in ("step", "evaluation"):
+            needed = needed | {"step"}
+        if isinstance(event, dict) and needed <= event.keys():
             events.append(event)
     return events
 
@@ -35,7 +38,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         run = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadRequest(f"{folder} is not a run: it has no run.json") from None
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
     if not isinstance(run, dict) or not isinstance(run.get("schema"), int):
         raise BadRequest(f"{path} is not a run's record")

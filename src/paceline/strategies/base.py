@@ -72,10 +72,16 @@ class Strategy(ABC):
     def consensus(self, replica: ReplicaLike) -> Sequence[Tensor] | None:
         """The weights that are evaluated, saved and released, one flat tensor per region; None: the replica's own.
 
-        Called on all workers together. Batch statistics are averaged here, by how many samples each worker has seen.
+        Called on all workers together. Batch statistics are averaged here, by how many samples each worker has seen; and
+        where replicas may differ, so are the weights.
         """
         average_buffers(self.ctx, replica)
-        return None
+        if self.replicas_identical or self.ctx.workers == 1:
+            return None
+        means = [region.params / self.ctx.workers for region in replica.regions]
+        for mean in means:
+            self.ctx.peers.all_reduce(mean)
+        return means
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides weights and optimizer."""
