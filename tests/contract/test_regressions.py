@@ -347,12 +347,12 @@ def test_own_optimizers(run_inproc: RunInproc) -> None:
         ({"optimizer": torch.optim.Adam(small_net().parameters())}, "every worker makes"),
         ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "lr": 0.5}, "your own optimizer function"),
         ({"model": 5}, "model cannot be"),
-        ({"model": nn.Linear}, "needs arguments"),
+        ({"model": nn.Linear}, "without arguments"),
         ({"metric": lambda: 1}, "metric cannot be"),
         ({"until_accuracy": 0.9, "data": ((torch.randn(9, 6), torch.randn(9, 3)),) * 2}, "targets that are classes"),
         ({"out": ""}, "not a path"),
         ({"data_dir": "nowhere"}, "not a folder"),
-        ({"data": DataLoader(Stream(), batch_size=4), "batch_size": 5}, "not 5"),
+        ({"data": DataLoader(Stream(), batch_size=4), "batch_size": 5}, "batch_size=5 contradicts"),
         ({"data": Stream(), "shard": "static"}, "its own order"),
     ):
         with pytest.raises(BadRequest, match=message):
