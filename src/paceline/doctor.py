@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -56,11 +55,18 @@ def _cuda() -> Finding:
 
 
 def _shared_memory() -> Finding:
-    path = Path("/dev/shm")
-    if not path.is_dir():
-        return Finding("shared memory", False, "no /dev/shm")
-    free = shutil.disk_usage(path).free
-    return Finding("shared memory", free > 64 << 20, f"{free / 1e9:.1f} GB free in /dev/shm")
+    from paceline.errors import PacelineError
+    from paceline.transport.shm import SharedBytes, ShmTransport
+
+    if not ShmTransport.available():
+        return Finding("transport shm", False, "needs Linux with memfd and pidfd: gloo is used instead")
+    try:
+        mine = SharedBytes(4096)
+        SharedBytes(4096, mine.address).tensor().fill_(7)
+        works = bool((mine.tensor() == 7).all())
+    except PacelineError as error:
+        return Finding("transport shm", False, str(error))
+    return Finding("transport shm", works, "processes on this machine, through shared memory")
 
 
 def _npm() -> Finding:

@@ -267,6 +267,7 @@ def test_doctor_and_completion(cli) -> None:
     code, out, _ = cli("doctor")
     assert code == 0
     assert "transport gloo" in out
+    assert "through shared memory" in out
     assert "paceline data fetch mnist" in out
     code, out, _ = cli("completion", "bash")
     assert code == 0
