@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,6 +99,7 @@ class Hub:
     def run(self, body: Callable[[InprocTransport], Any]) -> list[Any]:
         """`body(transport)` on every rank; returns what each returned or raised."""
         results: list[Any] = [None] * self.size
+        ended = threading.Semaphore(0)
 
         def thread(rank: int) -> None:
             self.baton.enter(rank)
@@ -108,19 +110,22 @@ class Hub:
             finally:
                 self.gone.add(rank)
                 self.baton.leave(rank)
+                ended.release()
 
         threads = [threading.Thread(target=thread, args=(r,), name=f"rank-{r}", daemon=True) for r in range(self.size)]
         before = random_states()
         for t in threads:
             t.start()
-        self.baton.start()
+        # Not Thread.join: interrupted by Ctrl-C, it takes a running thread for a finished one (Python 3.11).
         try:
-            for t in threads:
-                t.join()
+            self.baton.start()
+            for _ in threads:
+                ended.acquire()
         except BaseException:  # Ctrl-C arrives here: nobody may go on behind the caller's back
             self.baton.abort()
-            for t in threads:
-                t.join()
+            until = time.monotonic() + self.deadline_s
+            while len(self.gone) < self.size and time.monotonic() < until:
+                time.sleep(0.005)
             raise
         finally:
             set_random_states(before)
