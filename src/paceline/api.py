@@ -14,7 +14,9 @@ from paceline import checkpoint
 from paceline.config import Config
 from paceline.errors import BadRequest
 from paceline.job import Job, load_config, prepare
+from paceline.launch.joined import Meeting
 from paceline.launch.run import Listen, run
+from paceline.launch.seat import find as find_seat
 from paceline.progress import Watch
 from paceline.record.reader import read_run
 
@@ -75,12 +77,31 @@ def train(*, progress: bool | None = None, **options: Any) -> Run:
 
     `progress`: True for a live bar, False for silence, None for a bar where there is a terminal or a notebook.
     """
-    job = make_job(options)
-    with Watch(job, quiet=progress is False, live=progress, lines=False) as watch:
-        return start(job, watch.listen)
+    meeting = meet()
+    job = make_job(options, meeting)
+    with Watch(job, quiet=progress is False or silent(meeting), live=progress, lines=False) as watch:
+        return start(job, watch.listen, meeting=meeting)
 
 
-def make_job(options: dict[str, Any]) -> Job:
+def meet() -> Meeting | None:
+    """The other ranks, when a launcher (torchrun, mpirun, srun) has started this process as one of several."""
+    seat = find_seat()
+    return Meeting(seat) if seat is not None else None
+
+
+def silent(meeting: Meeting | None) -> bool:
+    """Among the ranks of a launcher, rank 0 speaks."""
+    return meeting is not None and not meeting.leads
+
+
+def make_job(options: dict[str, Any], meeting: Meeting | None = None) -> Job:
+    if meeting is not None:
+        with meeting.telling("prepare"):
+            return _make_job(meeting.seat.fit(options))
+    return _make_job(options)
+
+
+def _make_job(options: dict[str, Any]) -> Job:
     if options.get("resume"):
         saved = load_config(options["resume"])
         for name, value in list(saved.items()):
@@ -96,8 +117,8 @@ def make_job(options: dict[str, Any]) -> Job:
     return prepare(Config.make(options), default_out)
 
 
-def start(job: Job, listen: Listen, clean: bool = False) -> Run:
-    record = run(job, listen, clean)
+def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None) -> Run:
+    record = run(job, listen, clean, meeting)
     return Run(record, job.out, job.model)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ class Finding:
 
 
 def examine(data_dir: str | None = None) -> list[Finding]:
-    checks: list[Callable[[], Finding]] = [_machine, _gloo, _cuda, _shared_memory, _npm]
+    checks: list[Callable[[], Finding]] = [_machine, _gloo, _cuda, _shared_memory, _mpi, _npm]
     return [check() for check in checks] + [_data(name, data_dir) for name in RECIPES]
 
 
@@ -67,6 +68,16 @@ def _shared_memory() -> Finding:
     except PacelineError as error:
         return Finding("transport shm", False, str(error))
     return Finding("transport shm", works, "processes on this machine, through shared memory")
+
+
+def _mpi() -> Finding:
+    from paceline.transport.mpi import MpiTransport, mpirun
+
+    missing = MpiTransport.missing()
+    if missing is not None:
+        return Finding("transport mpi", False, missing)
+    answer = subprocess.run([str(mpirun()), "--version"], capture_output=True, text=True, check=False)
+    return Finding("transport mpi", answer.returncode == 0, (answer.stdout or answer.stderr).strip().splitlines()[0])
 
 
 def _npm() -> Finding:

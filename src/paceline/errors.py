@@ -26,6 +26,7 @@ class PacelineError(Exception):
     """Base of the tree; `exit_code` is what the command line ends with."""
 
     exit_code = 1
+    told = False  # another rank has been told, and says it
 
 
 class BadRequest(PacelineError, ValueError):
@@ -95,3 +96,4 @@ class WorkerFailed(RunFailed):
 
 class Interrupted(KeyboardInterrupt):
     exit_code = 130
+    told = False

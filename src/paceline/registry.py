@@ -361,6 +361,7 @@ def format_value(value: Any) -> str:
 
 strategies: Registry[Any] = Registry("strategy", "strategies", "paceline.strategies")
 collectives: Registry[Any] = Registry("collective", "collectives", "paceline.collectives")
+operations: Registry[Any] = Registry("operation", "operations", "paceline.collectives")
 codecs: Registry[Any] = Registry("codec", "codecs", "paceline.codecs")
 transports: Registry[Any] = Registry("transport", "transports", "paceline.transport")
 faults: Registry[Any] = Registry("fault", "faults", "paceline.faults")
@@ -376,6 +377,7 @@ ALL: dict[str, Registry[Any]] = {
     for registry in (
         strategies,
         collectives,
+        operations,
         codecs,
         transports,
         faults,

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 import paceline
 from paceline.errors import BadRequest, NotFinite, PeerLost, ReplicasDiffer, WorkerFailed
 from paceline.registry import collectives
-from paceline.transport.base import ring_bytes
 
 PACELINE = Path(sys.executable).parent / "paceline"
 
@@ -66,7 +65,7 @@ def test_processes_follow_serial(tmp_path: Path, strategy: str, batch_size: str,
     assert many.test_accuracy == serial.test_accuracy
     n = sum(p.numel() for p in small_net().parameters())
     sent = [w["payload_sent_bytes"] for w in many.record["workers"]]
-    assert sent == [many.steps * ring_bytes(n, 4, r, workers)[0] for r in range(workers)]
+    assert sum(sent) == many.steps * 2 * (workers - 1) * 4 * n
 
 
 def test_ddp_survives_empty_slices(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.collectives.base import choose
+from paceline.collectives.operations import Operations
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import collectives, transports
 from paceline.transport.base import Rendezvous, Transport
 
-PROCESSES = [e.name for e in transports if e.make.runs_as == "processes" and e.make.available()]
+PROCESSES = [e.name for e in transports if e.make.runs_as == "processes" and e.make.available() and e.name != "mpi"]
 EACH = pytest.mark.parametrize("name", PROCESSES)
 
 
@@ -187,15 +189,92 @@ def test_a_wait_has_a_deadline(name: str) -> None:
     assert "no answer within 1 s" in first
 
 
-def test_shm_refuses_what_it_cannot_move() -> None:
+def different(transport: Transport, what: str) -> torch.Tensor:
+    odd = transport.rank == 1
+    return {
+        "length": lambda: torch.zeros(50_000 if odd else 10),
+        "dtype": lambda: torch.zeros(10, dtype=torch.float64 if odd else torch.float32),
+        "device": lambda: torch.zeros(10, device="meta" if odd else "cpu"),
+        "layout": lambda: torch.zeros(10, 2).t() if odd else torch.zeros(2, 10),
+        "all on a wrong device": lambda: torch.zeros(10, device="meta"),
+        "nothing": lambda: torch.zeros(0 if odd else 10),
+    }[what]()
+
+
+@EACH
+@pytest.mark.parametrize("collective", ["native", "ring"])
+def test_ranks_that_bring_different_things_are_told_so(name: str, collective: str) -> None:
+    """All ranks raise a clear error, at once, and say who brought what. gloo itself would end the process."""
+    for what in ("length", "dtype", "device", "layout", "all on a wrong device", "nothing"):
+
+        def body(transport: Transport, what: str = what) -> str:
+            began = time.monotonic()
+            try:
+                collectives.build(collective, transport=transport).all_reduce(different(transport, what))
+            except TransportError as error:
+                assert time.monotonic() - began < 5
+                return str(error)
+            return "no error"
+
+        for said in on_processes(name, 3, body, end_together=False):
+            assert "do not ask for the same thing" in said or "meta" in said, (what, said)
+            if what == "length":
+                assert "rank 0" in said
+                assert "10 float32" in said
+                assert "50000 float32" in said
+
+
+def test_shm_notices_a_message_of_another_length() -> None:
     def body(transport: Transport) -> str:
+        if transport.rank == 0:
+            transport.send(torch.zeros(4), 1)
+            return ""
         try:
-            transport.all_reduce(torch.zeros(4, 4).t())
+            transport.recv(torch.zeros(5), 0)
         except TransportError as error:
             return str(error)
         return "no error"
 
-    assert all("contiguous" in r for r in on_processes("shm", 2, body))
+    assert "rank 0 sent 16 bytes; 20 were expected" in on_processes("shm", 2, body, end_together=False)
+
+
+def test_shm_asks_for_no_more_than_there_is() -> None:
+    def body(transport: Transport) -> str:
+        try:
+            transport.allocate(1 << 50, torch.float32, torch.device("cpu"))
+        except TransportError as error:
+            return str(error)
+        return "no error"
+
+    (said,) = on_processes("shm", 1, body)
+    assert "bytes is not to be had" in said
+
+
+@EACH
+def test_operations_on_processes(name: str) -> None:
+    def body(transport: Transport) -> list[list[float]]:
+        do, me = Operations(transport), transport.rank
+        found = [do.broadcast(torch.full((4,), float(me)), 2), do.all_to_all(torch.arange(3.0) + 10 * me)]
+        found += [do.all_gather(torch.full((3,), float(me))), do.reduce_scatter(torch.arange(3.0))]
+        found.append(do.mean(torch.full((2,), 2.0 * me), weight=[1.0, 1.0, 2.0][me]))
+        return [t.tolist() for t in found]
+
+    for me, result in enumerate(on_processes(name, 3, body)):
+        swapped = [float(me), 10.0 + me, 20.0 + me]
+        assert result == [[2.0] * 4, swapped, [0.0, 1.0, 2.0], [3.0 * me], [2.5] * 2]
+
+
+@EACH
+def test_auto_measures_and_all_ranks_agree(name: str) -> None:
+    def body(transport: Transport) -> dict[str, str]:
+        auto = choose("auto", transport)
+        for length in (100, 100_000):
+            auto.prepare(transport.allocate(length, torch.float32, torch.device("cpu")))
+        return auto.choices
+
+    first, *others = on_processes(name, 3, body)
+    assert set(first) == {"400", "400000"}
+    assert all(o == first for o in others)
 
 
 @pytest.mark.parametrize("size", [2, 5])

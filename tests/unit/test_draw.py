@@ -1,6 +1,11 @@
 """The drawings say what symbolic execution says."""
 
+import json
 import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -65,3 +70,42 @@ def test_names() -> None:
     assert schedule_of("hierarchical:group=4", 8).ranks == 8
     with pytest.raises(UnknownName, match="native has none"):
         schedule_of("native", 4)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_the_page_in_a_real_browser(tmp_path: Path) -> None:
+    """Ring with five ranks: press Next, Back and the keys; what is shown is the symbolic state."""
+    schedule = schedule_of("ring", 5)
+    clicks = """<script>
+    const said = [], look = () => said.push([document.getElementById("where").textContent,
+      document.querySelectorAll("#steps svg.on").length,
+      [...document.querySelectorAll("#steps svg.on text.m")].map(t => t.textContent).join("|")]);
+    look();
+    for (let i = 0; i < 9; i++) { document.getElementById("next").click(); look(); }
+    document.getElementById("back").click(); look();
+    document.onkeydown({key: "ArrowLeft"}); look();
+    const out = document.createElement("pre"); out.id = "said"; out.textContent = JSON.stringify(said);
+    document.body.append(out);
+    </script></body>"""
+    page = tmp_path / "ring.html"
+    page.write_text(html(schedule).replace("</body>", clicks))
+    done = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
+         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    assert "Uncaught" not in done.stderr
+    found = re.search(r'<pre id="said">(.*?)</pre>', done.stdout, re.S)
+    assert found is not None
+    said = json.loads(unescape(found[1]))
+    assert [row[1] for row in said] == [1] * 12  # one picture at a time
+    steps = [int(re.match(r"step (\d+) of 8", row[0])[1]) for row in said]
+    assert steps == [*range(9), 8, 7, 6]
+    history = states(schedule)
+    for step, (_, _, cells) in zip(steps, said, strict=True):
+        shown = cells.split("|")[-25:]
+        assert shown == [contributions(chunk) for rank in history[step] for chunk in rank]

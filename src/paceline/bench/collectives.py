@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from paceline.collectives.base import Collective
-from paceline.errors import PacelineError, RunFailed
-from paceline.launch.local import HOST, die_with_parent
+from paceline.launch.local import on_forked_ranks, root_cause
+from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import collectives, transports
 from paceline.transport.base import Rendezvous, Transport
+from paceline.transport.mpi import buffer_of
+from paceline.transport.mpi import load as load_mpi
 
+MPI, OPEN_MPI = "mpi", "open-mpi"  # ours, and the library called directly
 BASELINE = ("gloo", "native")
-ANSWER_S = 600
+ANSWER_S = 600.0
 
 
 def contenders() -> list[tuple[str, str]]:
@@ -29,6 +27,8 @@ def contenders() -> list[tuple[str, str]]:
     lines: list[Any] = [t.make for t in transports]
     names = [t.name for t in lines if t.runs_as == "processes" and t.available()]
     found = [(name, collective) for name in names for collective in collectives.names()]
+    if MPI in names:
+        found.append((OPEN_MPI, "MPI_Allreduce"))
     return [BASELINE, *(pair for pair in found if pair != BASELINE)]
 
 
@@ -71,79 +71,58 @@ def _limit_s(workers: int, size: int, times: dict[tuple[str, ...] | tuple[str, s
 
 
 def _measure(workers: int, sizes: list[int], rounds: int) -> dict[Any, list[float]]:
-    """Rank 0's times, from processes that all stay up for the whole measurement."""
-    context = get_context("fork")
-    pipes: list[Connection] = []
-    processes = []
-    store = None
-    try:
-        for rank in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_rank, args=(rank, workers, sizes, rounds, theirs, os.getpid()), daemon=True)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
-        for pipe in pipes:
-            pipe.send(store.port)
-        if not pipes[0].poll(ANSWER_S):
-            raise RunFailed(f"the benchmark gave no result within {ANSWER_S} s")
-        try:
-            answer = pipes[0].recv()
-        except EOFError:
-            raise RunFailed("a benchmark process died") from None
-        if isinstance(answer, str):
-            raise RunFailed(f"the benchmark failed: {answer}")
-        return dict(answer)
-    finally:
-        for process in processes:
-            process.terminate()
-            process.join(5)
-        for pipe in pipes:
-            pipe.close()
-        del store
+    """Rank 0's times, from processes that all stay up for the whole measurement: under mpirun where there is one."""
+    start = on_mpi_ranks if MPI in transports.names() and transports.entry(MPI).make.available() else on_forked_ranks  # type: ignore[attr-defined]
+    results, failures = start(partial(_rank, sizes, rounds, contenders()), workers, deadline_s=ANSWER_S)
+    if failures:
+        raise root_cause(failures, workers)
+    return dict(results[0])
 
 
-def _rank(rank: int, workers: int, sizes: list[int], rounds: int, pipe: Connection, parent: int) -> None:
-    die_with_parent(parent)
+def _rank(sizes: list[int], rounds: int, pairs: list[tuple[str, str]], rendezvous: Rendezvous, say: Any) -> Any:
     torch.set_num_threads(1)
-    try:
-        port = pipe.recv()
-        lines: dict[str, Transport] = {}
-        bound: dict[tuple[str, str], Collective] = {}
-        for name, collective in contenders():
-            if name not in lines:
-                lines[name] = transports.entry(name).make.connect(Rendezvous(rank, workers, HOST, port, 60.0))  # type: ignore[attr-defined]
-            bound[(name, collective)] = collectives.build(collective, transport=lines[name])
-        times: dict[Any, list[float]] = {}
-        for size in sizes:
-            buffers = {name: line.allocate(size // 4, torch.float32, torch.device("cpu")) for name, line in lines.items()}
-            target = torch.zeros(size // 4)
-            for number in range(rounds + 1):  # the first round warms up
-                for key, one in bound.items():
-                    seconds = _timed(lines[key[0]], one, buffers[key[0]], repetitions(size))
-                    if number:
-                        times.setdefault((*key, size), []).append(seconds)
-                began = time.perf_counter()
-                target.copy_(buffers["gloo"])
+    lines: dict[str, Transport] = {}
+    bound: dict[tuple[str, str], Callable[[torch.Tensor], None]] = {}
+    for name, collective in pairs:
+        if name == OPEN_MPI:
+            bound[(name, collective)] = _open_mpi()
+            continue
+        if name not in lines:
+            lines[name] = transports.entry(name).make.connect(rendezvous)  # type: ignore[attr-defined]
+        bound[(name, collective)] = collectives.build(collective, transport=lines[name]).all_reduce
+    times: dict[Any, list[float]] = {}
+    for size in sizes:
+        buffers = {name: line.allocate(size // 4, torch.float32, torch.device("cpu")) for name, line in lines.items()}
+        buffers[OPEN_MPI] = torch.zeros(size // 4)
+        target = torch.zeros(size // 4)
+        for number in range(rounds + 1):  # the first round warms up
+            for key, reduce in bound.items():
+                seconds = _timed(lines[MPI if key[0] == OPEN_MPI else key[0]], reduce, buffers[key[0]], repetitions(size))
                 if number:
-                    times.setdefault(("copy", "", size), []).append(time.perf_counter() - began)
-                lines["gloo"].barrier()
-        if rank == 0:
-            pipe.send(times)
-        lines["gloo"].barrier()
-    except PacelineError as error:
-        pipe.send(str(error))
-    finally:
-        os._exit(0)
+                    times.setdefault((*key, size), []).append(seconds)
+            began = time.perf_counter()
+            target.copy_(buffers["gloo"])
+            if number:
+                times.setdefault(("copy", "", size), []).append(time.perf_counter() - began)
+            lines["gloo"].barrier()
+    return times if rendezvous.rank == 0 else None
 
 
-def _timed(line: Transport, collective: Collective, buffer: torch.Tensor, repeat: int) -> float:
+def _open_mpi() -> Callable[[torch.Tensor], None]:
+    """The peer: MPI_Allreduce in place, with nothing around it."""
+    mpi = load_mpi()
+
+    def reduce(tensor: torch.Tensor) -> None:
+        mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, [buffer_of(mpi, tensor), tensor.numel(), mpi.FLOAT])
+
+    return reduce
+
+
+def _timed(line: Transport, reduce: Callable[[torch.Tensor], None], buffer: torch.Tensor, repeat: int) -> float:
     each = []
     for _ in range(repeat):
         line.barrier()
         began = time.perf_counter()
-        collective.all_reduce(buffer)
+        reduce(buffer)
         each.append(time.perf_counter() - began)
     return statistics.median(each)

@@ -30,13 +30,14 @@ def explain(name: str, workers: int, svg_file: str | None, html_file: str | None
       paceline explain ring --workers 4
       paceline explain halving-doubling --workers 6 --html hd.html
       paceline explain hierarchical:group=4 --workers 8 --svg h.svg
+      paceline explain stepwise:start=1            (paceline list operations: broadcast, gather, ...)
     """
     from rich.console import Console
 
     from paceline.collectives.base import SCHEDULES, schedule_of
     from paceline.collectives.draw import describe, frames, html, svg, title
     from paceline.errors import BadRequest
-    from paceline.registry import collectives
+    from paceline.registry import collectives, operations
 
     collectives.discover()
     if workers > MOST_DRAWN:
@@ -60,7 +61,9 @@ def explain(name: str, workers: int, svg_file: str | None, html_file: str | None
             console.print(f"  {describe(transfer, schedule.chunks)}", highlight=False)
         console.print(_grid(frame, schedule))
     console.print()
-    console.print(_comparison(schedule, {n: make(workers) for n, make in SCHEDULES.items()}))
+    comparable = schedule.name not in operations or schedule.name == "stepwise"
+    others = {n: make(workers) for n, make in SCHEDULES.items()} if comparable else {}
+    console.print(_comparison(schedule, others))
 
 
 def _grid(frame: Frame, schedule: Schedule) -> Table:
@@ -86,7 +89,8 @@ def _comparison(schedule: Schedule, all_of_them: dict[str, Schedule]) -> Table:
     from rich.table import Table
 
     length, ranks = 1 << 20, schedule.ranks
-    table = Table(box=box.SIMPLE_HEAD, title=f"all-reduce with {ranks} ranks, in buffers", title_justify="left")
+    what = "all-reduce" if all_of_them else schedule.name
+    table = Table(box=box.SIMPLE_HEAD, title=f"{what} with {ranks} ranks, in buffers", title_justify="left")
     for heading in ("collective", "rounds", "sent, all ranks", "sent, busiest rank"):
         table.add_column(heading, justify="left" if heading == "collective" else "right")
     for name, other in sorted({**all_of_them, schedule.name: schedule}.items()):

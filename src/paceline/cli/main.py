@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import traceback
@@ -70,16 +71,23 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("paceline: interrupted", err=True)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        why = stop.__cause__ if isinstance(stop, click.Abort) else stop  # click wraps it
+        if not getattr(why, "told", False):
+            click.echo(f"paceline: {str(why or '') or 'interrupted'}", err=True)
         code = 130
     except PacelineError as error:
+        if error.told:
+            os._exit(error.exit_code)
         if isinstance(error, WorkerFailed) and error.worker_traceback:
             click.echo(error.worker_traceback.rstrip(), err=True)
         elif debug:
             traceback.print_exc()
         click.echo(f"paceline: {error}", err=True)
         code = error.exit_code
+        if "mpi4py.MPI" in sys.modules:  # other ranks may wait for this one: mpirun ends them when it leaves like this
+            sys.stderr.flush()
+            os._exit(code)
     except BrokenPipeError:
         sys.stderr.close()
         code = 1

@@ -111,14 +111,16 @@ def train(
     import torch
 
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
-    from paceline.api import make_job, start
+    from paceline.api import make_job, meet, silent, start
     from paceline.cli.show import show_run
     from paceline.progress import Watch
 
-    job = make_job(values)
+    meeting = meet()
+    job = make_job(values, meeting)
+    quiet = quiet or silent(meeting)
     with Watch(job, quiet=quiet, live=progress) as watch:
-        run = start(job, watch.listen, clean=True)
-    if as_json:
+        run = start(job, watch.listen, clean=True, meeting=meeting)
+    if as_json and not silent(meeting):
         click.echo(json.dumps(run.record, indent=2))
     if not quiet:
         show_run(run.record, run.out, to_stderr=as_json)

@@ -12,10 +12,10 @@ from torch import Tensor
 from paceline.collectives.execute import Executor
 from paceline.collectives.schedule import Schedule
 from paceline.errors import UnknownName
-from paceline.registry import Spec, collectives
+from paceline.registry import Spec, collectives, operations
 from paceline.transport.base import Op, Transport
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {}  # every algorithm that is written as a schedule, by name
+SCHEDULES: dict[str, Callable[..., Schedule]] = {}  # every all-reduce that is written as a schedule, by name
 
 
 class Collective(ABC):
@@ -29,6 +29,19 @@ class Collective(ABC):
     @abstractmethod
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
         """In place: every rank ends with the combination of all ranks' buffers, bit-identical on all of them."""
+
+    def prepare(self, buffer: Tensor) -> None:
+        """Called by all ranks together, before the first step, with a buffer that will come often."""
+        return
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """What was chosen by measuring (bytes of the buffer: collective), to be recorded."""
+        return {}
+
+    def obey(self, choices: dict[str, str]) -> None:
+        """Take an earlier run's choices."""
+        return
 
 
 class Scheduled(Collective):
@@ -44,20 +57,25 @@ class Scheduled(Collective):
 
 
 def choose(name: str, transport: Transport) -> Collective:
-    """A collective by name. `auto` takes what the transport brings along, otherwise the ring."""
+    """A collective by name; `auto` measures which is the fastest (collectives/auto.py)."""
     if name == "auto":
-        name = "native" if "all_reduce" in transport.native else "ring"
+        from paceline.collectives.auto import Auto
+
+        return Auto(transport)
     built: Collective = collectives.build(name, transport=transport)
     return built
 
 
 def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
-    """The schedule that a person names: `ring`, `hierarchical:group=4`."""
+    """The schedule that a person names: `ring`, `hierarchical:group=4`, `broadcast:root=2`."""
     collectives.discover()
-    name = Spec.of(choice).name
-    if name not in SCHEDULES:
-        raise UnknownName("schedule", name, SCHEDULES, "(native has none: the library keeps its own to itself.)")
-    return SCHEDULES[name](ranks, **collectives.resolve(choice).options)
+    spec = Spec.of(choice)
+    if spec.name in SCHEDULES:
+        return SCHEDULES[spec.name](ranks, **collectives.resolve(choice).options)
+    if spec.name in operations:
+        return operations.build(spec, ranks=ranks)  # type: ignore[no-any-return]
+    known = [*SCHEDULES, *operations.names()]
+    raise UnknownName("schedule", spec.name, known, "(native has none: the library keeps its own to itself.)")
 
 
 def algorithm(name: str) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:

@@ -65,7 +65,8 @@ def describe(transfer: Transfer, chunks: int) -> str:
         what = f"chunk {transfer.start}"
     else:
         what = f"chunks {transfer.start}-{transfer.stop - 1}"
-    return f"{transfer.source} -> {transfer.target}: {what}, {'added' if transfer.adds else 'kept'}"
+    then = "added" if transfer.adds else "kept" if transfer.at is None else f"becomes chunk {transfer.at}"
+    return f"{transfer.source} -> {transfer.target}: {what}, {then}"
 
 
 # --- SVG
@@ -172,7 +173,7 @@ document.getElementById("next").onclick=()=>{stop();show(at+1);};
 document.getElementById("play").onclick=play;
 document.onkeydown=e=>{if(e.key==="ArrowLeft"){stop();show(at-1);}else if(e.key==="ArrowRight"){stop();show(at+1);}
  else if(e.key===" "){e.preventDefault();play();}};
-show(0);
+show(parseInt(location.hash.slice(1))||0);
 </script></body></html>
 """
 

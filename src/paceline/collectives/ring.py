@@ -21,9 +21,10 @@ def share_reduce(ranks: int, start: int = 0) -> list[Round]:
     ]
 
 
-def share_only(ranks: int) -> list[Round]:
+def share_only(ranks: int, own: int = 1) -> list[Round]:
+    """Rank p begins with chunk p + own and passes on what it was given last."""
     return [
-        tuple(Transfer(p, (p + 1) % ranks, c := (p + 1 - r) % ranks, c + 1, False) for p in range(ranks))
+        tuple(Transfer(p, (p + 1) % ranks, c := (p + own - r) % ranks, c + 1, False) for p in range(ranks))
         for r in range(ranks - 1)
     ]
 

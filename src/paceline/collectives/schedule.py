@@ -18,6 +18,11 @@ class Transfer:
     start: int  # chunks [start, stop)
     stop: int
     adds: bool  # the receiver adds them to its own; otherwise they take their place
+    at: int | None = None  # the receiver's first chunk, where that is another than the sender's
+
+    @property
+    def lands(self) -> int:
+        return self.start if self.at is None else self.at
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,8 @@ def states(schedule: Schedule) -> list[State]:
         before = history[-1]
         after = [list(row) for row in before]
         for t in transfers:
-            for chunk in range(t.start, t.stop):
-                arriving = before[t.source][chunk]
+            for offset in range(t.stop - t.start):
+                arriving, chunk = before[t.source][t.start + offset], t.lands + offset
                 if t.adds:
                     after[t.target][chunk] = tuple(a + b for a, b in zip(after[t.target][chunk], arriving, strict=True))
                 else:
@@ -74,15 +79,20 @@ def states(schedule: Schedule) -> list[State]:
 
 
 def conflicts(schedule: Schedule) -> list[str]:
-    """Places where a rank would send a chunk and overwrite it in the same round, or be given one chunk twice to keep."""
+    """Places where a rank would send a chunk and overwrite it in the same round, or be given one chunk twice to keep.
+
+    Two ranks may swap: the executor takes what arrives aside until what was there has left.
+    """
     found = []
     for number, transfers in enumerate(schedule.rounds):
         sent = {(t.source, c) for t in transfers for c in range(t.start, t.stop)}
         placed: set[tuple[int, int]] = set()
+        moves = {(t.source, t.target, t.start, t.stop) for t in transfers}
         for t in transfers:
-            for chunk in range(t.start, t.stop):
+            swap = not t.adds and (t.target, t.source, t.lands, t.lands + t.stop - t.start) in moves
+            for chunk in range(t.lands, t.lands + t.stop - t.start):
                 key = (t.target, chunk)
-                if key in sent:
+                if key in sent and not swap:
                     found.append(f"round {number}: rank {t.target} sends and receives chunk {chunk}")
                 if key in placed and not t.adds:
                     found.append(f"round {number}: rank {t.target} gets chunk {chunk} twice")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,20 @@ class SlowLink(Transport):
         super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation)
         self.inner, self.seconds_per_byte, self.latency_s = inner, seconds_per_byte, latency_s
         self.native, self.runs_as, self.store = inner.native, inner.runs_as, inner.store  # type: ignore[misc]
+        self.devices = inner.devices  # type: ignore[misc]
+
+    @property
+    def kind(self) -> str:
+        return self.inner.kind
+
+    def c10d(self) -> str:
+        return self.inner.c10d()
+
+    def together(self) -> AbstractContextManager[Any]:
+        return self.inner.together()
+
+    def agree(self, what: str) -> None:
+        self.inner.agree(what)
 
     def _pass(self, size: int, messages: int = 1) -> None:
         time.sleep(messages * self.latency_s + size * self.seconds_per_byte)

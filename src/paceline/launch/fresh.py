@@ -15,24 +15,17 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
 import torch
 
-from paceline.errors import BadRequest, PacelineError, RunFailed
+from paceline.errors import PacelineError, RunFailed
 from paceline.job import Job
-from paceline.registry import adopt_entries, interactive_entries, load_plugin
+from paceline.launch.package import pack, unpack
 
 Hear = Callable[[str, dict[str, Any]], None]
 
 
 def run_in_fresh_process(job: Job, hear: Hear) -> None:
-    try:
-        package = cloudpickle.dumps((interactive_entries(), job))
-    except Exception as error:  # pickling runs a person's own code
-        raise BadRequest(
-            f"the model or the data cannot be sent to the workers' process ({type(error).__name__}: {error}): give a "
-            "class or a function that makes it"
-        ) from error
+    package = pack(job, job.config.plugin)
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [
@@ -49,7 +42,6 @@ def run_in_fresh_process(job: Job, hear: Hear) -> None:
     connection = Connection(ours.detach())
     ended = False
     try:
-        connection.send((list(sys.path), list(job.config.plugin), torch.get_default_dtype()))
         connection.send_bytes(package)
         while True:
             kind, content = connection.recv()
@@ -79,13 +71,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     torch.set_num_threads(1)  # no pool of threads before the workers are forked
     connection = Connection(int(sys.argv[1]))
-    path, plugins, dtype = connection.recv()
-    torch.set_default_dtype(dtype)
-    sys.path[:] = path
-    for plugin in plugins:
-        load_plugin(plugin)
-    entries, job = pickle.loads(connection.recv_bytes())
-    adopt_entries(entries)
+    job = unpack(connection.recv_bytes())
     failure: PacelineError | None = None
     try:
         run_processes(job, lambda kind, content: connection.send((kind, content)))

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -26,6 +27,7 @@ from paceline.transport.base import Rendezvous
 from paceline.worker import run_worker
 
 Hear = Callable[[str, dict[str, Any]], None]
+Body = Callable[[Rendezvous, Hear], Any]  # what a rank does; its result, or its error, comes back
 
 HOST = "127.0.0.1"
 GRACE_S = 1.5  # after the first failure: time for the others to say what they know
@@ -35,37 +37,55 @@ END_S = 3.0  # between asking a worker to end and ending it
 
 def run_processes(job: Job, hear: Hear) -> None:
     """Start the workers, pass on what they say, end them all, and raise the root cause if one failed."""
+    _, failures = on_forked_ranks(partial(train_rank, job), job.workers, hear, job.config.deadline_s)
+    if failures:
+        raise root_cause(failures, job.workers)
+
+
+def train_rank(job: Job, rendezvous: Rendezvous, say: Hear) -> None:
+    """What a worker's process does."""
+    transport = transports.entry(job.transport).make.connect(rendezvous)  # type: ignore[attr-defined]
+    try:
+        run_worker(job, transport, say)
+    finally:
+        with contextlib.suppress(Exception):  # the process ends anyway
+            transport.close()
+
+
+def on_forked_ranks(
+    body: Body, size: int, hear: Hear = lambda *_: None, deadline_s: float = 30.0
+) -> tuple[dict[int, Any], dict[int, PacelineError]]:
+    """`body` in forked processes: what each returned, and what went wrong where."""
     context = get_context("fork")
     pipes: list[Connection] = []
     processes: list[Any] = []
     store = None
     try:
-        for rank in range(job.workers):
+        for rank in range(size):
             held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Ctrl-C during a fork would be swallowed by its hooks
             ours, theirs = context.Pipe()
-            process = context.Process(target=_child, args=(job, rank, theirs, os.getpid()), name=f"worker-{rank}")
+            process = context.Process(target=_child, args=(body, rank, theirs, os.getpid()), name=f"worker-{rank}")
             process.start()
             theirs.close()
             pipes.append(ours)
             processes.append(process)
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         # Only now, so that no worker was forked from a process with running threads.
-        store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=job.config.deadline_s), wait_for_workers=False)
+        store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
         for rank, pipe in enumerate(pipes):
-            pipe.send(Rendezvous(rank, job.workers, HOST, store.port, job.config.deadline_s))
-        failures = _listen(pipes, processes, hear)
+            pipe.send(Rendezvous(rank, size, HOST, store.port, deadline_s))
+        return _listen(pipes, processes, hear)
     finally:
         _end(processes)
         for pipe in pipes:
             pipe.close()
         del store  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
-    if failures:
-        raise root_cause(failures, job.workers)
 
 
-def _listen(pipes: list[Connection], processes: list[Any], hear: Hear) -> dict[int, PacelineError]:
+def _listen(pipes: list[Connection], processes: list[Any], hear: Hear) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Until all workers are done, or a moment after the first failed."""
     running = set(range(len(pipes)))
+    results: dict[int, Any] = {}
     failures: dict[int, PacelineError] = {}
     give_up = float("inf")
     while running and time.monotonic() < give_up:
@@ -78,9 +98,10 @@ def _listen(pipes: list[Connection], processes: list[Any], hear: Hear) -> dict[i
             rank = handles[handle]
             if rank not in running:
                 continue
-            for kind, content in _drain(pipes[rank]):
+            for kind, content in drain(pipes[rank])[0]:
                 if kind == "done":
                     running.discard(rank)
+                    results[rank] = pickle.loads(content["result"])
                 elif kind == "error":
                     running.discard(rank)
                     failures[rank] = pickle.loads(content["error"])
@@ -91,17 +112,18 @@ def _listen(pipes: list[Connection], processes: list[Any], hear: Hear) -> dict[i
                 failures[rank] = WorkerFailed(rank, _death(processes[rank].exitcode))
         if failures and give_up == float("inf"):
             give_up = time.monotonic() + GRACE_S
-    return failures
+    return results, failures
 
 
-def _drain(pipe: Connection) -> list[tuple[str, dict[str, Any]]]:
+def drain(pipe: Connection) -> tuple[list[tuple[str, dict[str, Any]]], bool]:
+    """What has been said, and whether nothing more will be."""
     messages = []
     try:
         while pipe.poll():
             messages.append(pipe.recv())
     except (EOFError, OSError):
-        pass
-    return messages
+        return messages, True
+    return messages, False
 
 
 def root_cause(failures: dict[int, PacelineError], workers: int) -> PacelineError:
@@ -138,7 +160,7 @@ def _end(processes: list[Any]) -> None:
             process.join()
 
 
-def _child(job: Job, rank: int, pipe: Connection, parent: int) -> None:
+def _child(body: Body, rank: int, pipe: Connection, parent: int) -> None:
     """A worker's process: it ends with its parent, whatever ends the parent."""
     gc.freeze()  # what the parent left behind is not this process's to clean up: some of it joins threads that are not here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the workers
@@ -146,19 +168,14 @@ def _child(job: Job, rank: int, pipe: Connection, parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     die_with_parent(parent)
     code = 1
-    transport = None
     try:
         rendezvous = pipe.recv()
-        transport = transports.entry(job.transport).make.connect(rendezvous)  # type: ignore[attr-defined]
-        run_worker(job, transport, lambda kind, content: pipe.send((kind, content)))
-        pipe.send(("done", {}))
+        result = body(rendezvous, lambda kind, content: pipe.send((kind, content)))
+        pipe.send(("done", {"result": pickle.dumps(result)}))  # tensors too, as plain bytes
         code = 0
     except BaseException as error:
         _report(pipe, rank, error)
     finally:
-        if transport is not None:
-            with contextlib.suppress(Exception):  # the process ends anyway
-                transport.close()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

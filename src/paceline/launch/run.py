@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
-from paceline.errors import BadRequest, Interrupted, RunFailed, WorkerFailed
+from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
 from paceline.job import Job, run_folder
 from paceline.launch.fresh import run_in_fresh_process
+from paceline.launch.joined import Meeting, refuse_inside_a_launcher
 from paceline.launch.local import run_processes
+from paceline.launch.mpi import run_under_mpirun
+from paceline.launch.seat import find as find_seat
 from paceline.launch.threads import run_threads
 from paceline.record.machine import environment
-from paceline.record.reader import read_worker_events, summarise
+from paceline.record.reader import read_run, read_worker_events, summarise
 from paceline.record.writer import clean as clean_json
 from paceline.record.writer import write_json
 from paceline.registry import transports
@@ -28,12 +31,18 @@ Listen = Callable[
 ]  # ("progress", {...}), ("evaluation", {...}), ("notice", {...}), ("chosen", {...})
 
 
-def run(job: Job, listen: Listen, clean: bool = False) -> dict[str, Any]:
+def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None) -> dict[str, Any]:
     """Run the job. `clean` promises that this process has run no multi-threaded torch operation (the CLI's has not).
 
-    Writes run.json in every case; then raises what went wrong, if something did.
+    Writes run.json in every case; then raises what went wrong, if something did. With a `meeting` this process is one rank of
+    several that a launcher has started; rank 0 writes.
     """
-    _claim(job)
+    if meeting is None:
+        refuse_inside_a_launcher(find_seat())
+        _claim(job)
+    else:
+        meeting.claim(job, _claim)
+    leads = meeting is None or meeting.leads
     failure: BaseException | None = None
     ready = job.resume_from is None
 
@@ -42,22 +51,31 @@ def run(job: Job, listen: Listen, clean: bool = False) -> dict[str, Any]:
         if kind == "chosen":
             job.config.memory_format = content["memory_format"]
         ready = ready or kind == "ready"
-        if ready and kind in ("chosen", "ready"):
+        if ready and leads and kind in ("chosen", "ready"):
             write_json(job.out / "config.json", job.config.described())
         listen(kind, content)
 
     try:
-        if ready:
+        if ready and leads:
             write_json(job.out / "config.json", job.config.described())
-        for notice in job.notices:
+        for notice in job.notices if leads else ():
             listen("notice", {"text": notice})
-        _runner(job, clean)(job, hear)
+        (meeting.train if meeting else _runner(job, clean))(job, hear)
     except KeyboardInterrupt:
         failure = Interrupted("interrupted")
+        if meeting is not None:
+            failure = Interrupted(f"ended by {meeting.seat.launcher} (another rank has failed, perhaps) or interrupted")
+            failure.told = not leads
     except Exception as error:
         failure = error
     if failure is not None and not ready:  # a resume that could not even start leaves the run as it was
         raise failure
+    if meeting is not None and not leads:
+        if failure is not None and not lost_the_leader(failure):
+            raise failure
+        if failure is None:
+            meeting.recorded()
+            return read_run(job.out)
     status = "completed" if failure is None else "interrupted" if isinstance(failure, Interrupted) else "failed"
     record = clean_json(
         summarise(
@@ -77,12 +95,21 @@ def run(job: Job, listen: Listen, clean: bool = False) -> dict[str, Any]:
         failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
     if failure is not None:
         raise failure
+    if meeting is not None:
+        meeting.recorded()
     return dict(record)
+
+
+def lost_the_leader(failure: BaseException) -> bool:
+    """Then this rank writes the record: nobody else will."""
+    return isinstance(failure, PeerLost) and failure.rank == 0
 
 
 def _runner(job: Job, clean: bool) -> Callable[[Job, Listen], None]:
     if transports.entry(job.transport).make.runs_as == "threads":  # type: ignore[attr-defined]
         return run_threads
+    if job.transport == "mpi":
+        return run_under_mpirun
     return run_processes if clean or fork_is_safe(job.threads) else run_in_fresh_process
 
 

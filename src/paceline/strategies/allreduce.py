@@ -29,6 +29,8 @@ class AllReduce(Strategy):
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
         self._collective = ctx.collective(self.collective)
+        for region in replica.regions:
+            self._collective.prepare(region.grads)
         self._codec_states = [ctx.codec.start(r.grad_layout, ctx.random, ctx.shared_random) for r in replica.regions]
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
@@ -37,7 +39,8 @@ class AllReduce(Strategy):
         replica.update(marked=self.ctx.codec.lossless)
 
     def state(self) -> dict[str, Any]:
-        return {"codec": self._codec_states}
+        return {"codec": self._codec_states, "collective": self._collective.choices}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._codec_states = state["codec"]
+        self._collective.obey(state["collective"])

@@ -36,7 +36,7 @@ class DDP(Strategy):
         if ctx.transport.store is None:
             raise BadRequest("ddp needs a torch.distributed transport: use --transport gloo")
         dist.init_process_group(
-            "gloo",
+            ctx.transport.c10d(),
             store=dist.PrefixStore("ddp", ctx.transport.store),
             rank=ctx.transport.rank,
             world_size=ctx.transport.size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -14,12 +15,32 @@ from paceline.errors import TransportError
 
 Op = Literal["sum", "max", "min"]
 REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+AGREEMENT_TAG, AGREEMENT_BYTES = 99, 160
 
 
 class Work(Protocol):
     """Something under way."""
 
     def wait(self) -> None: ...
+
+
+class Message(Work, Protocol):
+    """A message that is made once and sent or received often: start, wait, start, wait."""
+
+    def start(self) -> None: ...
+
+
+class Again:
+    """A message made anew each time."""
+
+    def __init__(self, begin: Callable[[], Work]) -> None:
+        self._begin = begin
+
+    def start(self) -> None:
+        self._work = self._begin()
+
+    def wait(self) -> None:
+        self._work.wait()
 
 
 @dataclass(frozen=True)
@@ -40,15 +61,26 @@ class Transport(ABC):
     name: ClassVar[str]
     runs_as: ClassVar[Literal["processes", "threads"]] = "processes"
     native: ClassVar[frozenset[str]] = frozenset()  # the collectives that the library behind it brings along
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # whose memory it can read
     store: Any = None  # torch.distributed's store, where there is one
 
     def __init__(self, rank: int, size: int, deadline_s: float, generation: int = 0) -> None:
         self.rank, self.size, self.deadline_s, self.generation = rank, size, deadline_s, generation
 
+    @property
+    def kind(self) -> str:
+        """The name of what moves the bytes in the end, below all wrappers."""
+        return self.name
+
     @classmethod
     def available(cls) -> bool:
         """Whether this machine has what it takes."""
-        return True
+        return cls.missing() is None
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """What this machine lacks for it, and how to get it; None when it has it all."""
+        return None
 
     @classmethod
     def connect(cls, rendezvous: Rendezvous) -> Transport:
@@ -60,11 +92,39 @@ class Transport(ABC):
     @abstractmethod
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work: ...
 
+    def sending(self, tensor: Tensor, to: int) -> Message:
+        """A message of this tensor that can be sent again and again."""
+        return Again(lambda: self.isend(tensor, to))
+
+    def receiving(self, tensor: Tensor, source: int) -> Message:
+        return Again(lambda: self.irecv(tensor, source))
+
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self.isend(tensor, to, tag).wait()
 
     def recv(self, tensor: Tensor, source: int, tag: int = 0) -> None:
         self.irecv(tensor, source, tag).wait()
+
+    def c10d(self) -> str:
+        """torch.distributed's name for the backend that DistributedDataParallel is to talk over."""
+        return "gloo"
+
+    def together(self) -> AbstractContextManager[Any]:
+        """What is sent and received inside starts at once (a library may need to be told)."""
+        return nullcontext()
+
+    def agree(self, what: str) -> None:
+        """All ranks say what they are about to do; unless all say the same, all raise. Not counted as payload."""
+        own = torch.zeros(AGREEMENT_BYTES, dtype=torch.uint8)
+        text = what.encode()[:AGREEMENT_BYTES]
+        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        heard = [own if peer == self.rank else torch.empty_like(own) for peer in range(self.size)]
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        works = [self.irecv(heard[peer], peer, AGREEMENT_TAG) for peer in others]
+        works += [self.isend(own, peer, AGREEMENT_TAG) for peer in others]
+        for work in works:
+            work.wait()
+        expect_one([bytes(h.tolist()).rstrip(b"\0").decode(errors="replace") for h in heard])
 
     @abstractmethod
     def barrier(self) -> None: ...
@@ -102,6 +162,27 @@ class Transport(ABC):
     def close(self) -> None:
         """Give back what is held; others learn at once that this rank is gone."""
         return
+
+
+def expect_one(said: Sequence[str]) -> None:
+    """All ranks said the same."""
+    if len(set(said)) > 1:
+        told = "; ".join(f"rank {rank}: {words}" for rank, words in enumerate(said))
+        raise TransportError(f"the ranks do not ask for the same thing ({told})")
+
+
+def wording(operation: str, tensor: Tensor) -> str:
+    """What a rank brings to a collective, for `agree`."""
+    layout = "" if tensor.is_contiguous() else ", not contiguous"
+    return f"{operation} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}{layout}"
+
+
+def check_tensor(tensor: Tensor, transport: Transport) -> None:
+    if tensor.device.type not in transport.devices or not tensor.is_contiguous():
+        raise TransportError(
+            f"transport {transport.name} moves contiguous tensors on {' and '.join(sorted(transport.devices))}; this one is on "
+            f"{tensor.device.type}{'' if tensor.is_contiguous() else ' and not contiguous'}"
+        )
 
 
 def ring_bytes(length: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:

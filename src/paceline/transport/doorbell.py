@@ -19,6 +19,7 @@ LOOKS = 200  # before yielding the core
 YIELDS = 20  # before going to sleep
 NAP_S = 0.02  # the longest sleep between two looks at whether the peer is alive
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+PIECES = 4  # of a message, under way between two ranks at a time
 LINE = 16  # words: one cache line per rank and counter
 
 
@@ -43,15 +44,16 @@ class Board:
 
     @staticmethod
     def size(ranks: int) -> int:
-        return 4 * LINE * (5 * ranks + 2 * ranks * ranks)
+        return 4 * LINE * (7 * ranks + (2 + PIECES) * ranks * ranks)
 
     def __init__(self, words: memoryview, ranks: int) -> None:
         self._words, self.ranks = words, ranks
-        columns = [Column(words, i * ranks * LINE) for i in range(5)]
-        self.pids, self.arrived, self.closed, self.bells, self.asleep = columns
-        pairs = 5 * ranks * LINE
+        columns = [Column(words, i * ranks * LINE) for i in range(7)]
+        self.pids, self.arrived, self.closed, self.bells, self.asleep, *self.said = columns
+        pairs = 7 * ranks * LINE
         self.written = Column(words, pairs)
         self.read = Column(words, pairs + ranks * ranks * LINE)
+        self.lengths = Column(words, pairs + 2 * ranks * ranks * LINE)  # of the message that each piece belongs to
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(words))
         self._libc = ctypes.CDLL(None, use_errno=True)
 

@@ -138,6 +138,7 @@ class InprocTransport(Transport):
 
     runs_as = "threads"
     native = frozenset({"all_reduce", "broadcast"})
+    devices = frozenset({"cpu", "cuda"})
 
     def __init__(self, hub: Hub, rank: int, members: tuple[int, ...]) -> None:
         super().__init__(members.index(rank), len(members), hub.deadline_s)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.transport.base import Op, Transport, Work
+from paceline.transport.base import Message, Op, Transport, Work
 from paceline.types import PHASES, Phase
 
 ALL_PEERS = -1
@@ -70,8 +71,21 @@ class Metered(Transport):
     def __init__(self, inner: Transport, meter: Meter | None = None) -> None:
         super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation)
         self.inner, self.meter = inner, meter or Meter()
-        self.native = inner.native  # type: ignore[misc]
+        self.native, self.devices = inner.native, inner.devices  # type: ignore[misc]
         self.store = inner.store
+
+    @property
+    def kind(self) -> str:
+        return self.inner.kind
+
+    def c10d(self) -> str:
+        return self.inner.c10d()
+
+    def together(self) -> AbstractContextManager[Any]:
+        return self.inner.together()
+
+    def agree(self, what: str) -> None:
+        self.inner.agree(what)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         start = time.perf_counter()
@@ -84,6 +98,12 @@ class Metered(Transport):
         work = self.inner.irecv(tensor, source, tag)
         self.meter.add("recv", source, 0, tensor.nbytes, 0, time.perf_counter() - start)
         return _Timed(work, self.meter, "recv", source)
+
+    def sending(self, tensor: Tensor, to: int) -> Message:
+        return _Counted(self.inner.sending(tensor, to), self.meter, "send", to, tensor.nbytes, 0, 1)
+
+    def receiving(self, tensor: Tensor, source: int) -> Message:
+        return _Counted(self.inner.receiving(tensor, source), self.meter, "recv", source, 0, tensor.nbytes, 0)
 
     def barrier(self) -> None:
         start = time.perf_counter()
@@ -131,3 +151,23 @@ class _Timed:
         start = time.perf_counter()
         self._work.wait()
         self._meter.add(self._operation, self._peer, 0, 0, 0, time.perf_counter() - start)
+
+
+class _Counted:
+    """A message that is sent often: its bytes are counted each time."""
+
+    def __init__(
+        self, message: Message, meter: Meter, operation: str, peer: int, sent: int, received: int, messages: int
+    ) -> None:
+        self._message, self._meter, self._operation, self._peer = message, meter, operation, peer
+        self._counts = (sent, received, messages)
+
+    def start(self) -> None:
+        began = time.perf_counter()
+        self._message.start()
+        self._meter.add(self._operation, self._peer, *self._counts, time.perf_counter() - began)
+
+    def wait(self) -> None:
+        began = time.perf_counter()
+        self._message.wait()
+        self._meter.add(self._operation, self._peer, 0, 0, 0, time.perf_counter() - began)

@@ -4,30 +4,33 @@ Buffers that are exchanged live in memory that all ranks map (`allocate`), so an
 sums its own slice of everybody's buffers and writes the result into all of them. Buffers that live elsewhere are copied
 through a shared one; small ones travel with a single barrier.
 
-The memory belongs to unnamed files (memfd) that vanish with their processes: nothing can be left behind, whatever dies.
+The memory belongs to unnamed files (memfd) that vanish with their processes: nothing can be left behind, whatever dies. They
+are not in /dev/shm, so a small one (64 MB in many containers) does no harm; what counts is the machine's free memory, which is
+looked at before any is taken.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
-from paceline.transport.base import REDUCE, Op, Rendezvous, Transport, Work, check_ranks
-from paceline.transport.doorbell import Board, Waiter
+from paceline.transport.base import REDUCE, Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
+from paceline.transport.c10d import connect_store
+from paceline.transport.doorbell import PIECES, Board, Waiter
 
 SMALL_BYTES = 32 << 10  # up to here everybody sums everything, with one barrier instead of two
 BLOCK_BYTES = 256 << 10  # the slice is summed and handed out in pieces that stay in the cache
-PIECE_BYTES = 256 << 10  # messages travel in pieces of this size ...
-PIECES = 4  # ... of which so many may be under way between two ranks
+PIECE_BYTES = 256 << 10  # messages travel in pieces of this size
 
 
 class SharedBytes:
@@ -37,6 +40,9 @@ class SharedBytes:
         self.size = max(1, size)
         try:
             if address is None:
+                free = psutil.virtual_memory().available
+                if self.size > free:
+                    raise TransportError(f"shared memory of {self.size:,} bytes is not to be had: {free:,} are free")
                 self._file = os.memfd_create("paceline")
                 os.ftruncate(self._file, self.size)
                 self._map = mmap.mmap(self._file, self.size)
@@ -118,6 +124,7 @@ class ShmTransport(Transport):
         self._waiter = Waiter(self._board, self.rank, deadline_s)
         self._board.pids[self.rank] = os.getpid()
         self._calls = 0
+        self._words: dict[tuple[Any, ...], int] = {}  # what can be said at a meeting, in 32 bits
         self._scratch: dict[tuple[str, int], int] = {}  # allocations that all ranks have made for copying through
         self._slices: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
         self._pending: list[_Piecewise] = []
@@ -126,20 +133,16 @@ class ShmTransport(Transport):
         self._watch()
 
     @classmethod
-    def available(cls) -> bool:
-        return hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and os.path.isdir("/proc/self/fd")
+    def missing(cls) -> str | None:
+        if hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and os.path.isdir("/proc/self/fd"):
+            return None
+        return "it needs Linux, with memfd, pidfd and /proc: use --transport gloo"
 
     @classmethod
     def connect(cls, rendezvous: Rendezvous) -> ShmTransport:
-        if not cls.available():
-            raise TransportError("transport shm needs Linux (memfd and /proc): use --transport gloo")
-        wait = timedelta(seconds=rendezvous.deadline_s)
-        try:
-            store = dist.PrefixStore(
-                f"shm-{rendezvous.generation}", dist.TCPStore(rendezvous.host, rendezvous.port, None, False, wait)
-            )
-        except RuntimeError as error:
-            raise TransportError(f"no meeting point at {rendezvous.host}:{rendezvous.port}: {error}") from None
+        if (missing := cls.missing()) is not None:
+            raise TransportError(f"transport shm is not to be had here: {missing}")
+        store = dist.PrefixStore(f"shm-{rendezvous.generation}", connect_store(rendezvous))
         memory = SharedMemory(store, rendezvous.rank)
         return cls(memory, store, tuple(range(rendezvous.size)), rendezvous.rank, rendezvous.deadline_s, "world")
 
@@ -182,21 +185,40 @@ class ShmTransport(Transport):
                 self._waiter.wait(lambda p=peer: (arrived[p] - number) & 0xFFFFFFFF < 0x80000000, peer, "a barrier")  # type: ignore[misc]
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
-        if self.size == 1 or not tensor.numel():
+        if self.size == 1:
             return
-        self._check(tensor)
-        if tensor.nbytes <= SMALL_BYTES:
-            self._reduce_small(tensor.view(-1), op)
-            return
-        place = self._memory.find(tensor)
-        if place is None:
+        if not movable(tensor):
+            self._come_together(op, tensor)  # all ranks raise
+        elif tensor.nbytes <= SMALL_BYTES:
+            self._reduce_small(tensor, op)
+        elif (place := self._memory.find(tensor)) is not None:
+            self._come_together(op, tensor)
+            self._reduce_slices(place, tensor.numel(), tensor.dtype, op)
+        else:
             number = self._copying_place(tensor.nbytes)
             shared = self._memory.of(self._members[self.rank], number).tensor(tensor.dtype, 0, tensor.numel())
             shared.copy_(tensor.view(-1))
+            self._come_together(op, tensor)
             self._reduce_slices((number, 0), tensor.numel(), tensor.dtype, op)
             tensor.view(-1).copy_(shared)
-        else:
-            self._reduce_slices(place, tensor.numel(), tensor.dtype, op)
+
+    def _come_together(self, operation: str, tensor: Tensor) -> None:
+        """A barrier at which everybody also says what it brings: all raise when it is not the same.
+
+        Two words per rank, used in turn: whoever writes one again has met, at the other, everybody who read it.
+        """
+        self._calls += 1
+        key = (operation, tensor.numel(), tensor.dtype, tensor.device.type, tensor.is_contiguous())
+        word = self._words.get(key)
+        if word is None:
+            word = self._words[key] = zlib.crc32(wording(operation, tensor).encode())
+        said = self._board.said[self._calls % 2]
+        said[self.rank] = word
+        self.barrier()
+        for peer in range(self.size):
+            if said[peer] != word:
+                self.agree(wording(operation, tensor))
+        check_tensor(tensor, self)
 
     def _reduce_slices(self, place: tuple[int, int], length: int, dtype: torch.dtype, op: Op) -> None:
         """Every rank sums its slice of everybody's buffers and writes the result into all of them."""
@@ -207,7 +229,6 @@ class ShmTransport(Transport):
             number, offset = place
             parts = [self._memory.of(m, number).tensor(dtype, offset, length)[low:high] for m in self._members]
             self._slices[key] = parts
-        self.barrier()
         reduce, block = REDUCE[op], BLOCK_BYTES // dtype.itemsize
         for start in range(0, parts[0].numel(), block):
             pieces = [p[start : start + block] for p in parts]
@@ -218,15 +239,15 @@ class ShmTransport(Transport):
                 piece.copy_(total)
         self.barrier()
 
-    def _reduce_small(self, flat: Tensor, op: Op) -> None:
-        """Everybody puts its part on the table and sums all parts, in rank order. Two tables, used in turn: whoever writes on
-        one again has met, at the other, everybody who read from it."""
-        number = self._copying_place(2 * SMALL_BYTES, "tables")
+    def _reduce_small(self, tensor: Tensor, op: Op) -> None:
+        """Everybody puts its part on the table and sums all parts, in rank order. Two tables, used in turn, as above."""
+        number, flat = self._copying_place(2 * SMALL_BYTES, "tables"), tensor.view(-1)
         offset = (self._calls % 2) * SMALL_BYTES
-        self._calls += 1
+        self._memory.of(self._members[self.rank], number).tensor(flat.dtype, offset, flat.numel()).copy_(flat)
+        self._come_together(op, tensor)
+        if not flat.numel():
+            return
         parts = [self._memory.of(m, number).tensor(flat.dtype, offset, flat.numel()) for m in self._members]
-        parts[self.rank].copy_(flat)
-        self.barrier()
         flat.copy_(parts[0])
         for part in parts[1:]:
             REDUCE[op](flat, part, out=flat)
@@ -239,16 +260,15 @@ class ShmTransport(Transport):
         return self._scratch[key]
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        if self.size == 1 or not tensor.numel():
+        if self.size == 1:
             return
-        self._check(tensor)
-        number = self._copying_place(tensor.nbytes)
-        shared = self._memory.of(self._members[root], number).tensor(tensor.dtype, 0, tensor.numel())
-        if self.rank == root:
-            shared.copy_(tensor.view(-1))
-        self.barrier()
-        if self.rank != root:
-            tensor.view(-1).copy_(shared)
+        here = movable(tensor) and tensor.numel() > 0
+        number = self._copying_place(tensor.nbytes) if here else 0
+        if here and self.rank == root:
+            self._memory.of(self._members[root], number).tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.view(-1))
+        self._come_together(f"broadcast from {root}", tensor)
+        if here and self.rank != root:
+            tensor.view(-1).copy_(self._memory.of(self._members[root], number).tensor(tensor.dtype, 0, tensor.numel()))
         self.barrier()
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
@@ -258,7 +278,6 @@ class ShmTransport(Transport):
         return self._enqueue(_Piecewise(self, tensor, source, sending=False))
 
     def _enqueue(self, work: _Piecewise) -> _Piecewise:
-        self._check(work.tensor)
         self._pending.append(work)
         self._progress()
         return work
@@ -287,17 +306,16 @@ class ShmTransport(Transport):
             os.close(descriptor)
         self._waiter.descriptors.clear()
 
-    def _check(self, tensor: Tensor) -> None:
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise TransportError(
-                f"transport shm moves contiguous tensors of the CPU, not {tensor.device} {tuple(tensor.stride())}"
-            )
+
+def movable(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 class _Piecewise:
     """A message under way, piece by piece, through the channel of its pair of ranks."""
 
     def __init__(self, transport: ShmTransport, tensor: Tensor, peer: int, sending: bool) -> None:
+        check_tensor(tensor, transport)
         self.transport, self.tensor, self.peer, self.sending = transport, tensor, peer, sending
         source, target = (transport.rank, peer) if sending else (peer, transport.rank)
         self._channel = source * transport.size + target
@@ -316,6 +334,11 @@ class _Piecewise:
                 break
             counter = written if self.sending else read
             slot = counter[self._channel] % PIECES
+            length, said = len(self._bytes) & 0xFFFFFFFF, self._channel * PIECES + slot
+            if self.sending:
+                board.lengths[said] = length
+            elif board.lengths[said] != length:
+                raise TransportError(f"rank {self.peer} sent {board.lengths[said]} bytes; {length} were expected")
             start = (self._channel * PIECES + slot) * PIECE_BYTES
             size = min(PIECE_BYTES, len(self._bytes) - self._moved)
             there, here = self.transport._channels[start : start + size], self._bytes[self._moved : self._moved + size]
