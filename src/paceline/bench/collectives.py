@@ -19,6 +19,8 @@ from paceline.transport.mpi import load as load_mpi
 
 MPI, OPEN_MPI = "mpi", "open-mpi"  # ours, and the library called directly
 BASELINE = ("gloo", "native")
+PEER = (OPEN_MPI, "MPI_Allreduce")
+COPY = ("copy", "")
 ANSWER_S = 600.0
 
 
@@ -28,7 +30,7 @@ def contenders() -> list[tuple[str, str]]:
     names = [t.name for t in lines if t.runs_as == "processes" and t.available()]
     found = [(name, collective) for name in names for collective in collectives.names()]
     if MPI in names:
-        found.append((OPEN_MPI, "MPI_Allreduce"))
+        found.append(PEER)
     return [BASELINE, *(pair for pair in found if pair != BASELINE)]
 
 
@@ -48,7 +50,6 @@ def bench_collectives(
             baseline = times[(*BASELINE, size)]
             for transport, collective in contenders():
                 own = times[(transport, collective, size)]
-                ratios = [theirs / ours for ours, theirs in zip(own, baseline, strict=True)]
                 rows.append(
                     {
                         "workers": count,
@@ -58,16 +59,22 @@ def bench_collectives(
                         "median_s": statistics.median(own),
                         "min_s": min(own),
                         "max_s": max(own),
-                        "times_gloo": statistics.median(ratios),
+                        "times_gloo": _ratio(baseline, own),
+                        "times_open_mpi": _ratio(times.get((*PEER, size)), own),
                         "memory_limit_share": _limit_s(count, size, times) / statistics.median(own),
                     }
                 )
     return {"rounds": rounds, "rows": rows}
 
 
+def _ratio(theirs: list[float] | None, ours: list[float]) -> float | None:
+    """How many times as fast, by rounds: the median."""
+    return None if theirs is None else statistics.median(t / o for o, t in zip(ours, theirs, strict=True))
+
+
 def _limit_s(workers: int, size: int, times: dict[tuple[str, ...] | tuple[str, str, int], list[float]]) -> float:
     """The time in which a plain copy moves what every rank must at least send: 2 (P-1)/P of the buffer."""
-    return statistics.median(times[("copy", "", size)]) * 2 * (workers - 1) / workers
+    return statistics.median(times[(*COPY, size)]) * 2 * (workers - 1) / workers
 
 
 def _measure(workers: int, sizes: list[int], rounds: int) -> dict[Any, list[float]]:
@@ -96,14 +103,17 @@ def _rank(sizes: list[int], rounds: int, pairs: list[tuple[str, str]], rendezvou
         buffers[OPEN_MPI] = torch.zeros(size // 4)
         target = torch.zeros(size // 4)
         for number in range(rounds + 1):  # the first round warms up
-            for key, reduce in bound.items():
-                seconds = _timed(lines[MPI if key[0] == OPEN_MPI else key[0]], reduce, buffers[key[0]], repetitions(size))
+            each: dict[Any, list[float]] = {key: [] for key in (*bound, COPY)}
+            for _ in range(repetitions(size) if number else 2):  # in turns, so that nobody has the caches for itself
+                for key, reduce in bound.items():
+                    line = lines[MPI if key[0] == OPEN_MPI else key[0]]
+                    each[key].append(_timed(line, reduce, buffers[key[0]]))
+                began = time.perf_counter()
+                target.copy_(buffers["gloo"])
+                each[COPY].append(time.perf_counter() - began)
+            for key, seconds in each.items():
                 if number:
-                    times.setdefault((*key, size), []).append(seconds)
-            began = time.perf_counter()
-            target.copy_(buffers["gloo"])
-            if number:
-                times.setdefault(("copy", "", size), []).append(time.perf_counter() - began)
+                    times.setdefault((*key, size), []).append(statistics.median(seconds))
             lines["gloo"].barrier()
     return times if rendezvous.rank == 0 else None
 
@@ -118,11 +128,8 @@ def _open_mpi() -> Callable[[torch.Tensor], None]:
     return reduce
 
 
-def _timed(line: Transport, reduce: Callable[[torch.Tensor], None], buffer: torch.Tensor, repeat: int) -> float:
-    each = []
-    for _ in range(repeat):
-        line.barrier()
-        began = time.perf_counter()
-        reduce(buffer)
-        each.append(time.perf_counter() - began)
-    return statistics.median(each)
+def _timed(line: Transport, reduce: Callable[[torch.Tensor], None], buffer: torch.Tensor) -> float:
+    line.barrier()
+    began = time.perf_counter()
+    reduce(buffer)
+    return time.perf_counter() - began

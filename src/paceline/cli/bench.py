@@ -122,16 +122,16 @@ def collectives(workers: str, sizes: str, rounds: int, as_json: bool, debug: boo
         here = sorted((r for r in rows if (r["workers"], r["bytes"]) == (count, size)), key=lambda r: r["median_s"])
         star = " (oversubscribed)" if count > env["cores"] else ""
         table = Table(title=f"{count} workers{star}, {in_words(size)}", title_justify="left", box=box.SIMPLE_HEAD)
-        for heading in ("transport", "collective", "median", "spread", "x gloo", "x limit"):
+        for heading in ("transport", "collective", "median", "spread", "x gloo", "x MPI", "x limit"):
             table.add_column(heading, justify="left" if heading in ("transport", "collective") else "right")
         for r in here:
             spread = f"±{50 * (r['max_s'] - r['min_s']) / r['median_s']:.0f}%"
-            shares = (f"{r['times_gloo']:.2f}", f"{r['memory_limit_share']:.2f}")
+            shares = ["" if r[k] is None else f"{r[k]:.2f}" for k in ("times_gloo", "times_open_mpi", "memory_limit_share")]
             table.add_row(r["transport"], r["collective"], f"{1e3 * r['median_s']:.3f} ms", spread, *shares)
         console.print(table)
     console.print(
-        "x gloo: how many times as fast as gloo's own all-reduce in the same round. x limit: against the time in which one "
-        "plain copy moves 2(P-1)/P of the buffer. Spread: half of max - min.",
+        "x gloo, x MPI: how many times as fast as gloo's and as Open MPI's own all-reduce in the same round. x limit: against "
+        "the time in which one plain copy moves 2(P-1)/P of the buffer. Spread: half of max - min.",
         highlight=False,
     )
     console.print(machine_line(env), style="dim", highlight=False)

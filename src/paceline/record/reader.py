@@ -92,6 +92,7 @@ def summarise(
         "error": error,
         "config": config,
         "environment": environment,
+        "chosen": chosen(workers[0] if workers else []),
         "result": {
             "test_accuracy": final.get("accuracy"),
             "test_loss": final.get("loss"),
@@ -107,6 +108,17 @@ def summarise(
         },
         "workers": [_worker(events, own, idle[i]) for i, (events, own) in enumerate(zip(workers, steps, strict=True))],
     }
+
+
+def chosen(events: list[Event]) -> dict[str, Any]:
+    """What was left to `auto` and chosen by measuring."""
+    found: dict[str, Any] = {}
+    for event in events:
+        if event["kind"] == "start":
+            found["memory_format"] = event.get("memory_format")
+        elif event["kind"] == "choice":
+            found.update({k: v for k, v in event.items() if k == "collective"})
+    return found
 
 
 def idle_seconds(workers: list[list[Event]]) -> list[float]:

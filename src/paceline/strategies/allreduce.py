@@ -31,6 +31,8 @@ class AllReduce(Strategy):
         self._collective = ctx.collective(self.collective)
         for region in replica.regions:
             self._collective.prepare(region.grads)
+        if self._collective.choices:
+            ctx.recorder.write("choice", collective=self._collective.choices)
         self._codec_states = [ctx.codec.start(r.grad_layout, ctx.random, ctx.shared_random) for r in replica.regions]
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
