@@ -31,7 +31,8 @@ class Config:
 
     strategy: Any = option("serial", str, "how the workers keep together: name:key=value,...", "How")
     workers: int = option(1, int, "how many workers", "How")
-    transport: Any = option("auto", str, "what moves the bytes: auto, shm, gloo, inproc", "How")
+    servers: int | None = option(None, int, "parameter servers beside the workers (ps: 1)", "How")
+    transport: Any = option("auto", str, "what moves the bytes: auto, shm, gloo, mpi, nccl, inproc", "How")
     codec: Any = option("none", str, "what travels instead of float32", "How")
     shard: str | None = option(
         None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"
@@ -86,6 +87,8 @@ class Config:
 
     def validate(self) -> None:
         _positive("workers", self.workers)
+        if self.servers is not None and self.servers < 0:
+            raise BadRequest(f"servers={self.servers}: 0 or more")
         for name in ("epochs", "steps"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))

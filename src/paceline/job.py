@@ -67,8 +67,13 @@ class Job:
         return self.config.workers
 
     @property
+    def ranks(self) -> int:
+        """Workers, then servers."""
+        return self.config.workers + (self.config.servers or 0)
+
+    @property
     def oversubscribed(self) -> bool:
-        return self.workers * self.threads > cores()
+        return self.workers * self.threads + (self.config.servers or 0) > cores()
 
     def model(self) -> nn.Module:
         given = self.config.model
@@ -174,6 +179,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
     _check_strategy(config, strategy)
     transport = _transport(config, strategy)
+    servers = _servers(config, strategy)
     data = _load(config)
     notices = [data.notice] if data.notice else []
     workers = config.workers
@@ -208,6 +214,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
             "shard": None if isinstance(data.train, Stream) else shard,
             "epochs": epochs,
             "threads": threads,
+            "servers": servers,
             "transport": Spec(transport),
             "loss": loss,
             "metric": metric,
@@ -225,13 +232,15 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     job.optimizer(_on_meta(job))  # refuses what cannot be built, before any process starts
     job.schedule(), job.metric()
     for fault in job.faults():
-        if getattr(fault, "rank", 0) not in range(workers):
-            raise BadRequest(f"fault {fault.name}: there is no rank {fault.rank} among {workers} workers")  # type: ignore[attr-defined]
+        if getattr(fault, "rank", 0) not in range(job.ranks):
+            among = f"{workers} workers" + (f" and {servers} servers" if servers else "")
+            raise BadRequest(f"fault {fault.name}: there is no rank {fault.rank} among {among}")  # type: ignore[attr-defined]
     if not isinstance(data.train, Stream):
         job.shards()
     if job.oversubscribed:
         notices.append(
-            f"oversubscribed: {workers} workers x {threads} thread(s) on {cores()} cores; its times hold for this machine only"
+            f"oversubscribed: {workers} workers x {threads} thread(s){f' and {servers} server(s)' if servers else ''} "
+            f"on {cores()} cores; its times hold for this machine only"
         )
     return job
 
@@ -292,6 +301,15 @@ def _check_strategy(config: Config, strategy: Strategy) -> None:
             f"strategy {strategy.name} runs {most} worker, not {config.workers}: "
             f"use --workers {most}, or another strategy ({others})"
         )
+
+
+def _servers(config: Config, strategy: Strategy) -> int:
+    """How many ranks beside the workers: one by default where the strategy has servers."""
+    if strategy.serves == "ranks":
+        return 1 if config.servers is None else config.servers
+    if config.servers:
+        raise BadRequest(f"strategy {strategy.name} has no servers: leave servers={config.servers} out")
+    return 0
 
 
 def _transport(config: Config, strategy: Strategy) -> str:

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline import checkpoint
-from paceline.collectives.base import choose
+from paceline import checkpoint, snapshot
 from paceline.config import due
-from paceline.data.base import Samples, Stream
-from paceline.data.batches import Batches, ShardBatches, StreamBatches, to_device
-from paceline.errors import BadRequest, NotFinite
+from paceline.data.base import Stream
+from paceline.data.batches import Batches, ShardBatches, StreamBatches
+from paceline.errors import NotFinite
 from paceline.evaluation import Evaluation
 from paceline.job import Job
+from paceline.rank import Notify, Rank
 from paceline.record.resources import Usage, reset_rss_peak
 from paceline.record.writer import Recorder
-from paceline.registry import codecs
-from paceline.replica import Replica, measure_memory_format
-from paceline.seeding import derive, generator, random_states, seed_everything, set_random_states
-from paceline.strategies.base import Context, Strategy
+from paceline.server import run_server
 from paceline.transport.base import Transport
-from paceline.transport.metered import Meter, Metered, Tally
+from paceline.transport.metered import Tally
 from paceline.types import Batch
-
-Notify = Callable[[str, dict[str, Any]], None]
 
 NOTIFY_EVERY_S = 0.2
 
@@ -40,7 +33,10 @@ def run_worker(job: Job, transport: Transport, notify: Notify) -> None:
     reset_rss_peak()
     recorder = Recorder(job.out / "events" / f"worker-{transport.rank}.jsonl", transport.rank, job.session)
     try:
-        worker = _Worker(job, transport, recorder, notify)
+        if transport.rank >= job.workers:
+            run_server(job, transport, recorder, notify)
+            return
+        worker = Worker(job, transport, recorder, notify)
         worker.train()
         worker.conclude()
     finally:
@@ -65,29 +61,12 @@ class _Clock:
         return lap
 
 
-class _Worker:
+class Worker:
     def __init__(self, job: Job, transport: Transport, recorder: Recorder, notify: Notify) -> None:
         self.job, self.config, self.recorder, self.notify = job, job.config, recorder, notify
         self.rank, self.usage = transport.rank, Usage.now()
-        self.meter = Meter()
-        self.faults = job.faults()
-        for fault in self.faults:
-            transport = fault.wrap(transport)
-        metered = Metered(transport, self.meter)
-        self.strategy: Strategy = job.strategy()
-        self.ctx = Context(
-            transport=metered,
-            peers=metered.group(range(job.workers)),
-            role="worker",
-            worker_index=transport.rank,
-            workers=job.workers,
-            codec=codecs.build(self.config.codec),
-            collective=lambda name: choose(name, self.ctx.peers),
-            recorder=recorder,
-            random=generator(self.config.seed, "strategy", transport.rank),
-            shared_random=generator(self.config.seed, "strategy"),
-            init="seed" if self.config.init == "seed" else "broadcast",
-        )
+        place = Rank.take(job, transport, recorder, notify)
+        self.meter, self.faults, self.strategy, self.ctx = place.meter, place.faults, place.strategy, place.ctx
         self.device = torch.device(self.config.device)
         self.clock = _Clock()
         self.batches = self._batches()
@@ -98,12 +77,11 @@ class _Worker:
         self._last_notice = 0.0
         self._rate: list[tuple[float, float]] = []
 
-        seed_everything(self.config.seed)  # the model comes from the run's seed, on every worker
-        self.replica = self._replica()
-        own = self._restore() if job.resume_from else None
+        self.replica = place.replica()
+        own = snapshot.restore(self) if job.resume_from else None
         self.strategy.setup(self.ctx, self.replica)
         if own is not None:
-            self._restore_own(own)
+            snapshot.restore_own(self, own)
         self.evaluation = Evaluation(job, self.replica, self.ctx)
         self.evaluation.try_out()
         if self.ctx.worker_index == 0:
@@ -128,39 +106,6 @@ class _Worker:
                 train, job.batch_sizes[0], job.workers, self.ctx.worker_index, self.config.seed, self.device, stand_in
             )
         return ShardBatches(train, job.shards(), self.ctx.worker_index, self.device, stand_in)
-
-    def _replica(self) -> Replica:
-        model = self.job.model().to(self.device)
-        if self.ctx.worker_index > 0:  # what follows (dropout, augmentation) is each worker's own
-            seed_everything(derive(self.config.seed, "worker", self.ctx.worker_index))
-        loss = self.job.loss()
-        channels_last = self._memory_format(model) == "channels_last"
-        if channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.train()
-        return Replica(
-            model,
-            self.job.optimizer(model),
-            loss,
-            flat=self.strategy.flat,
-            channels_last=channels_last,
-            allocate=self.ctx.transport.allocate,
-        )
-
-    def _memory_format(self, model: torch.nn.Module) -> str:
-        """Worker 0 measures, all obey."""
-        if self.job.memory_format != "auto":
-            return self.job.memory_format
-        choice = torch.zeros(1, dtype=torch.int64)
-        if self.ctx.worker_index == 0 and not isinstance(self.job.data.train, Stream):
-            some = min(32, max(self.job.batch_sizes), len(self.job.data.train))
-            inputs, targets = to_device(self.job.data.train.batch(torch.arange(some)), self.device)
-            choice += measure_memory_format(model, self.job.loss(), inputs, targets) == "channels_last"
-        self.ctx.peers.broadcast(choice)
-        chosen = "channels_last" if int(choice) else "contiguous"
-        if self.ctx.worker_index == 0:
-            self.notify("chosen", {"memory_format": chosen})
-        return chosen
 
     def _total_steps(self) -> int | None:
         """The steps of the whole run, where that can be known."""
@@ -230,8 +175,10 @@ class _Worker:
             evaluate_sent_bytes=self.meter.total("evaluate").sent_bytes,
             finish_sent_bytes=self.meter.total("finish").sent_bytes,
             times_known=self.meter.times_known,
+            traffic=self.meter.described(),
         )
         self.ctx.peers.barrier()
+        self.strategy.leave()
 
     def _is_over(self) -> bool:
         steps, epochs = self.job.steps, self.job.epochs
@@ -254,6 +201,7 @@ class _Worker:
             sent=now.sent_bytes - before.sent_bytes,
             received=now.received_bytes - before.received_bytes,
             messages=now.messages - before.messages,
+            **self.strategy.observed,
         )
         if self.ctx.worker_index:
             return
@@ -325,82 +273,7 @@ class _Worker:
 
     def _checkpoint(self) -> None:
         with self.meter.during("evaluate"):
-            weights = self.strategy.consensus(self.replica)
-            with self.replica.holding(weights):
-                consensus = self.replica.state_dict() if self.ctx.worker_index == 0 else None
-            own: dict[str, Any] = {
-                "optimizer": self.replica.optimizer.state_dict(),
-                "random": random_states(),
-                "generators": [self.ctx.random.get_state(), self.ctx.shared_random.get_state()],
-                "strategy": self.strategy.state(),
-                "epoch_start": self.epoch_start,
-                "batches": self.batches.state(),
-                "samples_seen": self.replica.samples_seen,
-            }
-            if not self.strategy.replicas_identical:
-                own["weights"] = [r.params.clone() for r in self.replica.regions]
-            about = {
-                "step": self.step,
-                "workers": self.ctx.workers,
-                "train_s": self.clock.total_s,
-                "memory_format": "channels_last" if self.replica.channels_last else "contiguous",
-                "optimizer": type(self.replica.optimizer).__name__,
-                "samples": _count(self.job.data.train),
-            }
-            path = checkpoint.save(
-                self.job.out / "checkpoints",
-                self.step,
-                self.ctx.worker_index,
-                consensus,
-                own,
-                about,
-                self.ctx.peers.barrier,
-            )
+            path = snapshot.save(self)
         if self.ctx.worker_index == 0:
             self.recorder.write("checkpoint", step=self.step, path=str(path))
         self.clock.start()
-
-    def _restore(self) -> dict[str, Any]:
-        """Weights, optimizer and place in the data; what was this worker's own only if there are as many as before."""
-        folder = self.job.resume_from
-        assert folder is not None
-        about, optimizer = checkpoint.about(folder), self.replica.optimizer
-        for what, there, here in (
-            ("optimizer", about["optimizer"], type(optimizer).__name__),
-            ("number of training samples", about["samples"], _count(self.job.data.train)),
-        ):
-            if there != here:
-                raise BadRequest(f"{folder} was made with another {what} ({there}, not {here}): resume it with the same")
-        same = about["workers"] == self.ctx.workers
-        own = checkpoint.load_own(folder, self.ctx.worker_index if same else 0)
-        try:
-            self.replica.load_state_dict(checkpoint.load_weights(folder / "model.safetensors"))
-        except RuntimeError as error:
-            raise BadRequest(f"{folder} was made with another model: {str(error).splitlines()[-1].strip()}") from None
-        asked = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        optimizer.load_state_dict(own["optimizer"])
-        for group, options in zip(optimizer.param_groups, asked, strict=True):
-            group.update(options)  # what is asked for now, not what it was then
-        self.batches.restore(own["batches"])
-        self.epoch_start = own["epoch_start"]
-        if self.ctx.worker_index == 0:
-            checkpoint.forget_after(self.job.out / "checkpoints", about["step"])
-        self.replica.samples_seen = own["samples_seen"]
-        self.step, self.clock.total_s = about["step"], about["train_s"]
-        own["same_workers"] = same
-        return own
-
-    def _restore_own(self, own: dict[str, Any]) -> None:
-        if not own["same_workers"]:
-            seed_everything(derive(self.config.seed, "resumed", self.step, self.ctx.worker_index))
-            return
-        self.strategy.load_state(own["strategy"])
-        for region, weights in zip(self.replica.regions, own.get("weights", ()), strict=False):
-            region.params.copy_(weights)
-        for source, state in zip((self.ctx.random, self.ctx.shared_random), own["generators"], strict=True):
-            source.set_state(state)
-        set_random_states(own["random"])
-
-
-def _count(train: Samples | Stream) -> int | None:
-    return None if isinstance(train, Stream) else len(train)

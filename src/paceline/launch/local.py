@@ -37,7 +37,7 @@ END_S = 3.0  # between asking a worker to end and ending it
 
 def run_processes(job: Job, hear: Hear) -> None:
     """Start the workers, pass on what they say, end them all, and raise the root cause if one failed."""
-    _, failures = on_forked_ranks(partial(train_rank, job), job.workers, hear, job.config.deadline_s)
+    _, failures = on_forked_ranks(partial(train_rank, job), job.ranks, hear, job.config.deadline_s)
     if failures:
         raise root_cause(failures, job.workers)
 

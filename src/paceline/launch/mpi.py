@@ -39,7 +39,7 @@ END_S = 5.0
 
 
 def run_under_mpirun(job: Job, hear: Hear) -> None:
-    failures = on_mpi_ranks(partial(train_rank, job), job.workers, hear, job.config.deadline_s, job.config.plugin)[1]
+    failures = on_mpi_ranks(partial(train_rank, job), job.ranks, hear, job.config.deadline_s, job.config.plugin)[1]
     if failures:
         raise root_cause(failures, job.workers)
 

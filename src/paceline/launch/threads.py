@@ -16,7 +16,7 @@ from paceline.worker import run_worker
 
 
 def run_threads(job: Job, hear: Callable[[str, dict[str, Any]], None]) -> None:
-    hub = Hub(job.workers, derive(job.config.seed, "baton"), job.config.deadline_s)
+    hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s)
     threads = torch.get_num_threads()
     try:
         results = hub.run(lambda transport: run_worker(job, transport, hear))

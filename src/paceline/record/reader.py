@@ -51,7 +51,7 @@ def read_worker_events(folder: Path) -> list[list[Event]]:
     """The events of each worker, by rank. After a resume only what led to the present state counts."""
     files = sorted((folder / "events").glob("worker-*.jsonl"), key=lambda p: int(p.stem.split("-")[1]))
     events = [read_events(f) for f in files]
-    starts = {e["session"]: e["from_step"] for own in events for e in own if e["kind"] == "start"}
+    starts = {e["session"]: e["from_step"] for own in events for e in own if e["kind"] == "start" and "from_step" in e}
     return [lived(own, starts) for own in events]
 
 
@@ -77,7 +77,10 @@ def summarise(
 ) -> dict[str, Any]:
     """run.json from what the workers wrote."""
     everybody = [[e for e in events if e["kind"] == "step"] for events in workers]
-    workers = [events for events in workers if events][: max(1, int(config.get("workers") or 1))]
+    ranks = max(1, int(config.get("workers") or 1)) + int(config.get("servers") or 0)
+    there = [events for events in workers if events][:ranks]
+    servers = [events for events in there if any(e.get("role") == "server" for e in events)]
+    workers = [events for events in there if events not in servers]
     idle = idle_seconds(workers)
     steps = [[e for e in events if e["kind"] == "step"] for events in workers]
     last = max((s[-1]["step"] for s in steps if s), default=0)
@@ -106,7 +109,10 @@ def summarise(
             "time_to_accuracy_s": reached["train_s"] if reached else None,
             "steps_to_accuracy": reached["step"] if reached else None,
         },
-        "workers": [_worker(events, own, idle[i]) for i, (events, own) in enumerate(zip(workers, steps, strict=True))],
+        "workers": [
+            *(_worker(events, own, idle[i]) for i, (events, own) in enumerate(zip(workers, steps, strict=True))),
+            *(_server(events) for events in servers),
+        ],
     }
 
 
@@ -167,6 +173,18 @@ def _worker(events: list[Event], steps: list[Event], idle_s: float) -> dict[str,
         "messages_sent": sum(e["messages"] for e in steps),
         **{key: summary.get(key) for key in COUNTERS},
         **NOT_MEASURED,
+        "traffic": summary.get("traffic"),
+    }
+
+
+def _server(events: list[Event]) -> dict[str, Any]:
+    """A server makes no steps; what it sent and received while it served is its payload."""
+    summary: Event = next((e for e in reversed(events) if e["kind"] == "summary"), {})
+    return {
+        **_worker(events, [], 0.0),
+        "payload_sent_bytes": summary.get("served_sent_bytes"),
+        "payload_received_bytes": summary.get("served_received_bytes"),
+        "messages_sent": summary.get("served_messages"),
     }
 
 

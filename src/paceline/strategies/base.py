@@ -27,6 +27,7 @@ class Context:
     role: Role
     worker_index: int  # -1 on a server
     workers: int
+    servers: tuple[int, ...]  # their ranks in `transport`
     codec: Codec
     collective: Callable[[str], Collective]  # by name, over the workers; "auto" chooses
     recorder: Recorder
@@ -48,6 +49,9 @@ class Strategy(ABC):
     needs_processes: ClassVar[bool] = False
     skips_empty: ClassVar[bool] = True  # False: a worker without samples must run one anyway (its gradient counts nothing)
     most_workers: ClassVar[int | None] = None
+    alone_is_serial: ClassVar[bool] = True  # with one worker it is plain SGD, bit for bit
+
+    observed: ClassVar[dict[str, Any]] = {}  # what a step showed beside its loss (staleness, say): recorded with the step
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         self.ctx = ctx
@@ -90,8 +94,12 @@ class Strategy(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         return None
 
-    def serve(self, ctx: Context) -> None:
-        """What a server does until the workers have finished (only where `serves` is "ranks")."""
+    def leave(self) -> None:
+        """The very last thing that a worker does: nobody will be asked for anything any more."""
+        return
+
+    def serve(self, ctx: Context, replica: ReplicaLike) -> None:
+        """What a server does until the workers have left (only where `serves` is "ranks")."""
         raise NotImplementedError(f"{self.name} has no servers")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -49,6 +49,13 @@ class Meter:
 
     def total(self, phase: Phase) -> Tally:
         return self.totals[phase]
+
+    def described(self) -> list[dict[str, Any]]:
+        """Every counter, for the record: per phase, kind of operation and peer (-1: all of them)."""
+        return [
+            {"phase": phase, "operation": operation, "peer": peer, **asdict(tally)}
+            for (phase, operation, peer), tally in sorted(self.tallies.items())
+        ]
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

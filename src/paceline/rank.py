@@ -1,0 +1,99 @@
+"""What a worker and a server have in common: a place in the line, counters, faults, a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.collectives.base import choose
+from paceline.data.base import Stream
+from paceline.data.batches import to_device
+from paceline.faults.base import Fault
+from paceline.job import Job
+from paceline.record.writer import Recorder
+from paceline.registry import codecs
+from paceline.replica import Replica, measure_memory_format
+from paceline.seeding import derive, generator, seed_everything
+from paceline.strategies.base import Context, Strategy
+from paceline.transport.base import Transport
+from paceline.transport.metered import Meter, Metered
+
+Notify = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass
+class Rank:
+    """Ranks 0 .. workers-1 are workers, the rest servers."""
+
+    job: Job
+    strategy: Strategy
+    ctx: Context
+    meter: Meter
+    faults: list[Fault]
+    notify: Notify
+
+    @classmethod
+    def take(cls, job: Job, transport: Transport, recorder: Recorder, notify: Notify) -> Rank:
+        faults = job.faults()
+        for fault in faults:
+            transport = fault.wrap(transport)
+        meter = Meter()
+        metered = Metered(transport, meter)
+        config, rank, workers = job.config, transport.rank, job.workers
+        serves = rank >= workers
+        peers = metered.group(range(workers, job.ranks) if serves else range(workers))
+        ctx = Context(
+            transport=metered,
+            peers=peers,
+            role="server" if serves else "worker",
+            worker_index=-1 if serves else rank,
+            workers=workers,
+            servers=tuple(range(workers, job.ranks)),
+            codec=codecs.build(config.codec),
+            collective=lambda name: choose(name, peers),
+            recorder=recorder,
+            random=generator(config.seed, "strategy", rank),
+            shared_random=generator(config.seed, "strategy"),
+            init="seed" if config.init == "seed" else "broadcast",
+        )
+        return cls(job, job.strategy(), ctx, meter, faults, notify)
+
+    def replica(self) -> Replica:
+        """The model comes from the run's seed on every rank; what follows (dropout, augmentation) is each worker's own."""
+        job, ctx = self.job, self.ctx
+        seed_everything(job.config.seed)
+        model = job.model().to(torch.device(job.config.device))
+        if ctx.worker_index != 0:
+            seed_everything(derive(job.config.seed, "worker", ctx.transport.rank))
+        loss = job.loss()
+        channels_last = self._memory_format(model) == "channels_last"
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.train()
+        return Replica(
+            model,
+            job.optimizer(model),
+            loss,
+            flat=self.strategy.flat,
+            channels_last=channels_last,
+            allocate=ctx.transport.allocate,
+        )
+
+    def _memory_format(self, model: torch.nn.Module) -> str:
+        """Worker 0 measures, all obey."""
+        job, ctx = self.job, self.ctx
+        if job.memory_format != "auto":
+            return job.memory_format
+        choice = torch.zeros(1, dtype=torch.int64)
+        if ctx.worker_index == 0 and not isinstance(job.data.train, Stream):
+            some = min(32, max(job.batch_sizes), len(job.data.train))
+            inputs, targets = to_device(job.data.train.batch(torch.arange(some)), torch.device(job.config.device))
+            choice += measure_memory_format(model, job.loss(), inputs, targets) == "channels_last"
+        ctx.transport.broadcast(choice)
+        chosen = "channels_last" if int(choice) else "contiguous"
+        if ctx.worker_index == 0:
+            self.notify("chosen", {"memory_format": chosen})
+        return chosen

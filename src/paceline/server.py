@@ -1,0 +1,33 @@
+"""A server's rank: it holds parameters for the workers until they have all left."""
+
+from __future__ import annotations
+
+import socket
+
+import torch
+
+from paceline.job import Job
+from paceline.rank import Notify, Rank
+from paceline.record.resources import Usage
+from paceline.record.writer import Recorder
+from paceline.transport.base import Transport
+
+
+def run_server(job: Job, transport: Transport, recorder: Recorder, notify: Notify) -> None:
+    torch.set_num_threads(1)
+    usage = Usage.now()
+    rank = Rank.take(job, transport, recorder, notify)
+    replica = rank.replica()
+    recorder.write("start", host=socket.gethostname(), role="server", threads=1, parameters=replica.parameter_count)
+    rank.meter.phase = "train"
+    rank.strategy.serve(rank.ctx, replica)
+    train = rank.meter.total("train")
+    recorder.write(
+        "summary",
+        **Usage.now().since(usage),
+        setup_sent_bytes=rank.meter.total("setup").sent_bytes,
+        served_sent_bytes=train.sent_bytes,
+        served_received_bytes=train.received_bytes,
+        served_messages=train.messages,
+        traffic=rank.meter.described(),
+    )

@@ -1,0 +1,120 @@
+"""A worker's state into a checkpoint, and out of it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from paceline import checkpoint
+from paceline.config import Config
+from paceline.data.base import Samples, Stream
+from paceline.data.batches import Batches
+from paceline.errors import BadRequest
+from paceline.job import Job
+from paceline.replica import Replica
+from paceline.seeding import derive, random_states, seed_everything, set_random_states
+from paceline.strategies.base import Context, Strategy
+
+
+class Seconds(Protocol):
+    total_s: float
+
+
+class Worker(Protocol):
+    """What of a worker goes into a checkpoint."""
+
+    job: Job
+    config: Config
+    strategy: Strategy
+    ctx: Context
+    replica: Replica
+    batches: Batches
+    epoch_start: list[Tensor]
+    step: int
+
+    @property
+    def clock(self) -> Seconds: ...
+
+
+def save(worker: Worker) -> Path:
+    """By all workers together."""
+    replica, ctx = worker.replica, worker.ctx
+    weights = worker.strategy.consensus(replica)
+    with replica.holding(weights):
+        consensus = replica.state_dict() if ctx.worker_index == 0 else None
+    own: dict[str, Any] = {
+        "optimizer": replica.optimizer.state_dict(),
+        "random": random_states(),
+        "generators": [ctx.random.get_state(), ctx.shared_random.get_state()],
+        "strategy": worker.strategy.state(),
+        "epoch_start": worker.epoch_start,
+        "batches": worker.batches.state(),
+        "samples_seen": replica.samples_seen,
+    }
+    if not worker.strategy.replicas_identical:
+        own["weights"] = [r.params.clone() for r in replica.regions]
+    return checkpoint.save(
+        worker.job.out / "checkpoints", worker.step, ctx.worker_index, consensus, own, about(worker), ctx.peers.barrier
+    )
+
+
+def about(worker: Worker) -> dict[str, Any]:
+    return {
+        "step": worker.step,
+        "workers": worker.ctx.workers,
+        "train_s": worker.clock.total_s,
+        "memory_format": "channels_last" if worker.replica.channels_last else "contiguous",
+        "optimizer": type(worker.replica.optimizer).__name__,
+        "samples": _count(worker.job.data.train),
+    }
+
+
+def restore(worker: Worker) -> dict[str, Any]:
+    """Weights, optimizer and place in the data; what was this worker's own only if there are as many as before."""
+    folder, replica = worker.job.resume_from, worker.replica
+    assert folder is not None
+    said, optimizer = checkpoint.about(folder), replica.optimizer
+    for what, there, here in (
+        ("optimizer", said["optimizer"], type(optimizer).__name__),
+        ("number of training samples", said["samples"], _count(worker.job.data.train)),
+    ):
+        if there != here:
+            raise BadRequest(f"{folder} was made with another {what} ({there}, not {here}): resume it with the same")
+    same = said["workers"] == worker.ctx.workers
+    own = checkpoint.load_own(folder, worker.ctx.worker_index if same else 0)
+    try:
+        replica.load_state_dict(checkpoint.load_weights(folder / "model.safetensors"))
+    except RuntimeError as error:
+        raise BadRequest(f"{folder} was made with another model: {str(error).splitlines()[-1].strip()}") from None
+    asked = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(own["optimizer"])
+    for group, options in zip(optimizer.param_groups, asked, strict=True):
+        group.update(options)  # what is asked for now, not what it was then
+    worker.batches.restore(own["batches"])
+    worker.epoch_start = own["epoch_start"]
+    if worker.ctx.worker_index == 0:
+        checkpoint.forget_after(worker.job.out / "checkpoints", said["step"])
+    replica.samples_seen = own["samples_seen"]
+    worker.step, worker.clock.total_s = said["step"], said["train_s"]
+    own["same_workers"] = same
+    return own
+
+
+def restore_own(worker: Worker, own: dict[str, Any]) -> None:
+    """After the strategy has been set up: what it, and this worker alone, remember."""
+    ctx = worker.ctx
+    if not own["same_workers"]:
+        seed_everything(derive(worker.config.seed, "resumed", worker.step, ctx.worker_index))
+        return
+    worker.strategy.load_state(own["strategy"])
+    for region, weights in zip(worker.replica.regions, own.get("weights", ()), strict=False):
+        region.params.copy_(weights)
+    for source, state in zip((ctx.random, ctx.shared_random), own["generators"], strict=True):
+        source.set_state(state)
+    set_random_states(own["random"])
+
+
+def _count(train: Samples | Stream) -> int | None:
+    return None if isinstance(train, Stream) else len(train)
