@@ -211,6 +211,11 @@ def due(interval: str | None, step: int, epoch: int, epoch_ended: bool) -> bool:
     return step % int(interval) == 0
 
 
+def every_of(value: Any, where: str) -> str:
+    """An interval as a strategy's option takes it: `8` (steps), `epoch`, `2epochs`."""
+    return _interval(where, value)
+
+
 def _positive(name: str, value: int) -> None:
     if value < 1:
         raise BadRequest(f"{name}={value}: it must be 1 or more")

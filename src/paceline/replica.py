@@ -103,6 +103,7 @@ class FlatModel:
             for module, leaf in owners:
                 module._buffers[leaf] = view
         self._place = {id(p): g for p, g in self.trainable}
+        self._parameters = dict(parameters)
         self._touched: set[int] = set()
         self.notices: list[str] = []
 
@@ -149,6 +150,13 @@ class FlatModel:
                 for index in untouched.nonzero().flatten().tolist():
                     region.owners[index].grad = None
 
+    def live_in(self, index: int, flat: Tensor) -> None:
+        """From now on a region's parameters are in this memory, with what it holds."""
+        region = self.regions[index]
+        region.params = flat
+        for slot in region.param_layout.slots:
+            self._parameters[slot.name].data = slot.view(flat)
+
     def gather_buffers(self) -> None:
         """Buffers that a module replaced instead of changing go back into their place."""
         for owners, place in self._buffers:
@@ -176,6 +184,7 @@ class Replica:
         self.forward: Callable[..., Any] = model
         self.channels_last = channels_last
         self.samples_seen = 0.0
+        self.lr_factor = 1.0  # of the schedule, now
         self.common_buffers: list[Tensor] = []
         self.flat = FlatModel(model, optimizer, allocate) if flat else None
         self._initial_lrs = [g["lr"] for g in optimizer.param_groups]
@@ -223,6 +232,12 @@ class Replica:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
+    def attach_gradients(self) -> None:
+        """The flat gradients are the parameters', whatever was there: for who has filled them from elsewhere."""
+        if self.flat:
+            for parameter, place in self.flat.trainable:
+                parameter.grad = place
+
     def update(self, marked: bool = True) -> None:
         """One step of the optimizer on the gradients that are there now.
 
@@ -233,7 +248,12 @@ class Replica:
             self.flat.skip_untouched()
         self.optimizer.step()
 
+    def live_in(self, index: int, flat: Tensor) -> None:
+        assert self.flat is not None
+        self.flat.live_in(index, flat)
+
     def set_lr_factor(self, factor: float) -> None:
+        self.lr_factor = factor
         for group, initial in zip(self.optimizer.param_groups, self._initial_lrs, strict=True):
             group["lr"] = initial * factor
 

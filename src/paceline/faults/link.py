@@ -71,6 +71,15 @@ class SlowLink(Transport):
     def together(self) -> AbstractContextManager[Any]:
         return self.inner.together()
 
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        return self.inner.wait_any(works, patience_s)
+
+    def share(self, tensor: Tensor, root: int = 0) -> Tensor:
+        return self.inner.share(tensor, root)
+
+    def pause(self) -> None:
+        self.inner.pause()
+
     def agree(self, what: str) -> None:
         self.inner.agree(what)
 

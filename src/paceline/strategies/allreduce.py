@@ -1,18 +1,25 @@
-"""Synchronous data-parallel SGD: gradients are averaged every step.
+"""Synchronous data-parallel SGD: all workers are averaged in every step.
 
-    g <- sum_p (b_p / B) g_p        over all workers p, b_p of the step's B samples each
-    w <- w - lr * g                 on every worker, on the same w
+    exchange=gradients   g <- sum_p (b_p / B) g_p ;  w <- w - lr * g       on every worker, on the same w
+    exchange=weights     w_p <- w - lr * g_p      ;  w <- sum_p (b_p / B) w_p
+    when=epoch           gradients are collected over the epoch and applied once: full-batch descent
 
-The weighted mean of the workers' gradients is the gradient of the whole batch, so P workers with b samples each follow
-serial SGD with a batch of P*b (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+for b_p of the step's B samples on worker p. The weighted mean of the workers' gradients is the gradient of the whole batch,
+so P workers with b samples each follow serial SGD with a batch of P*b (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+Averaging weights instead is the same for SGD with momentum, which is linear, and not for Adam.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch
+from torch import Tensor
+
+from paceline.errors import BadRequest
 from paceline.registry import strategies
+from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context, Strategy
 from paceline.types import Batch, ReplicaLike
 
@@ -20,11 +27,18 @@ from paceline.types import Batch, ReplicaLike
 @strategies.register("allreduce")
 @dataclass
 class AllReduce(Strategy):
-    """Gradients averaged over all workers in every step; the same as serial SGD on the whole batch."""
+    """All workers averaged in every step; the same as serial SGD on the whole batch."""
 
-    collective: Annotated[str, "how the gradients are summed: auto, native, ..."] = "auto"
+    collective: Annotated[str, "how the sum is made: auto, native, ring, tree, ..."] = "auto"
+    exchange: Annotated[Literal["gradients", "weights"], "what is averaged"] = "gradients"
+    when: Annotated[Literal["step", "epoch"], "epoch: gradients are collected over it and applied once"] = "step"
 
     replicas_identical = True
+
+    def __post_init__(self) -> None:
+        if (self.exchange, self.when) == ("weights", "epoch"):
+            raise BadRequest(f"{self.name}: when=epoch collects gradients; for weights use local-sgd:every=epoch")
+        self.exchanges = self.exchange
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
@@ -34,15 +48,44 @@ class AllReduce(Strategy):
         if self._collective.choices:
             ctx.recorder.write("choice", collective=self._collective.choices)
         self._codec_states = [ctx.codec.start(r.grad_layout, ctx.random, ctx.shared_random) for r in replica.regions]
+        self._collected = [torch.zeros_like(r.grads) for r in replica.regions] if self.when == "epoch" else []
+        self._samples = 0.0
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        for region, state in zip(replica.regions, self._codec_states, strict=True):
-            self.ctx.codec.reduce(region.grads, region.grad_layout, self._collective, state)
-        replica.update(marked=self.ctx.codec.lossless)
+        if self.exchange == "weights":
+            replica.update()
+            self._sum([trained(r.params, r.grads).mul_(batch.share) for r in replica.regions], replica)
+        elif self.when == "epoch":
+            self._collect(replica, batch)
+        else:
+            self._sum([region.grads for region in replica.regions], replica)
+            replica.update(marked=self.ctx.codec.lossless)
+
+    def _sum(self, buffers: list[Tensor], replica: ReplicaLike) -> None:
+        for buffer, region, state in zip(buffers, replica.regions, self._codec_states, strict=True):
+            self.ctx.codec.reduce(buffer, region.grad_layout, self._collective, state)
+
+    def _collect(self, replica: ReplicaLike, batch: Batch) -> None:
+        """The epoch's gradient is the mean over its samples: each step counts by how many it had."""
+        self._samples += batch.global_weight
+        for collected, region in zip(self._collected, replica.regions, strict=True):
+            collected.add_(region.grads, alpha=batch.global_weight)
+        if batch.ends_epoch:
+            for collected, region in zip(self._collected, replica.regions, strict=True):
+                region.grads.copy_(collected).div_(self._samples)
+                collected.zero_()
+            self._samples = 0.0
+            self._sum([region.grads for region in replica.regions], replica)
+            replica.update(marked=False)
 
     def state(self) -> dict[str, Any]:
-        return {"codec": self._codec_states, "collective": self._collective.choices}
+        return {
+            "codec": self._codec_states,
+            "collective": self._collective.choices,
+            "collected": self._collected,
+            "samples": self._samples,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._codec_states = state["codec"]
+        self._codec_states, self._collected, self._samples = state["codec"], state["collected"], state["samples"]
         self._collective.obey(state["collective"])

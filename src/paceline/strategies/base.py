@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -50,8 +52,9 @@ class Strategy(ABC):
     skips_empty: ClassVar[bool] = True  # False: a worker without samples must run one anyway (its gradient counts nothing)
     most_workers: ClassVar[int | None] = None
     alone_is_serial: ClassVar[bool] = True  # with one worker it is plain SGD, bit for bit
+    resumes_exactly: ClassVar[bool] = True  # False: what comes out depends on who is faster
 
-    observed: ClassVar[dict[str, Any]] = {}  # what a step showed beside its loss (staleness, say): recorded with the step
+    observed: Mapping[str, Any] = MappingProxyType({})  # what a step showed beside its loss: recorded with it
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         self.ctx = ctx
@@ -85,6 +88,7 @@ class Strategy(ABC):
         means = [region.params / self.ctx.workers for region in replica.regions]
         for mean in means:
             self.ctx.peers.all_reduce(mean)
+        self.ctx.recorder.write("distance", samples=replica.samples_seen, value=distance_to(replica, means))
         return means
 
     def state(self) -> dict[str, Any]:
@@ -101,6 +105,14 @@ class Strategy(ABC):
     def serve(self, ctx: Context, replica: ReplicaLike) -> None:
         """What a server does until the workers have left (only where `serves` is "ranks")."""
         raise NotImplementedError(f"{self.name} has no servers")
+
+
+def distance_to(replica: ReplicaLike, weights: Sequence[Tensor]) -> float:
+    """How far a replica is from these weights, relative to their length."""
+    pairs = list(zip(replica.regions, weights, strict=True))
+    apart = sum(float((region.params - other).double().square().sum()) for region, other in pairs)
+    length = sum(float(other.double().square().sum()) for _, other in pairs)
+    return math.sqrt(apart / length) if length else 0.0
 
 
 def start_together(ctx: Context, replica: ReplicaLike) -> None:

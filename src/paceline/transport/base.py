@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from paceline.errors import TransportError
+from paceline.errors import BadRequest, TransportError
 
 Op = Literal["sum", "max", "min"]
 REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -125,6 +125,18 @@ class Transport(ABC):
         for work in works:
             work.wait()
         expect_one([bytes(h.tolist()).rstrip(b"\0").decode(errors="replace") for h in heard])
+
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        """The index of one that is through (or whose peer is gone: its `wait` says so); None when patience ends first."""
+        raise TransportError(f"transport {self.name} cannot wait for one message out of several")
+
+    def share(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """The root's memory, here: what `allocate` gave to all ranks in the same order."""
+        raise BadRequest(f"transport {self.kind} has no memory that ranks share: it takes one host and --transport shm")
+
+    def pause(self) -> None:
+        """A moment in which others may run, where ranks take turns."""
+        return
 
     @abstractmethod
     def barrier(self) -> None: ...

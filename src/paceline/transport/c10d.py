@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.errors import PeerLost, TransportError
+from paceline.errors import PacelineError, PeerLost, TransportError
 from paceline.transport.base import Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
 
+LONG = timedelta(hours=24)  # for whoever waits aside: a server may hear nothing for as long as an evaluation takes
 REDUCE: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -28,6 +32,7 @@ class ProcessGroupTransport(Transport):
         self.store, self._host, self._label = store, host, name
         self._group = self._guard(lambda: self.make_group(dist.PrefixStore(f"{name}/{generation}", store)))
         self._agreed: set[tuple[str, int, torch.dtype, str, bool]] = set()
+        self._arrived, self._waiters = threading.Condition(), Waiters()
         self._reduce = {}
         for op, reduce_op in REDUCE.items():
             self._reduce[op] = dist.AllreduceOptions()
@@ -75,6 +80,22 @@ class ProcessGroupTransport(Transport):
             check_tensor(tensor, self)
             self._agreed.add(key)
 
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        """These libraries say that a message is there only to whoever waits for it: a thread each."""
+        waited = [w for w in works if isinstance(w, _GroupWork)]
+        until = time.monotonic() + patience_s if patience_s is not None else None
+        with self._arrived:
+            for work in waited:
+                work.wait_aside(self._waiters, self._arrived)
+            while True:
+                for index, work in enumerate(waited):
+                    if work.over:
+                        return index
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._arrived.wait(left)
+
     def group(self, ranks: Sequence[int]) -> Self:
         members = check_ranks(ranks, self.size, self.rank)
         if members == tuple(range(self.size)):
@@ -105,8 +126,52 @@ class _GroupWork:
     def __init__(self, transport: ProcessGroupTransport, work: Any, peer: int) -> None:
         self._transport, self._work, self._peer = transport, work, peer
 
+        self.over, self._aside = False, False
+        self._error: PacelineError | None = None
+
     def wait(self) -> None:
+        if self._aside:
+            while not self.over:  # a thread waits for it already
+                time.sleep(0.0001)
+            if self._error is not None:
+                raise self._error
+            return
         self._transport._guard(self._work.wait, self._peer)
+
+    def wait_aside(self, waiters: Waiters, arrived: threading.Condition) -> None:
+        """Let a thread wait for it, and tell."""
+        if self._aside:
+            return
+        self._aside = True
+
+        def wait() -> None:
+            try:
+                self._transport._guard(lambda: self._work.wait(LONG), self._peer)
+            except PacelineError as error:
+                self._error = error
+            with arrived:
+                self.over = True
+                arrived.notify()
+
+        waiters.start(wait)
+
+
+class Waiters:
+    """Threads that wait, used again and again; they end with the process."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def start(self, task: Callable[[], None]) -> None:
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, daemon=True).start()
+        self._tasks.put(task)
+
+    def _work(self) -> None:
+        while True:
+            self._tasks.get()()
+            self._idle.release()
 
 
 def connect_store(rendezvous: Rendezvous) -> Any:

@@ -11,7 +11,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from paceline.errors import PeerLost
 
@@ -118,6 +118,32 @@ class Waiter:
                     raise PeerLost(other, f"while waiting for {what}")
             if time.monotonic() > until:
                 raise PeerLost(peer, f"no answer within {self._deadline_s:g} s")
+
+    def wait_any(self, found: Callable[[], int | None], peers: Sequence[int], patience_s: float | None) -> int | None:
+        """Until `found` says which, or one of the peers is gone (its index), or patience ends (None)."""
+        for look in range(LOOKS + YIELDS):
+            if (which := found()) is not None:
+                return which
+            if look >= LOOKS:
+                os.sched_yield()
+        board, me = self._board, self._me
+        until = time.monotonic() + patience_s if patience_s is not None else float("inf")
+        while True:
+            heard = board.bells[me]
+            board.asleep[me] = 1
+            try:
+                if (which := found()) is not None:
+                    return which
+                board.sleep(me, heard)
+            finally:
+                board.asleep[me] = 0
+            if (which := found()) is not None:
+                return which
+            for index, peer in enumerate(peers):
+                if board.closed[peer] or self._ended(peer):
+                    return index if (which := found()) is None else which
+            if time.monotonic() > until:
+                return None
 
     def _ended(self, peer: int) -> bool:
         descriptor = self.descriptors.get(peer)

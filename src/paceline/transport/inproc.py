@@ -36,6 +36,10 @@ class Baton:
         self._stuck = ""
         self._aborted = False
 
+    def choose(self, count: int) -> int:
+        """One of several things that could happen now: the seed decides."""
+        return self._random.randrange(count)
+
     def abort(self) -> None:
         """Whoever gets the baton from now on ends."""
         self._aborted = True
@@ -89,6 +93,7 @@ class Hub:
         self.boxes: dict[tuple[Any, ...], deque[Tensor]] = {}
         self.meetings: dict[tuple[Any, ...], dict[int, Tensor]] = {}
         self.results: dict[tuple[Any, ...], Tensor | str] = {}  # a string: why there is none
+        self.windows: dict[tuple[Any, ...], Tensor] = {}
         self.gone: set[int] = set()
         for rank in range(size):
             self.baton.join(rank)
@@ -156,6 +161,24 @@ class InprocTransport(Transport):
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         return _Receive(self, tensor, self._members[source], tag)
 
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        receives = [w for w in works if isinstance(w, _Receive)]
+        if len(receives) < len(works):
+            return next(i for i, w in enumerate(works) if not isinstance(w, _Receive))
+        self._yield(lambda: any(r.ready() for r in receives), "one message of several")
+        ready = [i for i, r in enumerate(receives) if r.ready()]
+        return ready[self._hub.baton.choose(len(ready))]
+
+    def share(self, tensor: Tensor, root: int = 0) -> Tensor:
+        hub, key = self._hub, (self._members, "window", self._calls)
+        if self.rank == root:
+            hub.windows[key] = tensor
+        self.barrier()
+        return hub.windows[key]
+
+    def pause(self) -> None:
+        self._yield(_always, "a pause")
+
     def barrier(self) -> None:
         self._meet(torch.zeros(0), "barrier")
 
@@ -213,11 +236,13 @@ class _Receive:
         self._transport, self._tensor, self._source = transport, tensor, source
         self._key = (transport._members, source, transport._world_rank, tag)
 
+    def ready(self) -> bool:
+        hub = self._transport._hub
+        return bool(hub.boxes.get(self._key)) or self._source in hub.gone
+
     def wait(self) -> None:
         hub = self._transport._hub
-        self._transport._yield(
-            lambda: bool(hub.boxes.get(self._key)) or self._source in hub.gone, f"a message from rank {self._source}"
-        )
+        self._transport._yield(self.ready, f"a message from rank {self._source}")
         box = hub.boxes.get(self._key)
         if not box:
             raise PeerLost(self._source)

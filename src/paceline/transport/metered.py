@@ -91,6 +91,22 @@ class Metered(Transport):
     def together(self) -> AbstractContextManager[Any]:
         return self.inner.together()
 
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        return self.inner.wait_any([w.work if isinstance(w, _Timed) else w for w in works], patience_s)
+
+    def send_note(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        """A few numbers that go along with the payload and do not count as it."""
+        return self.inner.isend(tensor, to, tag)
+
+    def recv_note(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        return self.inner.irecv(tensor, source, tag)
+
+    def share(self, tensor: Tensor, root: int = 0) -> Tensor:
+        return self.inner.share(tensor, root)
+
+    def pause(self) -> None:
+        self.inner.pause()
+
     def agree(self, what: str) -> None:
         self.inner.agree(what)
 
@@ -152,11 +168,11 @@ class Metered(Transport):
 
 class _Timed:
     def __init__(self, work: Work, meter: Meter, operation: str, peer: int) -> None:
-        self._work, self._meter, self._operation, self._peer = work, meter, operation, peer
+        self.work, self._meter, self._operation, self._peer = work, meter, operation, peer
 
     def wait(self) -> None:
         start = time.perf_counter()
-        self._work.wait()
+        self.work.wait()
         self._meter.add(self._operation, self._peer, 0, 0, 0, time.perf_counter() - start)
 
 

@@ -111,6 +111,20 @@ class MpiTransport(Transport):
         request = self._comm.Irecv([buffer_of(self._mpi, tensor), tensor.nbytes, self._mpi.BYTE], source, tag)
         return _MpiWork(self, request, tensor, source, receives=True)
 
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        mine = [w for w in works if isinstance(w, _MpiWork)]
+        until = time.monotonic() + patience_s if patience_s is not None else float("inf")
+        looks = 0
+        while True:
+            for index, work in enumerate(mine):
+                if work.test():
+                    return index
+            looks += 1
+            if looks > LOOKS:
+                os.sched_yield()
+                if time.monotonic() > until:
+                    return None
+
     def sending(self, tensor: Tensor, to: int) -> Message:
         check_tensor(tensor, self)
         return _Persistent(self, self._comm.Send_init, tensor, to)
@@ -182,11 +196,17 @@ class _MpiWork:
     def __init__(self, transport: MpiTransport, request: Any, tensor: Tensor, peer: int, receives: bool) -> None:
         self._transport, self._request, self._tensor, self._peer = transport, request, tensor, peer
         self._status = transport._mpi.Status() if receives else None
+        self._done = False
+
+    def test(self) -> bool:
+        self._done = self._done or bool(self._request.Test(self._status))
+        return self._done
 
     def wait(self) -> None:
         transport, mpi = self._transport, self._transport._mpi
         try:
-            transport.finish(self._request, self._peer, "a message", self._status)
+            if not self._done:
+                transport.finish(self._request, self._peer, "a message", self._status)
         except mpi.Exception as error:
             raise TransportError(f"rank {self._peer}: a message of another length than expected ({error})") from None
         if self._status is not None:

@@ -277,6 +277,23 @@ class ShmTransport(Transport):
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         return self._enqueue(_Piecewise(self, tensor, source, sending=False))
 
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        pieces = [w for w in works if isinstance(w, _Piecewise)]
+
+        def found() -> int | None:
+            self._progress()
+            return next((i for i, w in enumerate(pieces) if w.done), None)
+
+        return self._waiter.wait_any(found, [w.peer for w in pieces], patience_s)
+
+    def share(self, tensor: Tensor, root: int = 0) -> Tensor:
+        place = self._memory.find(tensor)
+        if place is None:
+            raise TransportError("transport shm shares only what it has allocated")
+        number, offset = place
+        self.barrier()  # everybody has allocated it
+        return self._memory.of(self._members[root], number).tensor(tensor.dtype, offset, tensor.numel())
+
     def _enqueue(self, work: _Piecewise) -> _Piecewise:
         self._pending.append(work)
         self._progress()

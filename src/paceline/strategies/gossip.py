@@ -1,0 +1,73 @@
+"""Gossip: in every round each worker averages its weights with one neighbour (Boyd et al., 2006; Lian et al., 2017).
+
+    w_p, w_q <- (w_p + w_q) / 2        for the pairs (p, q) of this round's matching
+
+Nobody ever talks to more than one other, so a round costs the same with four workers or four thousand; news spreads in about
+log P rounds. The matching is drawn anew in every round, the same on all workers (`topology=random`), or alternates between
+left and right neighbours (`ring`). There is an exact average at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+
+from paceline.errors import BadRequest
+from paceline.registry import strategies
+from paceline.strategies.averaging import average_weights, trained
+from paceline.strategies.base import Context, Strategy
+from paceline.types import Batch, ReplicaLike
+
+
+@strategies.register("gossip")
+@dataclass
+class Gossip(Strategy):
+    """Weights averaged with one neighbour at a time."""
+
+    every: Annotated[int, "steps between rounds"] = 1
+    topology: Annotated[Literal["random", "ring"], "who meets whom"] = "random"
+
+    exchanges = "weights"
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise BadRequest(f"gossip: every={self.every}: 1 or more")
+
+    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+        super().setup(ctx, replica)
+        own = [trained(r.params, r.grads) for r in replica.regions]
+        self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
+
+    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        replica.update()
+        if (batch.step + 1) % self.every == 0:
+            partner = self.partner(batch.step // self.every)
+            if partner is not None:
+                self._meet(replica, partner)
+
+    def partner(self, round_number: int) -> int | None:
+        """Whom this worker meets; None when it is left over."""
+        workers, me = self.ctx.workers, self.ctx.worker_index
+        if self.topology == "random":
+            line = torch.randperm(workers, generator=self.ctx.shared_random).tolist()
+            where = line.index(me)
+            other = where ^ 1
+            return line[other] if other < workers else None
+        other = me ^ 1 if round_number % 2 == 0 else ((me + 1) ^ 1) - 1
+        if workers % 2 == 0:
+            other %= workers
+        return other if 0 <= other < workers else None
+
+    def _meet(self, replica: ReplicaLike, partner: int) -> None:
+        for region, heard in zip(replica.regions, self._heard, strict=True):
+            own = trained(region.params, region.grads)
+            with self.ctx.peers.together():
+                works = [self.ctx.peers.irecv(heard, partner), self.ctx.peers.isend(own, partner)]
+            for work in works:
+                work.wait()
+            own.add_(heard).mul_(0.5)
+
+    def finish(self, replica: ReplicaLike) -> None:
+        average_weights(self.ctx, replica, 1 / self.ctx.workers, self.ctx.collective("auto"))

@@ -1,0 +1,116 @@
+"""Hogwild (Recht et al., 2011): one set of weights in shared memory, and everybody updates it without asking anybody.
+
+    w <- w - lr * g_p(w as it was when worker p read it)          no locks, no turns
+
+The optimizer's memory (momentum) is each worker's own, or shared like the weights. What is recorded, per step: `overlapped`,
+whether another worker was writing at the same time (each worker sets a flag in shared memory while it updates, and counts its
+updates; an update overlaps when, around it, another's flag was set or another's count changed), and `staleness`, how many
+updates of others came between reading the weights and changing them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from paceline.registry import strategies
+from paceline.strategies.base import Context, Strategy, average_buffers
+from paceline.types import Batch, ReplicaLike
+
+LINE = 8  # int64 numbers: every worker writes on a cache line of its own
+
+
+@strategies.register("hogwild")
+@dataclass
+class Hogwild(Strategy):
+    """One set of weights in shared memory, updated by all workers without locks."""
+
+    optimizer_state: Annotated[Literal["private", "shared"], "momentum and the like"] = "private"
+
+    exchanges = "nothing"
+    in_step = False
+    resumes_exactly = False
+
+    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+        super().setup(ctx, replica)
+        me, workers = ctx.worker_index, ctx.workers
+        board = ctx.transport.allocate(2 * workers * LINE, torch.int64, torch.device("cpu"))
+        if workers > 1:
+            for index, region in enumerate(replica.regions):
+                replica.live_in(index, ctx.peers.share(region.params))
+            if self.optimizer_state == "shared":
+                share_optimizer(ctx, replica)
+            board = ctx.peers.share(board)
+        self._board = board.numpy()
+        self._others = [w * LINE for w in range(workers) if w != me]
+        self._mine, self._flags = me * LINE, workers * LINE
+        self._seen = 0
+
+    def _updates_of_others(self) -> int:
+        return sum(int(self._board[w]) for w in self._others)
+
+    def _somebody_writes(self) -> bool:
+        return any(self._board[self._flags + w] for w in self._others)
+
+    def scale(self, batch: Batch) -> float:
+        self._seen = self._updates_of_others()  # the weights are read now
+        return 1.0
+
+    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        board, before = self._board, self._updates_of_others()
+        staleness, overlapped = before - self._seen, self._somebody_writes()
+        board[self._flags + self._mine] = 1
+        if batch.weight:
+            replica.update()
+        board[self._flags + self._mine] = 0
+        board[self._mine] += 1
+        overlapped = overlapped or self._somebody_writes() or self._updates_of_others() != before
+        self.observed = {"staleness": staleness, "overlapped": overlapped}
+        self.ctx.transport.pause()
+
+    def consensus(self, replica: ReplicaLike) -> None:
+        """Its own weights are everybody's, once everybody has come here."""
+        self.ctx.peers.barrier()
+        average_buffers(self.ctx, replica)
+
+
+def share_optimizer(ctx: Context, replica: ReplicaLike) -> None:
+    """All workers use worker 0's optimizer state: made by an empty step, set back to the beginning, moved to shared memory."""
+    optimizer = replica.optimizer
+    kept = [region.params.clone() for region in replica.regions]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if ctx.worker_index == 0:  # the others share its weights: one of them may touch them now
+        _make_state(optimizer, parameters)
+        for region, weights in zip(replica.regions, kept, strict=True):
+            region.params.copy_(weights)
+    ctx.peers.barrier()
+    if ctx.worker_index != 0:
+        own = [p.detach().clone().requires_grad_(p.requires_grad) for p in parameters]
+        _make_state(optimizer, parameters, own)
+    for parameter in parameters:
+        state: dict[str, Any] = optimizer.state[parameter]
+        for key in sorted(state):
+            value = state[key]
+            if isinstance(value, Tensor):
+                flat = ctx.transport.allocate(value.numel(), value.dtype, value.device)
+                state[key] = ctx.peers.share(flat).as_strided(value.shape, value.stride())
+
+
+def _make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor], stand_ins: list[Tensor] | None = None) -> None:
+    """One step with gradients of nothing makes the optimizer's tensors; they are zero before a first step.
+
+    Where the parameters' own memory may not be touched, stand-ins take its place for the moment.
+    """
+    own = [p.data for p in parameters]
+    if stand_ins is not None:
+        for parameter, other in zip(parameters, stand_ins, strict=True):
+            parameter.data = other.data
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter, data in zip(parameters, own, strict=True):
+        parameter.data = data
+        parameter.grad = None

@@ -1,0 +1,72 @@
+"""Local SGD: every worker makes H steps of its own, then the weights are averaged (Stich, "Local SGD Converges Fast", 2019).
+
+    w_p <- w_p - lr * g_p                      H times
+    w   <- sum_p s_p w_p                       s_p: worker p's share of the samples since the last average
+
+1/H of the bytes. `post=STEP` is post-local SGD (Lin et al., 2020): gradients are averaged in every step up to there, when
+everything changes fast, and local steps begin after it. The optimizer's memory is each worker's own (`keep`), averaged like
+the weights, or forgotten at every average (`reset`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from paceline.config import due, every_of
+from paceline.registry import strategies
+from paceline.strategies.averaging import Shares, average_optimizer, average_weights
+from paceline.strategies.base import Context, Strategy
+from paceline.types import Batch, ReplicaLike
+
+
+@strategies.register("local-sgd")
+@dataclass
+class LocalSGD(Strategy):
+    """Steps of one's own; the weights are averaged every so many of them."""
+
+    every: Annotated[str, "steps between averages, or epoch"] = "8"
+    optimizer_state: Annotated[Literal["keep", "average", "reset"], "what happens to momentum at an average"] = "keep"
+    post: Annotated[int, "up to this step gradients are averaged in every step"] = 0
+    collective: Annotated[str, "how the average is made: auto, native, ring, tree, ..."] = "auto"
+
+    exchanges = "weights"
+
+    def __post_init__(self) -> None:
+        every_of(self.every, "local-sgd: every")
+
+    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+        super().setup(ctx, replica)
+        self._collective, self._shares = ctx.collective(self.collective), Shares()
+
+    def scale(self, batch: Batch) -> float:
+        return batch.share if batch.step < self.post else 1.0
+
+    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        if batch.step < self.post:
+            for region in replica.regions:
+                self._collective.all_reduce(region.grads)
+            replica.update()
+            return
+        replica.update()
+        self._shares.add(batch.weight, batch.global_weight)
+        if due(self.every, batch.step + 1, batch.epoch + 1, batch.ends_epoch):
+            self._average(replica)
+
+    def _average(self, replica: ReplicaLike) -> None:
+        share = self._shares.take(self.ctx.workers)
+        average_weights(self.ctx, replica, share, self._collective)
+        if self.optimizer_state == "average":
+            average_optimizer(self.ctx, replica, share)
+        elif self.optimizer_state == "reset":
+            replica.optimizer.state.clear()
+
+    def finish(self, replica: ReplicaLike) -> None:
+        if self._shares.total:
+            average_weights(self.ctx, replica, self._shares.take(self.ctx.workers), self._collective)
+
+    def state(self) -> dict[str, Any]:
+        return {"shares": self._shares.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._shares.load(state["shares"])

@@ -1,0 +1,136 @@
+"""Parameter server: workers push gradients to servers that hold the weights, and pull fresh weights back.
+
+    server:  w <- optimizer(w, sum of the gradients that have come, each scaled by its share of the round's samples)
+
+How far workers may run apart is one number, s, the clocks (steps) that a worker may be ahead of the slowest:
+
+    consistency=sync    s = 0          a step when all have reported: the same as all-reduce
+    consistency=ssp     s = staleness  stale synchronous parallel (Ho et al., 2013): at clock t a worker sees everybody's
+                                       updates up to clock t-s-1, its own always, and newer ones that have arrived
+    consistency=async   s = infinite   every gradient is applied as it comes (Dean et al., 2012)
+
+A server answers whoever is allowed to go on; before it answers, it applies all gradients that have arrived, those of one
+clock as one update. So with s = 0 there is one combined update per clock, and with s infinite each gradient is applied on
+arrival. The optimizer runs on the server; the learning rate travels with the gradient. Several servers hold one part of the
+tensors each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from paceline.errors import BadRequest
+from paceline.registry import strategies
+from paceline.strategies.averaging import trained
+from paceline.strategies.base import Context, Strategy, average_buffers
+from paceline.strategies.serving import PULL, PUSH, STATE, TAKE, Note, Parts, Server
+from paceline.types import Batch, ReplicaLike
+
+UNBOUNDED = 1 << 40
+
+
+@strategies.register("ps")
+@dataclass
+class ParameterServer(Strategy):
+    """Servers hold the weights; workers push gradients and pull weights, in step, nearly in step, or not at all."""
+
+    consistency: Annotated[Literal["sync", "ssp", "async"], "how far workers may run apart"] = "sync"
+    staleness: Annotated[int, "ssp: clocks that a worker may be ahead of the slowest"] = 3
+    exchange: Annotated[Literal["gradients", "weights"], "what is pushed (weights: how far they moved)"] = "gradients"
+
+    serves = "ranks"
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise BadRequest(f"ps: staleness={self.staleness}: 0 or more")
+        self.exchanges = self.exchange
+        self.in_step = self.resumes_exactly = self.ahead == 0  # type: ignore[misc]
+
+    @property
+    def ahead(self) -> int:
+        return {"sync": 0, "ssp": self.staleness, "async": UNBOUNDED}[self.consistency]
+
+    # --- a worker
+
+    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+        super().setup(ctx, replica)
+        self._note = Note()
+        self._parts = Parts(replica.regions, len(ctx.servers))
+        self._base = [trained(r.params, r.grads).clone() for r in replica.regions] if self.exchange == "weights" else []
+        if ctx.worker_index == 0:  # its weights are what the servers start from
+            for server, parts in zip(ctx.servers, self._parts.of, strict=True):
+                for region, low, high in parts:
+                    ctx.transport.send(replica.regions[region].params[low:high], server)
+        ctx.peers.barrier()
+
+    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        sent = [region.grads for region in replica.regions]
+        if self.exchange == "weights":
+            sent = self._moves(replica, batch)
+        self._talk(replica, PUSH, sent, [float(batch.step), replica.lr_factor])
+        for base, region in zip(self._base, replica.regions, strict=False):
+            base.copy_(trained(region.params, region.grads))
+        self.observed = {"staleness": int(self._note.answer[0]), "missed": int(self._note.answer[1])}
+
+    def _moves(self, replica: ReplicaLike, batch: Batch) -> list[Tensor]:
+        """One step of one's own; what is pushed is how far it went, times this worker's share."""
+        replica.update()
+        for region, base in zip(replica.regions, self._base, strict=True):
+            torch.sub(trained(region.params, region.grads), base, out=region.grads).mul_(batch.share)
+        return [region.grads for region in replica.regions]
+
+    def _talk(self, replica: ReplicaLike, kind: int, sent: list[Tensor], numbers: list[float]) -> None:
+        """Push (or not) and pull, with all servers at once."""
+        line, works = self.ctx.transport, []
+        for server, parts in zip(self.ctx.servers, self._parts.of, strict=True):
+            works.append(self._note.send(line, server, kind, numbers))
+            works += [line.isend(sent[region][low:high], server) for region, low, high in parts if sent]
+        for server, parts in zip(self.ctx.servers, self._parts.of, strict=True):
+            works.append(self._note.listen(line, server))
+            works += [line.irecv(replica.regions[region].params[low:high], server) for region, low, high in parts]
+        for work in works:
+            work.wait()
+
+    def consensus(self, replica: ReplicaLike) -> list[Tensor] | None:
+        """The servers' weights, when all workers have come here: worker 0 asks, and tells the others."""
+        ctx = self.ctx
+        ctx.peers.barrier()
+        average_buffers(ctx, replica)
+        kept = [region.params.clone() for region in replica.regions]
+        if ctx.worker_index == 0:
+            self._talk(replica, PULL, [], [0.0, 0.0])
+        for region in replica.regions:
+            ctx.peers.broadcast(region.params)
+        found = [region.params.clone() for region in replica.regions]
+        for region, own in zip(replica.regions, kept, strict=True):
+            region.params.copy_(own)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Worker 0 keeps what the servers' optimizers remember."""
+        kept: dict[str, Any] = {"base": self._base}
+        if self.ctx.worker_index == 0:
+            kept["servers"] = [self._note.fetch(self.ctx.transport, server, STATE) for server in self.ctx.servers]
+        return kept
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for base, kept in zip(self._base, state["base"], strict=True):
+            base.copy_(kept)
+        if self.ctx.worker_index == 0 and len(state["servers"]) == len(self.ctx.servers):
+            for server, content in zip(self.ctx.servers, state["servers"], strict=True):
+                self._note.give(self.ctx.transport, server, TAKE, content)
+        self.ctx.peers.barrier()
+
+    def leave(self) -> None:
+        for server in self.ctx.servers:
+            self._note.bye(self.ctx.transport, server)
+
+    # --- a server
+
+    def serve(self, ctx: Context, replica: ReplicaLike) -> None:
+        parts = Parts(replica.regions, len(ctx.servers)).of[ctx.transport.rank - ctx.workers]
+        Server(ctx, replica, parts, self.ahead, adds=self.exchange == "weights").run()

@@ -1,0 +1,208 @@
+"""A parameter server at work: notes that go with the tensors, who may go on, and what is applied when."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import RunFailed
+from paceline.strategies.base import Context
+from paceline.transport.base import Work
+from paceline.transport.metered import Metered
+from paceline.types import RegionLike, ReplicaLike
+
+PUSH, PULL, STATE, TAKE, BYE = range(5)
+Part = tuple[int, int, int]  # (region, from, to), in elements of its gradients
+
+
+class Parts:
+    """Which server holds what: tensors in order, cut at their boundaries into stretches of about equal length."""
+
+    def __init__(self, regions: Sequence[RegionLike], servers: int) -> None:
+        total = sum(r.grads.numel() for r in regions)
+        self.of: list[list[Part]] = [[] for _ in range(servers)]
+        seen = 0
+        for index, region in enumerate(regions):
+            for slot in region.grad_layout.slots:
+                if not slot.numel:
+                    continue
+                server = min(servers - 1, (seen + slot.numel // 2) * servers // max(1, total))
+                mine = self.of[server]
+                if mine and mine[-1][0] == index and mine[-1][2] == slot.offset:
+                    mine[-1] = (index, mine[-1][1], slot.offset + slot.numel)
+                else:
+                    mine.append((index, slot.offset, slot.offset + slot.numel))
+                seen += slot.numel
+
+
+class Note:
+    """A few numbers beside the payload: what is wanted, the clock, the learning rate; and the server's answer."""
+
+    def __init__(self) -> None:
+        self.question = torch.zeros(4, dtype=torch.float64)
+        self.answer = torch.zeros(2, dtype=torch.float64)
+
+    def send(self, line: Metered, server: int, kind: int, numbers: Sequence[float]) -> Work:
+        self.question[0] = kind
+        self.question[1 : 1 + len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+        return line.send_note(self.question, server)
+
+    def listen(self, line: Metered, server: int) -> Work:
+        return line.recv_note(self.answer, server)
+
+    def fetch(self, line: Metered, server: int, kind: int) -> Tensor:
+        """Bytes that a server keeps."""
+        self.send(line, server, kind, []).wait()
+        self.listen(line, server).wait()
+        content = torch.zeros(int(self.answer[0]), dtype=torch.uint8)
+        line.recv_note(content, server).wait()
+        return content
+
+    def give(self, line: Metered, server: int, kind: int, content: Tensor) -> None:
+        self.send(line, server, kind, [float(content.numel())]).wait()
+        line.send_note(content, server).wait()
+        self.listen(line, server).wait()
+
+    def bye(self, line: Metered, server: int) -> None:
+        self.send(line, server, BYE, []).wait()
+
+
+@dataclass
+class Client:
+    """What a server knows of a worker."""
+
+    rank: int
+    question: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    pushed: list[Tensor] = field(default_factory=list)
+    clock: int = 0  # gradients that it has pushed
+    waits: bool = False  # for an answer
+    version: int = 0  # of the weights that it has
+    here: bool = True
+    ear: Work | None = None
+
+
+class Server:
+    """Holds one part of the weights. `ahead`: clocks that a worker may be ahead of the slowest."""
+
+    def __init__(self, ctx: Context, replica: ReplicaLike, parts: list[Part], ahead: int, adds: bool) -> None:
+        self.ctx, self.replica, self.parts, self.ahead, self.adds = ctx, replica, parts, ahead, adds
+        self.line = ctx.transport
+        self.clients = [Client(rank) for rank in range(ctx.workers)]
+        self.pending: dict[int, list[Client]] = {}  # by clock: gradients that have come and are not yet applied
+        self.version = 0
+        for client in self.clients:
+            client.pushed = [self._place(part) for part in parts]
+        for region in replica.regions:
+            region.grads.fill_(-0.0)  # nobody has touched what others hold
+        self._answer = torch.zeros(2, dtype=torch.float64)
+
+    def _place(self, part: Part) -> Tensor:
+        region, low, high = part
+        grads = self.replica.regions[region].grads
+        return self.line.allocate(high - low, grads.dtype, grads.device)
+
+    def run(self) -> None:
+        for region, low, high in self.parts:
+            self.line.recv(self.replica.regions[region].params[low:high], 0)
+        for client in self.clients:
+            self._listen(client)
+        while any(c.here for c in self.clients):
+            here = [c for c in self.clients if c.ear is not None]
+            if not here:
+                raise RunFailed("a server has nobody left to listen to")
+            which = self.line.wait_any([c.ear for c in here if c.ear is not None], self.ctx.transport.deadline_s)
+            if which is None:
+                continue  # an evaluation, say: everybody is there, nobody has a question
+            self._hear(here[which])
+            self._answer_all()
+
+    def _listen(self, client: Client) -> None:
+        client.ear = self.line.recv_note(client.question, client.rank)
+
+    def _hear(self, client: Client) -> None:
+        assert client.ear is not None
+        client.ear.wait()
+        client.ear = None
+        kind = int(client.question[0])
+        if kind == PUSH:
+            for place in client.pushed:
+                self.line.recv(place, client.rank)
+            self.pending.setdefault(int(client.question[1]), []).append(client)
+            client.clock += 1
+            client.waits = True
+        elif kind == PULL:
+            self._apply()
+            self._send_weights(client)
+        elif kind == BYE:
+            client.here = False
+        else:
+            self._keep_or_take(client, kind)
+
+    def _answer_all(self) -> None:
+        """Whoever is allowed to go on is answered, with everything applied that has come."""
+        slowest = min((c.clock for c in self.clients if c.here), default=0)
+        allowed = [c for c in self.clients if c.waits and c.clock - slowest <= self.ahead]
+        if allowed:
+            self._apply()
+        for client in allowed:
+            self._answer[0] = client.clock - slowest
+            client.waits = False
+            self._send_weights(client)
+
+    def _send_weights(self, client: Client) -> None:
+        self._answer[1] = self.version - client.version
+        client.version = self.version
+        works = [self.line.send_note(self._answer, client.rank)]
+        for region, low, high in self.parts:
+            works.append(self.line.isend(self.replica.regions[region].params[low:high], client.rank))
+        for work in works:
+            work.wait()
+        self._listen(client)
+
+    def _apply(self) -> None:
+        """The gradients of a clock are one update: summed in the workers' order, whatever order they came in."""
+        for clock in sorted(self.pending):
+            clients = sorted(self.pending.pop(clock), key=lambda c: c.rank)
+            for index, (region, low, high) in enumerate(self.parts):
+                total = self.replica.regions[region].grads[low:high]
+                total.copy_(clients[0].pushed[index])
+                for client in clients[1:]:
+                    total.add_(client.pushed[index])
+                if self.adds:
+                    self.replica.regions[region].params[low:high].add_(total)
+            if not self.adds:
+                self.replica.set_lr_factor(float(clients[0].question[2]))
+                self.replica.attach_gradients()
+                self.replica.update()
+            self.version += len(clients)
+
+    def _keep_or_take(self, client: Client, kind: int) -> None:
+        if kind == STATE:
+            content = to_bytes({"optimizer": self.replica.optimizer.state_dict()})
+            self._answer[0] = content.numel()
+            self.line.send_note(self._answer, client.rank).wait()
+            self.line.send_note(content, client.rank).wait()
+        else:
+            content = torch.zeros(int(client.question[1]), dtype=torch.uint8)
+            self.line.recv_note(content, client.rank).wait()
+            asked = [{k: v for k, v in g.items() if k != "params"} for g in self.replica.optimizer.param_groups]
+            self.replica.optimizer.load_state_dict(from_bytes(content)["optimizer"])
+            for group, options in zip(self.replica.optimizer.param_groups, asked, strict=True):
+                group.update(options)
+            self.line.send_note(self._answer, client.rank).wait()
+        self._listen(client)
+
+
+def to_bytes(content: Any) -> Tensor:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def from_bytes(content: Tensor) -> Any:
+    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
