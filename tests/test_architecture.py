@@ -24,7 +24,7 @@ LAYERS = [
     ["launch"],
     ["progress", "study"],
     ["bench", "doctor"],
-    ["api"],
+    ["api", "loop"],
     ["cli"],
 ]
 LEVEL = {name: number for number, names in enumerate(LAYERS) for name in names}

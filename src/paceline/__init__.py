@@ -6,13 +6,23 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import Run, train
+    from paceline.api import Run, load_data, train
     from paceline.errors import BadRequest, PacelineError, RunFailed
+    from paceline.loop import Pace, join
 
-__all__ = ["BadRequest", "PacelineError", "Run", "RunFailed", "train"]
+__all__ = ["BadRequest", "Pace", "PacelineError", "Run", "RunFailed", "join", "load_data", "train"]
 __version__ = _version("paceline")
 
-_HOMES = {"Run": "api", "train": "api", "BadRequest": "errors", "PacelineError": "errors", "RunFailed": "errors"}
+_HOMES = {
+    "Run": "api",
+    "train": "api",
+    "load_data": "api",
+    "Pace": "loop",
+    "join": "loop",
+    "BadRequest": "errors",
+    "PacelineError": "errors",
+    "RunFailed": "errors",
+}
 
 
 def __getattr__(name: str) -> Any:

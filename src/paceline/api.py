@@ -12,6 +12,8 @@ from torch import nn
 
 from paceline import checkpoint
 from paceline.config import Config
+from paceline.data.adopt import adopt
+from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
 from paceline.job import Job, load_config, prepare
 from paceline.launch.joined import Meeting
@@ -19,6 +21,7 @@ from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
 from paceline.progress import Watch
 from paceline.record.reader import read_run
+from paceline.registry import sources
 
 
 class Run:
@@ -81,6 +84,12 @@ def train(*, progress: bool | None = None, **options: Any) -> Run:
     job = make_job(options, meeting)
     with Watch(job, quiet=progress is False or silent(meeting), live=progress, lines=False) as watch:
         return start(job, watch.listen, meeting=meeting)
+
+
+def load_data(name: str, data_dir: str | None = None) -> tuple[Samples | Stream, Samples | None]:
+    """A registered data source's training and test set, for a loop of one's own: `.batch(indices)`, `len()`."""
+    data = adopt(sources.build(name, data_dir=data_dir), name, True)
+    return data.train, data.test
 
 
 def meet() -> Meeting | None:

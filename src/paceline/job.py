@@ -306,6 +306,8 @@ def _check_strategy(config: Config, strategy: Strategy) -> None:
 def _servers(config: Config, strategy: Strategy) -> int:
     """How many ranks beside the workers: one by default where the strategy has servers."""
     if strategy.serves == "ranks":
+        if config.servers == 0:
+            raise BadRequest(f"strategy {strategy.name} needs at least one server: servers=0 is none")
         return 1 if config.servers is None else config.servers
     if config.servers:
         raise BadRequest(f"strategy {strategy.name} has no servers: leave servers={config.servers} out")

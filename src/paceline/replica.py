@@ -184,7 +184,7 @@ class Replica:
         self.forward: Callable[..., Any] = model
         self.channels_last = channels_last
         self.samples_seen = 0.0
-        self.lr_factor = 1.0  # of the schedule, now
+        self.clip_norm: float | None = None  # of the gradients, after they have been exchanged
         self.common_buffers: list[Tensor] = []
         self.flat = FlatModel(model, optimizer, allocate) if flat else None
         self._initial_lrs = [g["lr"] for g in optimizer.param_groups]
@@ -246,14 +246,24 @@ class Replica:
         """
         if self.flat and marked:
             self.flat.skip_untouched()
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
+
+    @property
+    def lrs(self) -> list[float]:
+        """The learning rates of the optimizer's groups, now."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def set_lrs(self, lrs: Sequence[float]) -> None:
+        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
+            group["lr"] = lr
 
     def live_in(self, index: int, flat: Tensor) -> None:
         assert self.flat is not None
         self.flat.live_in(index, flat)
 
     def set_lr_factor(self, factor: float) -> None:
-        self.lr_factor = factor
         for group, initial in zip(self.optimizer.param_groups, self._initial_lrs, strict=True):
             group["lr"] = initial * factor
 

@@ -19,7 +19,6 @@ def run_server(job: Job, transport: Transport, recorder: Recorder, notify: Notif
     rank = Rank.take(job, transport, recorder, notify)
     replica = rank.replica()
     recorder.write("start", host=socket.gethostname(), role="server", threads=1, parameters=replica.parameter_count)
-    rank.meter.phase = "train"
     rank.strategy.serve(rank.ctx, replica)
     train = rank.meter.total("train")
     recorder.write(

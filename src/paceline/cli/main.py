@@ -23,6 +23,7 @@ COMMANDS = {
     "data": "paceline.cli.data:data",
     "bench": "paceline.cli.bench:bench",
     "doctor": "paceline.cli.doctor:doctor",
+    "launch": "paceline.cli.launch:launch",
     "completion": "paceline.cli.completion:completion",
 }
 

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from paceline.errors import BadRequest, PacelineError, TransportError
 from paceline.job import Job
 from paceline.launch.local import GRACE_S, Hear, as_failure, root_cause, train_rank
 from paceline.launch.seat import Seat
-from paceline.transport.base import Rendezvous
+from paceline.transport.base import Rendezvous, Transport
 from paceline.transport.c10d import first_line
 from paceline.transport.mpi import load as load_mpi
 
@@ -119,18 +120,16 @@ class Meeting:
             folder, job.session = self._get("folder")
             job.out = Path(folder)
 
+    def connect(self, kind: Any, deadline_s: float) -> Transport:
+        """All ranks, over such a transport."""
+        connected: Transport = kind.connect(replace(self.rendezvous, deadline_s=deadline_s))
+        connected.meeting = self  # type: ignore[attr-defined]  # the board may live in this process: it stays as long
+        return connected
+
     def train(self, job: Job, hear: Hear) -> None:
         """This rank's part. Rank 0 raises what went wrong first, anywhere."""
-        rendezvous = Rendezvous(
-            self.seat.rank,
-            self.seat.size,
-            self.rendezvous.host,
-            self.rendezvous.port,
-            job.config.deadline_s,
-            self.seat.generation,
-        )
         try:
-            train_rank(job, rendezvous, hear if self.leads else _nobody)
+            train_rank(job, replace(self.rendezvous, deadline_s=job.config.deadline_s), hear if self.leads else _nobody)
         except KeyboardInterrupt:
             raise
         except Exception as error:

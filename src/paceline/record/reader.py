@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from paceline.errors import BadRequest
@@ -173,7 +174,25 @@ def _worker(events: list[Event], steps: list[Event], idle_s: float) -> dict[str,
         "messages_sent": sum(e["messages"] for e in steps),
         **{key: summary.get(key) for key in COUNTERS},
         **NOT_MEASURED,
+        **_apart(events, steps),
         "traffic": summary.get("traffic"),
+    }
+
+
+def _apart(events: list[Event], steps: list[Event]) -> dict[str, float | None]:
+    """How far workers ran apart, where the strategy lets them: staleness, overlapping updates, distance from the mean."""
+
+    def over(key: str, combine: Callable[[list[float]], float]) -> float | None:
+        values = [float(e[key]) for e in steps if e.get(key) is not None]
+        return combine(values) if values else None
+
+    distances = [e["value"] for e in events if e["kind"] == "distance" and e.get("value") is not None]
+    return {
+        "staleness_mean": over("staleness", fmean),
+        "staleness_max": over("staleness", max),
+        "missed_mean": over("missed", fmean),
+        "overlap_rate": over("overlapped", fmean),
+        "replica_distance_max": max(distances, default=None),
     }
 
 

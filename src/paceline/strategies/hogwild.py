@@ -60,6 +60,7 @@ class Hogwild(Strategy):
         return 1.0
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        self.ctx.transport.pause()  # where ranks take turns, others come in between reading and writing
         board, before = self._board, self._updates_of_others()
         staleness, overlapped = before - self._seen, self._somebody_writes()
         board[self._flags + self._mine] = 1
@@ -69,7 +70,6 @@ class Hogwild(Strategy):
         board[self._mine] += 1
         overlapped = overlapped or self._somebody_writes() or self._updates_of_others() != before
         self.observed = {"staleness": staleness, "overlapped": overlapped}
-        self.ctx.transport.pause()
 
     def consensus(self, replica: ReplicaLike) -> None:
         """Its own weights are everybody's, once everybody has come here."""

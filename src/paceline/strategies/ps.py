@@ -58,7 +58,7 @@ class ParameterServer(Strategy):
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
-        self._note = Note()
+        self._note = Note(len(replica.lrs))
         self._parts = Parts(replica.regions, len(ctx.servers))
         self._base = [trained(r.params, r.grads).clone() for r in replica.regions] if self.exchange == "weights" else []
         if ctx.worker_index == 0:  # its weights are what the servers start from
@@ -71,7 +71,9 @@ class ParameterServer(Strategy):
         sent = [region.grads for region in replica.regions]
         if self.exchange == "weights":
             sent = self._moves(replica, batch)
-        self._talk(replica, PUSH, sent, [float(batch.step), replica.lr_factor])
+        if replica.clip_norm is not None and len(self.ctx.servers) > 1:
+            raise BadRequest("ps: no server of several knows the whole gradient's norm: clip with one server")
+        self._talk(replica, PUSH, sent, [float(batch.step), replica.clip_norm or 0.0, *replica.lrs])
         for base, region in zip(self._base, replica.regions, strict=False):
             base.copy_(trained(region.params, region.grads))
         self.observed = {"staleness": int(self._note.answer[0]), "missed": int(self._note.answer[1])}
@@ -102,7 +104,7 @@ class ParameterServer(Strategy):
         average_buffers(ctx, replica)
         kept = [region.params.clone() for region in replica.regions]
         if ctx.worker_index == 0:
-            self._talk(replica, PULL, [], [0.0, 0.0])
+            self._talk(replica, PULL, [], [])
         for region in replica.regions:
             ctx.peers.broadcast(region.params)
         found = [region.params.clone() for region in replica.regions]

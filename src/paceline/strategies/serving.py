@@ -41,10 +41,10 @@ class Parts:
 
 
 class Note:
-    """A few numbers beside the payload: what is wanted, the clock, the learning rate; and the server's answer."""
+    """A few numbers beside the payload: what is wanted, clock, norm to clip to, learning rates; and the server's answer."""
 
-    def __init__(self) -> None:
-        self.question = torch.zeros(4, dtype=torch.float64)
+    def __init__(self, groups: int) -> None:
+        self.question = torch.zeros(3 + groups, dtype=torch.float64)
         self.answer = torch.zeros(2, dtype=torch.float64)
 
     def send(self, line: Metered, server: int, kind: int, numbers: Sequence[float]) -> Work:
@@ -77,7 +77,7 @@ class Client:
     """What a server knows of a worker."""
 
     rank: int
-    question: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    question: Tensor
     pushed: list[Tensor] = field(default_factory=list)
     clock: int = 0  # gradients that it has pushed
     waits: bool = False  # for an answer
@@ -92,7 +92,7 @@ class Server:
     def __init__(self, ctx: Context, replica: ReplicaLike, parts: list[Part], ahead: int, adds: bool) -> None:
         self.ctx, self.replica, self.parts, self.ahead, self.adds = ctx, replica, parts, ahead, adds
         self.line = ctx.transport
-        self.clients = [Client(rank) for rank in range(ctx.workers)]
+        self.clients = [Client(rank, Note(len(replica.lrs)).question) for rank in range(ctx.workers)]
         self.pending: dict[int, list[Client]] = {}  # by clock: gradients that have come and are not yet applied
         self.version = 0
         for client in self.clients:
@@ -109,6 +109,7 @@ class Server:
     def run(self) -> None:
         for region, low, high in self.parts:
             self.line.recv(self.replica.regions[region].params[low:high], 0)
+        self.line.meter.phase = "train"
         for client in self.clients:
             self._listen(client)
         while any(c.here for c in self.clients):
@@ -137,7 +138,8 @@ class Server:
             client.waits = True
         elif kind == PULL:
             self._apply()
-            self._send_weights(client)
+            with self.line.meter.during("evaluate"):
+                self._send_weights(client)
         elif kind == BYE:
             client.here = False
         else:
@@ -176,7 +178,9 @@ class Server:
                 if self.adds:
                     self.replica.regions[region].params[low:high].add_(total)
             if not self.adds:
-                self.replica.set_lr_factor(float(clients[0].question[2]))
+                said = clients[0].question.tolist()
+                self.replica.clip_norm = said[2] or None
+                self.replica.set_lrs(said[3:])
                 self.replica.attach_gradients()
                 self.replica.update()
             self.version += len(clients)

@@ -1,0 +1,74 @@
+"""`paceline launch -n N script.py`: a person's own program, N times, each with its seat; the first failure ends them all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from paceline.errors import BadRequest, RunFailed
+from paceline.launch.local import HOST
+from paceline.launch.seat import find
+from paceline.record.machine import cores
+
+GRACE_S = 3.0
+
+
+def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | None = None) -> None:
+    if find() is not None:
+        raise BadRequest("this is inside a launcher already: start the script itself")
+    if not os.path.isfile(script):
+        raise BadRequest(f"{script} is not a file")
+    store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=300), wait_for_workers=False)
+    common = {
+        **os.environ,
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": str(threads or max(1, cores() // ranks)),
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            seat = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen([sys.executable, script, *arguments], env={**common, **seat}))
+        failed = _wait(processes)
+    finally:
+        _end(processes)
+    if failed is not None:
+        code = processes[failed].returncode
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        raise RunFailed(f"rank {failed} of {script} ended with {how}; the others were ended")
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:
+    """The rank that failed first; None when all went well."""
+    while True:
+        codes = [p.poll() for p in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                return rank
+        if all(code == 0 for code in codes):
+            return None
+        time.sleep(0.02)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    until = time.monotonic() + GRACE_S
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

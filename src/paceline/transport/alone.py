@@ -1,0 +1,42 @@
+"""One rank: what a program that was not started by a launcher gets, so that it runs as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from paceline.errors import TransportError
+from paceline.transport.base import Op, Transport, Work
+
+
+class Alone(Transport):
+    """Nobody to talk to."""
+
+    name = "alone"
+    native = frozenset({"all_reduce", "broadcast"})
+    devices = frozenset({"cpu", "cuda", "mps", "xpu"})
+
+    def __init__(self, deadline_s: float = 30.0) -> None:
+        super().__init__(0, 1, deadline_s)
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        raise TransportError(f"there is no rank {to}: this is the only one")
+
+    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        raise TransportError(f"there is no rank {source}: this is the only one")
+
+    def barrier(self) -> None:
+        return
+
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
+        return
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        return
+
+    def share(self, tensor: Tensor, root: int = 0) -> Tensor:
+        return tensor
+
+    def group(self, ranks: Sequence[int]) -> Transport:
+        return self
