@@ -22,9 +22,9 @@ LAYERS = [
     ["server", "snapshot"],
     ["worker"],
     ["launch"],
-    ["progress", "study"],
+    ["progress", "study", "loop"],
     ["bench", "doctor"],
-    ["api", "loop"],
+    ["api"],
     ["cli"],
 ]
 LEVEL = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -269,7 +269,7 @@ class Pace:
             with suppress(Exception):
                 self.ctx.transport.close()
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         """A server's whole life: worker 0 sends what it is to hold."""
         model, optimizer = cloudpickle.loads(_receive_bytes(self.ctx.transport, 0))
         replica = Replica(model, optimizer, _no_loss, allocate=self.ctx.transport.allocate)
@@ -311,7 +311,7 @@ def join(
         line = Meeting(seat).connect(kind, deadline_s)
     pace = Pace(built, line, size - count, codec, seed, check_every)
     if pace.ctx.role == "server":
-        pace._serve()
+        pace.serve()
         sys.stdout.flush()
         sys.exit(0)
     atexit.register(_say_goodbye, line)

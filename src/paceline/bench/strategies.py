@@ -1,4 +1,4 @@
-"""`paceline bench strategies`: our serial and all-reduce against the usual loop and stock DDP."""
+"""`paceline bench strategies`: ours against the usual loop and stock DDP, and against no communication at all."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.blocks import bench_blocks
+from paceline.bench.updates import updates_per_s
 from paceline.config import Config
 from paceline.data.base import Data
 from paceline.data.mnist import FILES, MINI
@@ -22,22 +24,10 @@ from paceline.job import prepare
 from paceline.launch.run import run
 from paceline.record.reader import read_worker_events
 from paceline.registry import sources
-from paceline.strategies.base import Strategy
-from paceline.types import Batch, ReplicaLike
 
 PEER = Path(__file__).parent / "peers" / "stock_pytorch.py"
 WARM_UP = 20
 PEER_DEADLINE_S = 300
-
-
-class WithoutCommunication(Strategy):
-    """Every worker steps on its own: the bound that no exchange can beat."""
-
-    name = "without-communication"
-    exchanges = "nothing"
-
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        replica.update()
 
 
 @dataclass(frozen=True)
@@ -48,21 +38,20 @@ class Ratio:
     goal: float | None
 
 
-CONTENDERS = (
-    "usual loop",
-    "stock DDP",
-    "serial",
-    "allreduce",
-    "usual loop, equal",
-    "stock DDP, equal",
-    "no communication",
-)
+MLP = "mlp:hidden=4096x4096x1200"  # 25 M parameters: what the exchange of a large model costs
+MLP_BATCH = 16
+BLOCKS = 12  # per round
+PEERS = ("usual loop", "stock DDP", "serial", "allreduce", "usual loop, equal", "stock DDP, equal")
+LARGE = ("stock DDP, mlp", "allreduce, mlp")
 RATIOS = (
     Ratio("serial / usual loop", "serial", "usual loop", 1.4),
-    Ratio("allreduce / stock DDP, 2 workers", "allreduce", "stock DDP", 1.3),
+    Ratio("allreduce / stock DDP", "allreduce", "stock DDP", 1.6),
     Ratio("serial / usual loop, data path and memory format equal", "serial", "usual loop, equal", None),
     Ratio("allreduce / stock DDP, data path and memory format equal", "allreduce", "stock DDP, equal", None),
-    Ratio("allreduce / without any communication", "allreduce", "no communication", None),
+    Ratio("allreduce / stock DDP, mlp with 25 M parameters, batch 16", "allreduce, mlp", "stock DDP, mlp", 1.6),
+    Ratio("allreduce / no communication, in blocks", "allreduce, blocks", "no communication, blocks", 0.95),
+    Ratio("local-sgd:every=16 / no communication, in blocks", "local-sgd:every=16, blocks", "no communication, blocks", 0.97),
+    Ratio("hogwild / one process, in blocks", "hogwild, blocks", "one process, blocks", 1.75),
 )
 
 
@@ -86,6 +75,7 @@ def bench_strategies(
     """Median samples per second of every contender over interleaved rounds, one thread per process; and the ratios."""
     folder, data = folder_and_data(data_dir)
     equal = ["--data-path", "index", "--memory-format", "channels_last"]
+    few = max(10, steps // 5)
     runs: dict[str, Callable[[], float]] = {
         "usual loop": lambda: _peer(1, folder, batch_size, steps),
         "stock DDP": lambda: _peer(2, folder, batch_size, steps),
@@ -93,23 +83,41 @@ def bench_strategies(
         "allreduce": lambda: _ours("allreduce", 2, data, batch_size, steps),
         "usual loop, equal": lambda: _peer(1, folder, batch_size, steps, *equal),
         "stock DDP, equal": lambda: _peer(2, folder, batch_size, steps, *equal),
-        "no communication": lambda: _ours(WithoutCommunication(), 2, data, batch_size, steps),
+        "stock DDP, mlp": lambda: _peer(2, folder, MLP_BATCH, few, "--hidden", MLP.partition("=")[2]),
+        "allreduce, mlp": lambda: _ours("allreduce", 2, data, MLP_BATCH, few, MLP),
     }
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    rates: dict[str, list[float]] = {}
+    bounds: list[float] = []
+    updates: dict[str, list[float]] = {}
     for number in range(rounds):
-        for name in CONTENDERS:
-            rates[name].append(runs[name]())
+        for name in (*PEERS, *LARGE):
+            rates.setdefault(name, []).append(runs[name]())
             say(f"round {number + 1}/{rounds}  {name}: {rates[name][-1]:,.0f} samples/s")
+        blocks = bench_blocks(data, batch_size, BLOCKS)
+        bounds.append(blocks["bound"])
+        for name, each in blocks["rates"].items():
+            rates.setdefault(f"{name}, blocks", []).append(statistics.median(each))
+            say(f"round {number + 1}/{rounds}  {name}, blocks: {rates[f'{name}, blocks'][-1]:,.0f} samples/s")
+        for transport in ("shm", "gloo"):
+            updates.setdefault(transport, []).append(updates_per_s(transport))
+            say(f"round {number + 1}/{rounds}  ps:consistency=async on {transport}: {updates[transport][-1]:,.0f} updates/s")
     return {
         "data": data.name,
         "batch_size": batch_size,
         "steps": steps,
         "rounds": rounds,
-        "samples_per_s": {
-            name: {"median": statistics.median(r), "min": min(r), "max": max(r), "all": r} for name, r in rates.items()
-        },
+        "samples_per_s": {name: _spread(r) for name, r in rates.items()},
         "ratios": [_ratio(r, rates) for r in RATIOS],
+        "in_step_bound": _spread(bounds),
+        "updates_per_s": {f"ps:consistency=async on {t}": {**_spread(r), "goal": UPDATES[t]} for t, r in updates.items()},
     }
+
+
+UPDATES = {"shm": 1000, "gloo": 500}
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": values}
 
 
 def _ratio(ratio: Ratio, rates: dict[str, list[float]]) -> dict[str, Any]:
@@ -139,12 +147,12 @@ def _peer(processes: int, folder: Path, batch_size: int, steps: int, *extra: str
     return float(json.loads(done.stdout.strip().splitlines()[-1])["samples_per_s"])
 
 
-def _ours(strategy: str | Strategy, workers: int, data: Data, batch_size: int, steps: int) -> float:
+def _ours(strategy: str, workers: int, data: Data, batch_size: int, steps: int, model: str = "cnn") -> float:
     """The same window: after the warm-up, until the last step."""
     out = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     try:
         options = {
-            "model": "cnn",
+            "model": model,
             "data": data,
             "strategy": strategy,
             "workers": workers,

@@ -65,6 +65,15 @@ def strategies(rounds: int, steps: int, batch_size: int, data_dir: str | None, a
             r["title"], f"{r['median']:.2f}", f"{r['min']:.2f} - {r['max']:.2f}", f"{r['goal']:g}" if r["goal"] else ""
         )
     console.print(ratios)
+    bound = result["in_step_bound"]
+    console.print(
+        f"Waiting for the slower of two workers in every step leaves {bound['median']:.2f} ({bound['min']:.2f} - {bound['max']:.2f}) "
+        "of the throughput here, whatever is exchanged: the bound for anything in step.",
+        highlight=False,
+    )
+    for name, r in result["updates_per_s"].items():
+        spread = f"({r['min']:,.0f} - {r['max']:,.0f}; goal {r['goal']:,})"
+        console.print(f"{name}, 300,500 parameters, 2 workers: {r['median']:,.0f} updates/s {spread}", highlight=False)
     console.print(machine_line(env), style="dim", highlight=False)
 
 

@@ -88,12 +88,13 @@ class ParameterServer(Strategy):
     def _talk(self, replica: ReplicaLike, kind: int, sent: list[Tensor], numbers: list[float]) -> None:
         """Push (or not) and pull, with all servers at once."""
         line, works = self.ctx.transport, []
-        for server, parts in zip(self.ctx.servers, self._parts.of, strict=True):
-            works.append(self._note.send(line, server, kind, numbers))
-            works += [line.isend(sent[region][low:high], server) for region, low, high in parts if sent]
-        for server, parts in zip(self.ctx.servers, self._parts.of, strict=True):
+        pairs = list(zip(self.ctx.servers, self._parts.of, strict=True))
+        for server, parts in pairs:  # first say where the answer is wanted: it can then be put there at once
             works.append(self._note.listen(line, server))
             works += [line.irecv(replica.regions[region].params[low:high], server) for region, low, high in parts]
+        for server, parts in pairs:
+            works.append(self._note.send(line, server, kind, numbers))
+            works += [line.isend(sent[region][low:high], server) for region, low, high in parts if sent]
         for work in works:
             work.wait()
 

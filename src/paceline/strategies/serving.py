@@ -83,7 +83,8 @@ class Client:
     waits: bool = False  # for an answer
     version: int = 0  # of the weights that it has
     here: bool = True
-    ear: Work | None = None
+    ear: Work | None = None  # its next note
+    coming: list[Work] = field(default_factory=list)  # its next gradients, made ready for
 
 
 class Server:
@@ -124,6 +125,8 @@ class Server:
 
     def _listen(self, client: Client) -> None:
         client.ear = self.line.recv_note(client.question, client.rank)
+        if not client.coming:
+            client.coming = [self.line.expect(place, client.rank) for place in client.pushed]
 
     def _hear(self, client: Client) -> None:
         assert client.ear is not None
@@ -131,8 +134,9 @@ class Server:
         client.ear = None
         kind = int(client.question[0])
         if kind == PUSH:
-            for place in client.pushed:
-                self.line.recv(place, client.rank)
+            for work in client.coming:
+                work.wait()
+            client.coming = []
             self.pending.setdefault(int(client.question[1]), []).append(client)
             client.clock += 1
             client.waits = True

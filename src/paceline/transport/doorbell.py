@@ -19,6 +19,7 @@ LOOKS = 200  # before yielding the core
 YIELDS = 20  # before going to sleep
 NAP_S = 0.02  # the longest sleep between two looks at whether the peer is alive
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+CHANNELS = 2  # per pair of ranks and direction: for tensors, and for notes
 PIECES = 4  # of a message, under way between two ranks at a time
 LINE = 16  # words: one cache line per rank and counter
 
@@ -44,16 +45,18 @@ class Board:
 
     @staticmethod
     def size(ranks: int) -> int:
-        return 4 * LINE * (7 * ranks + (2 + PIECES) * ranks * ranks)
+        return 4 * LINE * (7 * ranks + (4 + 5 * PIECES) * CHANNELS * ranks * ranks)
 
     def __init__(self, words: memoryview, ranks: int) -> None:
         self._words, self.ranks = words, ranks
         columns = [Column(words, i * ranks * LINE) for i in range(7)]
         self.pids, self.arrived, self.closed, self.bells, self.asleep, *self.said = columns
         pairs = 7 * ranks * LINE
-        self.written = Column(words, pairs)
-        self.read = Column(words, pairs + ranks * ranks * LINE)
-        self.lengths = Column(words, pairs + 2 * ranks * ranks * LINE)  # of the message that each piece belongs to
+        step = CHANNELS * ranks * ranks * LINE
+        columns = [Column(words, pairs + i * step) for i in range(4)]
+        self.written, self.read, self.posted, self.filled = columns  # pieces; and what receivers want, and have been given
+        columns = [Column(words, pairs + (4 + i * PIECES) * step) for i in range(5)]
+        self.lengths, self.wanted, self.numbers, self.low, self.high = columns  # of messages; of what is wanted, and where
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(words))
         self._libc = ctypes.CDLL(None, use_errno=True)
 

@@ -15,6 +15,7 @@ from paceline.transport.base import Message, Op, Transport, Work
 from paceline.types import PHASES, Phase
 
 ALL_PEERS = -1
+NOTE_TAG = 1
 
 
 @dataclass
@@ -94,12 +95,16 @@ class Metered(Transport):
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
         return self.inner.wait_any([w.work if isinstance(w, _Timed) else w for w in works], patience_s)
 
-    def send_note(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+    def send_note(self, tensor: Tensor, to: int) -> Work:
         """A few numbers that go along with the payload and do not count as it."""
-        return self.inner.isend(tensor, to, tag)
+        return self.inner.isend(tensor, to, NOTE_TAG)
 
-    def recv_note(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        return self.inner.irecv(tensor, source, tag)
+    def recv_note(self, tensor: Tensor, source: int) -> Work:
+        return self.inner.irecv(tensor, source, NOTE_TAG)
+
+    def expect(self, tensor: Tensor, source: int) -> Work:
+        """A receive that is made ready long before: its bytes count when it is waited for."""
+        return _Expected(self.inner.irecv(tensor, source), self.meter, source, tensor.nbytes)
 
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
         return self.inner.share(tensor, root)
@@ -164,6 +169,16 @@ class Metered(Transport):
 
     def close(self) -> None:
         self.inner.close()
+
+
+class _Expected:
+    def __init__(self, work: Work, meter: Meter, source: int, nbytes: int) -> None:
+        self._work, self._meter, self._source, self._nbytes = work, meter, source, nbytes
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        self._work.wait()
+        self._meter.add("recv", self._source, 0, self._nbytes, 0, time.perf_counter() - start)
 
 
 class _Timed:

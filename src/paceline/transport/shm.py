@@ -26,11 +26,11 @@ from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
 from paceline.transport.base import REDUCE, Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
 from paceline.transport.c10d import connect_store
-from paceline.transport.doorbell import PIECES, Board, Waiter
+from paceline.transport.channels import ChannelMessage, channels_bytes
+from paceline.transport.doorbell import Board, Waiter
 
 SMALL_BYTES = 32 << 10  # up to here everybody sums everything, with one barrier instead of two
 BLOCK_BYTES = 256 << 10  # the slice is summed and handed out in pieces that stay in the cache
-PIECE_BYTES = 256 << 10  # messages travel in pieces of this size
 
 
 class SharedBytes:
@@ -127,7 +127,7 @@ class ShmTransport(Transport):
         self._words: dict[tuple[Any, ...], int] = {}  # what can be said at a meeting, in 32 bits
         self._scratch: dict[tuple[str, int], int] = {}  # allocations that all ranks have made for copying through
         self._slices: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
-        self._pending: list[_Piecewise] = []
+        self._pending: list[ChannelMessage] = []
         self._barrier_number = 0
         self._meet()
         self._watch()
@@ -149,7 +149,7 @@ class ShmTransport(Transport):
     def _meeting_place(self, store: Any, name: str) -> tuple[SharedBytes, SharedBytes]:
         """Made by rank 0, mapped by all: the board of counters, and a channel for each pair."""
         key = f"place/{name}"
-        sizes = (Board.size(self.size), self.size * self.size * PIECES * PIECE_BYTES)
+        sizes = (Board.size(self.size), channels_bytes(self.size))
         if self.rank == 0:
             made = tuple(SharedBytes(s) for s in sizes)
             store.set(key, " ".join(f"{m.address[0]} {m.address[1]}" for m in made))
@@ -272,13 +272,13 @@ class ShmTransport(Transport):
         self.barrier()
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
-        return self._enqueue(_Piecewise(self, tensor, to, sending=True))
+        return self._enqueue(ChannelMessage(self, tensor, to, True, tag))
 
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        return self._enqueue(_Piecewise(self, tensor, source, sending=False))
+        return self._enqueue(ChannelMessage(self, tensor, source, False, tag))
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        pieces = [w for w in works if isinstance(w, _Piecewise)]
+        pieces = [w for w in works if isinstance(w, ChannelMessage)]
 
         def found() -> int | None:
             self._progress()
@@ -294,7 +294,7 @@ class ShmTransport(Transport):
         self.barrier()  # everybody has allocated it
         return self._memory.of(self._members[root], number).tensor(tensor.dtype, offset, tensor.numel())
 
-    def _enqueue(self, work: _Piecewise) -> _Piecewise:
+    def _enqueue(self, work: ChannelMessage) -> ChannelMessage:
         self._pending.append(work)
         self._progress()
         return work
@@ -303,7 +303,7 @@ class ShmTransport(Transport):
         """Move whatever can be moved; messages between two ranks keep their order."""
         blocked: set[tuple[int, bool]] = set()
         for work in self._pending:
-            key = (work.peer, work.sending)
+            key = (work.channel, work.sending)
             if key not in blocked and not work.advance():
                 blocked.add(key)
         self._pending = [w for w in self._pending if not w.done]
@@ -326,54 +326,3 @@ class ShmTransport(Transport):
 
 def movable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous()
-
-
-class _Piecewise:
-    """A message under way, piece by piece, through the channel of its pair of ranks."""
-
-    def __init__(self, transport: ShmTransport, tensor: Tensor, peer: int, sending: bool) -> None:
-        check_tensor(tensor, transport)
-        self.transport, self.tensor, self.peer, self.sending = transport, tensor, peer, sending
-        source, target = (transport.rank, peer) if sending else (peer, transport.rank)
-        self._channel = source * transport.size + target
-        self._bytes = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-        self._moved = 0
-        self.done = tensor.nbytes == 0
-
-    def advance(self) -> bool:
-        """Move what can be moved now; True when the message is through."""
-        board, me = self.transport._board, self.transport.rank
-        written, read = board.written, board.read
-        moved = False
-        while not self.done:
-            under_way = (written[self._channel] - read[self._channel]) & 0xFFFFFFFF
-            if under_way == (PIECES if self.sending else 0):
-                break
-            counter = written if self.sending else read
-            slot = counter[self._channel] % PIECES
-            length, said = len(self._bytes) & 0xFFFFFFFF, self._channel * PIECES + slot
-            if self.sending:
-                board.lengths[said] = length
-            elif board.lengths[said] != length:
-                raise TransportError(f"rank {self.peer} sent {board.lengths[said]} bytes; {length} were expected")
-            start = (self._channel * PIECES + slot) * PIECE_BYTES
-            size = min(PIECE_BYTES, len(self._bytes) - self._moved)
-            there, here = self.transport._channels[start : start + size], self._bytes[self._moved : self._moved + size]
-            (there if self.sending else here).copy_(here if self.sending else there)
-            counter[self._channel] = (counter[self._channel] + 1) & 0xFFFFFFFF
-            self._moved += size
-            self.done = self._moved == len(self._bytes)
-            moved = True
-        if moved:
-            board.ring(self.peer, me)
-        return self.done
-
-    def wait(self) -> None:
-        transport = self.transport
-
-        def ready() -> bool:
-            if not self.done:
-                transport._progress()
-            return self.done
-
-        transport._waiter.wait(ready, self.peer, "a message")

@@ -39,7 +39,11 @@ def load(folder: str) -> tuple[Tensor, Tensor]:
     return (x - 0.1307) / 0.3081, torch.from_numpy(labels.astype(np.int64))
 
 
-def make_model() -> nn.Module:
+def make_model(hidden: str) -> nn.Module:
+    if hidden:
+        sizes = [784, *map(int, hidden.split("x"))]
+        layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], 10))
     return nn.Sequential(
         nn.Conv2d(1, 16, 5),
         nn.MaxPool2d(2),
@@ -77,7 +81,7 @@ def samples_per_s(rank: int, args: argparse.Namespace) -> float:
     torch.manual_seed(0)
     x, y = load(args.folder)
     channels_last = args.memory_format == "channels_last"
-    model = make_model()
+    model = make_model(args.hidden)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     sampler: Any = None
@@ -120,6 +124,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--data-path", choices=["loader", "index"], default="loader")
     parser.add_argument("--memory-format", choices=["contiguous", "channels_last"], default="contiguous")
+    parser.add_argument("--hidden", default="", help="a fully connected network instead: 512x256")
     args = parser.parse_args()
     if args.processes == 1:
         rate = samples_per_s(0, args)

@@ -1,0 +1,105 @@
+"""Our strategies in blocks of steps, in turns, in the same processes: what an exchange costs, with the machine's noise shared out."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.data.base import Data
+from paceline.launch.local import on_forked_ranks, root_cause
+from paceline.loop import Pace
+from paceline.registry import models, strategies, transports
+from paceline.strategies.base import Strategy
+from paceline.transport.base import Rendezvous
+from paceline.types import Batch, ReplicaLike
+
+WORKERS = 2
+STEPS = 16  # a block: local-sgd:every=16 exchanges once in it
+ALONE = "one process"
+FREE = "no communication"
+LINES = (FREE, "allreduce", "local-sgd:every=16", "hogwild")
+
+
+class WithoutCommunication(Strategy):
+    """Every worker steps on its own: the bound that no exchange can beat."""
+
+    name = "without-communication"
+    exchanges = "nothing"
+
+    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        replica.update()
+
+
+def bench_blocks(data: Data, batch_size: int, blocks: int) -> dict[str, Any]:
+    """Samples per second of each line, block by block; and how much waiting for the slowest costs by itself.
+
+    `bound` is what a method in step could reach at best here: the mean time of a step over the mean time of the slower worker's,
+    both from the blocks without communication.
+    """
+    results, failures = on_forked_ranks(partial(_rank, data, batch_size, blocks), WORKERS, deadline_s=120.0)
+    if failures:
+        raise root_cause(failures, WORKERS)
+    rates = {
+        name: [sum(r["blocks"][name][i] for r in results.values() if name in r["blocks"]) for i in range(blocks)]
+        for name in (*LINES, ALONE)
+    }
+    steps = [results[rank]["steps"] for rank in range(WORKERS)]
+    slowest = statistics.fmean(map(max, zip(*steps, strict=True)))
+    return {"rates": rates, "bound": statistics.fmean(statistics.fmean(s) for s in steps) / slowest}
+
+
+def _rank(data: Data, batch_size: int, blocks: int, rendezvous: Rendezvous, say: Any) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    line = transports.entry("shm" if transports.entry("shm").make.available() else "gloo").make.connect(rendezvous)  # type: ignore[attr-defined]
+    loops = {name: _loop(name, line, data, batch_size) for name in LINES}
+    found: dict[str, list[float]] = {name: [] for name in LINES}
+    if rendezvous.rank == 0:
+        found[ALONE] = []
+    steps: list[float] = []
+    for number in range(blocks + 1):  # the first warms up
+        for name, loop in loops.items():
+            line.barrier()
+            began = time.perf_counter()
+            taken = [next(loop) for _ in range(STEPS)]
+            rate = STEPS * batch_size / (time.perf_counter() - began)
+            if number:
+                found[name].append(rate)
+                steps += taken if name == FREE else []
+        line.barrier()
+        if rendezvous.rank == 0:  # the other rests
+            began = time.perf_counter()
+            for _ in range(STEPS):
+                next(loops[FREE])
+            if number:
+                found[ALONE].append(STEPS * batch_size / (time.perf_counter() - began))
+    line.barrier()
+    return {"blocks": found, "steps": steps}
+
+
+def _loop(name: str, line: Any, data: Data, batch_size: int) -> Iterator[float]:
+    """Endless steps; each gives its seconds."""
+    strategy = WithoutCommunication() if name == FREE else strategies.build(name)
+    pace = Pace(strategy, line, WORKERS, "none", 0, 0)
+    torch.manual_seed(0)
+    model: nn.Module = models.build("cnn", input_shape=data.input_shape, classes=data.classes)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    prepared, _, batches = pace.prepare(model, optimizer, data.train, batch_size=batch_size)
+    return _steps(pace, prepared, batches)
+
+
+def _steps(pace: Pace, model: nn.Module, batches: Any) -> Iterator[float]:
+    while True:
+        for inputs, targets in batches:
+            began = time.perf_counter()
+            formatted = inputs.contiguous(memory_format=torch.channels_last)
+            loss = nn.functional.cross_entropy(model(formatted), targets)
+            loss.item()
+            pace.step(loss)
+            yield time.perf_counter() - began

@@ -1,0 +1,48 @@
+"""How many gradients a second an asynchronous parameter server can apply: two workers whose gradient is a constant."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.launch.local import on_forked_ranks, root_cause
+from paceline.loop import Pace
+from paceline.registry import strategies, transports
+from paceline.transport.base import Rendezvous
+from paceline.types import Batch
+
+WORKERS, SERVERS = 2, 1
+SIDES = (600, 500)  # a linear layer: 300,500 parameters, 1.2 MB
+WARM_UP = 50
+
+
+def updates_per_s(transport: str, updates: int = 600) -> float:
+    results, failures = on_forked_ranks(partial(_rank, transport, updates), WORKERS + SERVERS, deadline_s=60.0)
+    if failures:
+        raise root_cause(failures, WORKERS)
+    return float(sum(rate for rate in results.values() if rate is not None))
+
+
+def _rank(transport: str, updates: int, rendezvous: Rendezvous, say: Any) -> float | None:
+    torch.set_num_threads(1)
+    line = transports.entry(transport).make.connect(rendezvous)  # type: ignore[attr-defined]
+    pace = Pace(strategies.build("ps:consistency=async"), line, WORKERS, "none", 0, 0)
+    if pace.ctx.role == "server":
+        pace.serve()
+        return None
+    model = torch.nn.Linear(*SIDES)
+    pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for region in pace.replica.regions:
+        region.grads.fill_(1e-6)
+    for step in range(WARM_UP + updates):
+        if step == WARM_UP:
+            pace.ctx.peers.barrier()
+            began = time.perf_counter()
+        pace.strategy.step(pace.replica, Batch(None, None, 1.0, float(WORKERS), 0, step))
+    seconds = time.perf_counter() - began
+    pace.ctx.peers.barrier()
+    pace.strategy.leave()
+    return updates / seconds
