@@ -9,7 +9,7 @@ from tests.conftest import identical
 
 
 def test_public_names() -> None:
-    assert sorted(paceline.__all__) == ["BadRequest", "PacelineError", "Run", "RunFailed", "train"]
+    assert sorted(paceline.__all__) == ["BadRequest", "Pace", "PacelineError", "Run", "RunFailed", "join", "load_data", "train"]
     for name in paceline.__all__:
         assert inspect.getdoc(getattr(paceline, name)), f"{name} is not documented"
     with pytest.raises(AttributeError, match="no attribute 'nosuch'"):

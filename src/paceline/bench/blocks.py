@@ -1,4 +1,4 @@
-"""Our strategies in blocks of steps, in turns, in the same processes: what an exchange costs, with the machine's noise shared out."""
+"""Our strategies in blocks of steps, in turns, in the same processes: what an exchange costs, noise shared out."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class WithoutCommunication(Strategy):
 def bench_blocks(data: Data, batch_size: int, blocks: int) -> dict[str, Any]:
     """Samples per second of each line, block by block; and how much waiting for the slowest costs by itself.
 
-    `bound` is what a method in step could reach at best here: the mean time of a step over the mean time of the slower worker's,
-    both from the blocks without communication.
+    `bound` is what a method in step could reach at best here: the mean time of a step over the mean time of the slower
+    worker's, both from the blocks without communication.
     """
     results, failures = on_forked_ranks(partial(_rank, data, batch_size, blocks), WORKERS, deadline_s=120.0)
     if failures:

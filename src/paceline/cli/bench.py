@@ -67,8 +67,9 @@ def strategies(rounds: int, steps: int, batch_size: int, data_dir: str | None, a
     console.print(ratios)
     bound = result["in_step_bound"]
     console.print(
-        f"Waiting for the slower of two workers in every step leaves {bound['median']:.2f} ({bound['min']:.2f} - {bound['max']:.2f}) "
-        "of the throughput here, whatever is exchanged: the bound for anything in step.",
+        f"Waiting for the slower of two workers in every step leaves {bound['median']:.2f} "
+        f"({bound['min']:.2f} - {bound['max']:.2f}) of the throughput here, whatever is exchanged: "
+        "the bound for anything in step.",
         highlight=False,
     )
     for name, r in result["updates_per_s"].items():

@@ -67,8 +67,8 @@ class SharedBytes:
 class SharedMemory:
     """What one process shares, and what it has mapped of others. Allocations are numbered: all ranks make the same ones."""
 
-    def __init__(self, store: Any, rank: int) -> None:
-        self._store, self._rank = store, rank
+    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+        self._store, self._rank, self.ranks = store, rank, ranks
         self._own: list[tuple[int, int, SharedBytes]] = []  # (first address, last address, bytes)
         self._others: dict[tuple[int, int], SharedBytes] = {}
 
@@ -121,7 +121,7 @@ class ShmTransport(Transport):
         self._board = Board(board.words(), self.size)
         self._keep = (board, channels)
         self._channels = channels.tensor()
-        self._waiter = Waiter(self._board, self.rank, deadline_s)
+        self._waiter = Waiter(self._board, self.rank, deadline_s, memory.ranks > len(os.sched_getaffinity(0)))
         self._board.pids[self.rank] = os.getpid()
         self._calls = 0
         self._words: dict[tuple[Any, ...], int] = {}  # what can be said at a meeting, in 32 bits
@@ -143,7 +143,7 @@ class ShmTransport(Transport):
         if (missing := cls.missing()) is not None:
             raise TransportError(f"transport shm is not to be had here: {missing}")
         store = dist.PrefixStore(f"shm-{rendezvous.generation}", connect_store(rendezvous))
-        memory = SharedMemory(store, rendezvous.rank)
+        memory = SharedMemory(store, rendezvous.rank, rendezvous.size)
         return cls(memory, store, tuple(range(rendezvous.size)), rendezvous.rank, rendezvous.deadline_s, "world")
 
     def _meeting_place(self, store: Any, name: str) -> tuple[SharedBytes, SharedBytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import os
 import pathlib
@@ -42,7 +43,7 @@ def load(folder: str) -> tuple[Tensor, Tensor]:
 def make_model(hidden: str) -> nn.Module:
     if hidden:
         sizes = [784, *map(int, hidden.split("x"))]
-        layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
         return nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], 10))
     return nn.Sequential(
         nn.Conv2d(1, 16, 5),
