@@ -59,7 +59,7 @@ class Evaluation:
         replica.model.eval()
         try:
             with torch.no_grad():
-                for indices in evaluation_slices(samples, self.ctx.workers, self.ctx.worker_index, EVALUATION_BATCH):
+                for indices in evaluation_slices(samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH):
                     inputs, targets = to_device(test.batch(indices), self.device)
                     outputs = replica.infer(inputs)
                     count = rows(targets)

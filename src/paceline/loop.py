@@ -239,7 +239,8 @@ class Pace:
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """The weights that the workers agree on, in the model, for a while: to evaluate or to save. By all workers together."""
-        with self.replica.holding(self.strategy.consensus(self.replica)):
+        agreed = None if self._finished else self.strategy.consensus(self.replica)  # afterwards everybody has them
+        with self.replica.holding(agreed):
             yield
 
     def state_dict(self) -> dict[str, Tensor]:

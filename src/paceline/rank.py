@@ -53,13 +53,16 @@ class Rank:
             workers=workers,
             servers=tuple(range(workers, job.ranks)),
             codec=codecs.build(config.codec),
-            collective=lambda name: choose(name, peers),
+            collective=lambda name: choose(name, ctx.peers),
             recorder=recorder,
             random=generator(config.seed, "strategy", rank),
             shared_random=generator(config.seed, "strategy"),
             init="seed" if config.init == "seed" else "broadcast",
         )
-        return cls(job, job.strategy(), ctx, meter, faults, notify)
+        strategy = job.strategy()
+        if strategy.survives:
+            metered.tolerate()
+        return cls(job, strategy, ctx, meter, faults, notify)
 
     def replica(self) -> Replica:
         """The model comes from the run's seed on every rank; what follows (dropout, augmentation) is each worker's own."""

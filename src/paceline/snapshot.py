@@ -60,6 +60,24 @@ def save(worker: Worker) -> Path:
     )
 
 
+def rescue(worker: Worker) -> Path:
+    """By one worker, alone, from what it has: whoever resumes from it starts the strategy anew."""
+    replica, ctx = worker.replica, worker.ctx
+    own: dict[str, Any] = {
+        "optimizer": replica.optimizer.state_dict(),
+        "random": random_states(),
+        "generators": [ctx.random.get_state(), ctx.shared_random.get_state()],
+        "strategy": {},
+        "epoch_start": worker.epoch_start,
+        "batches": worker.batches.state(),
+        "samples_seen": replica.samples_seen,
+    }
+    said = {**about(worker), "workers": 0}  # nobody's own state: only the weights and the place in the data are taken from it
+    return checkpoint.save(
+        worker.job.out / "checkpoints", worker.step, ctx.worker_index, replica.state_dict(), own, said, lambda: None
+    )
+
+
 def about(worker: Worker) -> dict[str, Any]:
     return {
         "step": worker.step,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +14,7 @@ from paceline import checkpoint, snapshot
 from paceline.config import due
 from paceline.data.base import Stream
 from paceline.data.batches import Batches, ShardBatches, StreamBatches
-from paceline.errors import NotFinite
+from paceline.errors import NotFinite, PeerLost
 from paceline.evaluation import Evaluation
 from paceline.job import Job
 from paceline.rank import Notify, Rank
@@ -37,8 +38,14 @@ def run_worker(job: Job, transport: Transport, notify: Notify) -> None:
             run_server(job, transport, recorder, notify)
             return
         worker = Worker(job, transport, recorder, notify)
-        worker.train()
-        worker.conclude()
+        try:
+            worker.train()
+            worker.conclude()
+        except PeerLost as lost:
+            if lost.rank in worker.ctx.servers:
+                worker.rescue()
+                raise PeerLost(lost.rank, f"it was a server; worker 0's weights are in {job.out / 'checkpoints'}") from None
+            raise
     finally:
         recorder.close()
 
@@ -73,6 +80,7 @@ class Worker:
         self.schedule = job.schedule()
         self.total_steps = self._total_steps()
         self.step, self.target_reached = 0, False
+        self.members = tuple(range(job.workers))  # the workers that are there
         self.epoch_start: list[Tensor] = []  # the weights when this epoch began, where convergence is watched
         self._last_notice = 0.0
         self._rate: list[tuple[float, float]] = []
@@ -140,10 +148,11 @@ class Worker:
             over = self._is_over()
             if self.batches.ended and self.config.until_converged is not None and not over:
                 over = self._converged()
-            if not over and due(self.config.evaluate_every, self.step, epoch, self.batches.ended):
+            alone = self.strategy.decides_alone and self.config.until_converged is not None  # others may have stopped already
+            if not over and not alone and due(self.config.evaluate_every, self.step, epoch, self.batches.ended):
                 self._evaluate(epoch)
                 over = self.target_reached
-            if due(self.config.checkpoint_every, self.step, epoch, self.batches.ended):
+            if not alone and due(self.config.checkpoint_every, self.step, epoch, self.batches.ended):
                 self._checkpoint()
             if over:
                 break
@@ -160,6 +169,7 @@ class Worker:
 
     def conclude(self) -> None:
         self.meter.phase = "finish"
+        self._assemble()
         self.strategy.finish(self.replica)
         weights = self.strategy.consensus(self.replica)
         if self.ctx.worker_index == 0:  # before the last evaluation: whatever that does, the weights are kept
@@ -230,6 +240,7 @@ class Worker:
         """All workers together, each sample once, of the strategy's consensus weights. `epoch` None: the last one."""
         if self.job.data.test is None:
             return
+        self._assemble()
         with self.meter.during("evaluate"):
             weights = self.strategy.consensus(self.replica)
             with self.replica.holding(weights):
@@ -255,9 +266,13 @@ class Worker:
         self.clock.start()
 
     def _converged(self) -> bool:
-        """Relative change of the consensus weights over the epoch, the same number on all workers."""
-        with self.meter.during("evaluate"):
-            weights = self.strategy.consensus(self.replica) or self.replica.weights()
+        """Relative change of the consensus weights over the epoch, the same number on all workers; or of one's own."""
+        if self.strategy.decides_alone:
+            weights: Sequence[Tensor] = self.replica.weights()
+        else:
+            self._assemble()
+            with self.meter.during("evaluate"):
+                weights = self.strategy.consensus(self.replica) or self.replica.weights()
         before = self.epoch_start
         moved = sum(float((a - b).double().square().sum()) for a, b in zip(weights, before, strict=True)) ** 0.5
         size = sum(float(b.double().square().sum()) for b in before) ** 0.5
@@ -271,7 +286,23 @@ class Worker:
 
     # --- keeping
 
+    def rescue(self) -> None:
+        """A server is gone and what it remembered with it: what worker 0 has becomes a checkpoint to start from."""
+        if self.ctx.worker_index == 0:
+            snapshot.rescue(self)
+
+    def _assemble(self) -> None:
+        """Workers that run apart come together when they have come this far; whoever has died meanwhile is left out."""
+        if self.ctx.peers.size == 1 or (self.strategy.in_step and not self.strategy.survives):
+            return
+        here = self.ctx.transport.assemble(self.members, self.strategy.survives)
+        if here != self.members:
+            lost = sorted(set(self.members) - set(here))
+            self.recorder.write("lost", ranks=lost, step=self.step)
+            self.members, self.ctx.peers = here, self.ctx.transport.group(here)
+
     def _checkpoint(self) -> None:
+        self._assemble()
         with self.meter.during("evaluate"):
             path = snapshot.save(self)
         if self.ctx.worker_index == 0:

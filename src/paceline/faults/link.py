@@ -77,6 +77,14 @@ class SlowLink(Transport):
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
         return self.inner.share(tensor, root)
 
+    @property
+    def tolerant(self) -> bool:
+        return self.inner.tolerant
+
+    @tolerant.setter
+    def tolerant(self, value: bool) -> None:
+        self.inner.tolerant = value
+
     def pause(self) -> None:
         self.inner.pause()
 

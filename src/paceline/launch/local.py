@@ -37,9 +37,14 @@ END_S = 3.0  # between asking a worker to end and ending it
 
 def run_processes(job: Job, hear: Hear) -> None:
     """Start the workers, pass on what they say, end them all, and raise the root cause if one failed."""
-    _, failures = on_forked_ranks(partial(train_rank, job), job.ranks, hear, job.config.deadline_s)
+    _, failures = on_forked_ranks(partial(train_rank, job), job.ranks, hear, job.config.deadline_s, may_die(job))
     if failures:
         raise root_cause(failures, job.workers)
+
+
+def may_die(job: Job) -> frozenset[int]:
+    """The workers without whom the others go on: all but the first, who speaks and saves for all."""
+    return frozenset(range(1, job.workers)) if job.strategy().survives else frozenset()
 
 
 def train_rank(job: Job, rendezvous: Rendezvous, say: Hear) -> None:
@@ -53,9 +58,13 @@ def train_rank(job: Job, rendezvous: Rendezvous, say: Hear) -> None:
 
 
 def on_forked_ranks(
-    body: Body, size: int, hear: Hear = lambda *_: None, deadline_s: float = 30.0
+    body: Body,
+    size: int,
+    hear: Hear = lambda *_: None,
+    deadline_s: float = 30.0,
+    expendable: frozenset[int] = frozenset(),
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
-    """`body` in forked processes: what each returned, and what went wrong where."""
+    """`body` in forked processes: what each returned, and what went wrong where. Expendable ranks may die."""
     context = get_context("fork")
     pipes: list[Connection] = []
     processes: list[Any] = []
@@ -74,7 +83,7 @@ def on_forked_ranks(
         store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
         for rank, pipe in enumerate(pipes):
             pipe.send(Rendezvous(rank, size, HOST, store.port, deadline_s))
-        return _listen(pipes, processes, hear)
+        return _listen(pipes, processes, hear, expendable)
     finally:
         _end(processes)
         for pipe in pipes:
@@ -82,7 +91,9 @@ def on_forked_ranks(
         del store  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
 
 
-def _listen(pipes: list[Connection], processes: list[Any], hear: Hear) -> tuple[dict[int, Any], dict[int, PacelineError]]:
+def _listen(
+    pipes: list[Connection], processes: list[Any], hear: Hear, expendable: frozenset[int]
+) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Until all workers are done, or a moment after the first failed."""
     running = set(range(len(pipes)))
     results: dict[int, Any] = {}
@@ -98,6 +109,7 @@ def _listen(pipes: list[Connection], processes: list[Any], hear: Hear) -> tuple[
             rank = handles[handle]
             if rank not in running:
                 continue
+            ended = processes[rank].exitcode is not None  # before draining: what it said last is not lost
             for kind, content in drain(pipes[rank])[0]:
                 if kind == "done":
                     running.discard(rank)
@@ -107,9 +119,14 @@ def _listen(pipes: list[Connection], processes: list[Any], hear: Hear) -> tuple[
                     failures[rank] = pickle.loads(content["error"])
                 else:
                     hear(kind, content)
-            if rank in running and processes[rank].exitcode is not None:
+            if rank in running and ended:
                 running.discard(rank)
-                failures[rank] = WorkerFailed(rank, _death(processes[rank].exitcode))
+                died = WorkerFailed(rank, _death(processes[rank].exitcode))
+                if rank in expendable:
+                    hear("lost", {"rank": rank})
+                    hear("notice", {"text": f"{died}; the others go on"})
+                else:
+                    failures[rank] = died
         if failures and give_up == float("inf"):
             give_up = time.monotonic() + GRACE_S
     return results, failures

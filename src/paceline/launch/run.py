@@ -45,9 +45,12 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
     leads = meeting is None or meeting.leads
     failure: BaseException | None = None
     ready = job.resume_from is None
+    lost: list[int] = []  # workers that died while the others went on
 
     def hear(kind: str, content: dict[str, Any]) -> None:
         nonlocal ready
+        if kind == "lost":
+            lost.append(content["rank"])
         if kind == "chosen":
             job.config.memory_format = content["memory_format"]
         ready = ready or kind == "ready"
@@ -87,6 +90,8 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
             time.perf_counter() - job.started,
         )
     )
+    if lost:
+        record["lost"] = sorted(lost)
     try:
         write_json(job.out / "run.json", record)
     except RunFailed as error:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.job import Job
-from paceline.launch.local import as_failure, root_cause
+from paceline.launch.local import as_failure, may_die, root_cause
 from paceline.seeding import derive
 from paceline.transport.inproc import Hub
 from paceline.worker import run_worker
@@ -25,5 +25,9 @@ def run_threads(job: Job, hear: Callable[[str, dict[str, Any]], None]) -> None:
     failures: dict[int, PacelineError] = {
         rank: as_failure(rank, result) for rank, result in enumerate(results) if isinstance(result, BaseException)
     }
+    for rank in list(failures):
+        if rank in may_die(job) and isinstance(failures[rank], RunFailed) and not isinstance(failures[rank], PeerLost):
+            hear("lost", {"rank": rank})
+            hear("notice", {"text": f"worker {rank}: {failures.pop(rank)}; the others go on"})
     if failures:
         raise root_cause(failures, job.workers)

@@ -52,6 +52,8 @@ class Strategy(ABC):
     skips_empty: ClassVar[bool] = True  # False: a worker without samples must run one anyway (its gradient counts nothing)
     most_workers: ClassVar[int | None] = None
     alone_is_serial: ClassVar[bool] = True  # with one worker it is plain SGD, bit for bit
+    survives: bool = False  # goes on with the others when a worker (not the first) has died
+    decides_alone: ClassVar[bool] = False  # a worker that has converged stops, whatever the others do
     resumes_exactly: ClassVar[bool] = True  # False: what comes out depends on who is faster
 
     observed: Mapping[str, Any] = MappingProxyType({})  # what a step showed beside its loss: recorded with it
@@ -85,7 +87,7 @@ class Strategy(ABC):
         average_buffers(self.ctx, replica)
         if self.replicas_identical or self.ctx.workers == 1:
             return None
-        means = [region.params / self.ctx.workers for region in replica.regions]
+        means = [region.params / self.ctx.peers.size for region in replica.regions]
         for mean in means:
             self.ctx.peers.all_reduce(mean)
         self.ctx.recorder.write("distance", samples=replica.samples_seen, value=distance_to(replica, means))

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, PeerLost
 from paceline.registry import strategies
 from paceline.strategies.averaging import average_weights, trained
 from paceline.strategies.base import Context, Strategy
@@ -30,6 +30,7 @@ class Gossip(Strategy):
     topology: Annotated[Literal["random", "ring"], "who meets whom"] = "random"
 
     exchanges = "weights"
+    survives = True
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -37,6 +38,7 @@ class Gossip(Strategy):
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
+        self._gone: set[int] = set()
         own = [trained(r.params, r.grads) for r in replica.regions]
         self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
 
@@ -44,8 +46,13 @@ class Gossip(Strategy):
         replica.update()
         if (batch.step + 1) % self.every == 0:
             partner = self.partner(batch.step // self.every)
-            if partner is not None:
-                self._meet(replica, partner)
+            if partner is not None and partner not in self._gone:
+                try:
+                    self._meet(replica, partner)
+                except PeerLost as lost:
+                    self._gone.add(partner)
+                    if lost.rank not in (None, partner):
+                        raise
 
     def partner(self, round_number: int) -> int | None:
         """Whom this worker meets; None when it is left over."""
@@ -63,11 +70,12 @@ class Gossip(Strategy):
     def _meet(self, replica: ReplicaLike, partner: int) -> None:
         for region, heard in zip(replica.regions, self._heard, strict=True):
             own = trained(region.params, region.grads)
-            with self.ctx.peers.together():
-                works = [self.ctx.peers.irecv(heard, partner), self.ctx.peers.isend(own, partner)]
+            line = self.ctx.transport  # by rank: the group of those who are there may change
+            with line.together():
+                works = [line.irecv(heard, partner), line.isend(own, partner)]
             for work in works:
                 work.wait()
             own.add_(heard).mul_(0.5)
 
     def finish(self, replica: ReplicaLike) -> None:
-        average_weights(self.ctx, replica, 1 / self.ctx.workers, self.ctx.collective("auto"))
+        average_weights(self.ctx, replica, 1 / self.ctx.peers.size, self.ctx.collective("auto"))

@@ -48,6 +48,7 @@ class ParameterServer(Strategy):
         if self.staleness < 0:
             raise BadRequest(f"ps: staleness={self.staleness}: 0 or more")
         self.exchanges = self.exchange
+        self.survives = self.consistency == "async"
         self.in_step = self.resumes_exactly = self.ahead == 0  # type: ignore[misc]
 
     @property
@@ -136,4 +137,4 @@ class ParameterServer(Strategy):
 
     def serve(self, ctx: Context, replica: ReplicaLike) -> None:
         parts = Parts(replica.regions, len(ctx.servers)).of[ctx.transport.rank - ctx.workers]
-        Server(ctx, replica, parts, self.ahead, adds=self.exchange == "weights").run()
+        Server(ctx, replica, parts, self.ahead, adds=self.exchange == "weights", survives=self.survives).run()

@@ -26,6 +26,7 @@ class PSGD(Strategy):
 
     exchanges = "nothing"
     in_step = False
+    decides_alone = True
     shard = "static"
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:

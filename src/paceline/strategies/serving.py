@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import RunFailed
+from paceline.errors import PeerLost, RunFailed
 from paceline.strategies.base import Context
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
@@ -90,7 +90,8 @@ class Client:
 class Server:
     """Holds one part of the weights. `ahead`: clocks that a worker may be ahead of the slowest."""
 
-    def __init__(self, ctx: Context, replica: ReplicaLike, parts: list[Part], ahead: int, adds: bool) -> None:
+    def __init__(self, ctx: Context, replica: ReplicaLike, parts: list[Part], ahead: int, adds: bool, survives: bool) -> None:
+        self.survives = survives
         self.ctx, self.replica, self.parts, self.ahead, self.adds = ctx, replica, parts, ahead, adds
         self.line = ctx.transport
         self.clients = [Client(rank, Note(len(replica.lrs)).question) for rank in range(ctx.workers)]
@@ -130,13 +131,20 @@ class Server:
 
     def _hear(self, client: Client) -> None:
         assert client.ear is not None
-        client.ear.wait()
-        client.ear = None
+        ear, client.ear = client.ear, None
+        try:
+            ear.wait()
+            if int(client.question[0]) == PUSH:
+                for work in client.coming:
+                    work.wait()
+                client.coming = []
+        except PeerLost:
+            if not self.survives:
+                raise
+            client.here = client.waits = False  # the others go on
+            return
         kind = int(client.question[0])
         if kind == PUSH:
-            for work in client.coming:
-                work.wait()
-            client.coming = []
             self.pending.setdefault(int(client.question[1]), []).append(client)
             client.clock += 1
             client.waits = True
@@ -158,7 +166,12 @@ class Server:
         for client in allowed:
             self._answer[0] = client.clock - slowest
             client.waits = False
-            self._send_weights(client)
+            try:
+                self._send_weights(client)
+            except PeerLost:
+                if not self.survives:
+                    raise
+                client.here, client.ear = False, None
 
     def _send_weights(self, client: Client) -> None:
         self._answer[1] = self.version - client.version

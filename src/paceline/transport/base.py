@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.errors import BadRequest, TransportError
+from paceline.errors import BadRequest, PeerLost, TransportError
 
 Op = Literal["sum", "max", "min"]
 REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
-AGREEMENT_TAG, AGREEMENT_BYTES = 99, 160
+AGREEMENT_TAG, AGREEMENT_BYTES, ASSEMBLY_TAG = 99, 160, 98
 
 
 class Work(Protocol):
@@ -63,6 +63,7 @@ class Transport(ABC):
     native: ClassVar[frozenset[str]] = frozenset()  # the collectives that the library behind it brings along
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # whose memory it can read
     store: Any = None  # torch.distributed's store, where there is one
+    tolerant: bool = False  # one who waits for a rank does not care that another has died
 
     def __init__(self, rank: int, size: int, deadline_s: float, generation: int = 0) -> None:
         self.rank, self.size, self.deadline_s, self.generation = rank, size, deadline_s, generation
@@ -133,6 +134,37 @@ class Transport(ABC):
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
         """The root's memory, here: what `allocate` gave to all ranks in the same order."""
         raise BadRequest(f"transport {self.kind} has no memory that ranks share: it takes one host and --transport shm")
+
+    def assemble(self, ranks: Sequence[int], survivors_suffice: bool = False) -> tuple[int, ...]:
+        """A barrier of these ranks without a deadline, for ranks that come when they are done. Who is there, the same on all.
+
+        The first of them collects. A rank that is gone ends it for all, unless survivors suffice.
+        """
+        first, word = ranks[0], torch.zeros(self.size)
+        if self.rank != first:
+            said, heard = self.isend(word, first, ASSEMBLY_TAG), torch.zeros(self.size)
+            answer = self.irecv(heard, first, ASSEMBLY_TAG)
+            self.wait_any([answer])
+            answer.wait()
+            said.wait()
+            return tuple(r for r in ranks if heard[r])
+        awaited: dict[int, Work] = {}
+        word[first] = 1
+        for rank in ranks[1:]:
+            with suppress(PeerLost) if survivors_suffice else nullcontext():
+                awaited[rank] = self.irecv(torch.zeros(self.size), rank, ASSEMBLY_TAG)
+        while awaited:
+            order = list(awaited)
+            which = self.wait_any([awaited[r] for r in order])
+            assert which is not None
+            rank = order[which]
+            with suppress(PeerLost) if survivors_suffice else nullcontext():
+                awaited.pop(rank).wait()
+                word[rank] = 1
+        here = tuple(r for r in ranks if word[r])
+        for rank in here[1:]:
+            self.send(word, rank, ASSEMBLY_TAG)
+        return here
 
     def pause(self) -> None:
         """A moment in which others may run, where ranks take turns."""

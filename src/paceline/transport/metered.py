@@ -109,6 +109,12 @@ class Metered(Transport):
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
         return self.inner.share(tensor, root)
 
+    def assemble(self, ranks: Sequence[int], survivors_suffice: bool = False) -> tuple[int, ...]:
+        return self.inner.assemble(ranks, survivors_suffice)
+
+    def tolerate(self) -> None:
+        self.inner.tolerant = True
+
     def pause(self) -> None:
         self.inner.pause()
 

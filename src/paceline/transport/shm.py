@@ -121,7 +121,7 @@ class ShmTransport(Transport):
         self._board = Board(board.words(), self.size)
         self._keep = (board, channels)
         self._channels = channels.tensor()
-        self._waiter = Waiter(self._board, self.rank, deadline_s, memory.ranks > len(os.sched_getaffinity(0)))
+        self._waiter: Waiter = Waiter(self._board, self.rank, deadline_s, memory.ranks > len(os.sched_getaffinity(0)))
         self._board.pids[self.rank] = os.getpid()
         self._calls = 0
         self._words: dict[tuple[Any, ...], int] = {}  # what can be said at a meeting, in 32 bits
@@ -293,6 +293,14 @@ class ShmTransport(Transport):
         number, offset = place
         self.barrier()  # everybody has allocated it
         return self._memory.of(self._members[root], number).tensor(tensor.dtype, offset, tensor.numel())
+
+    @property
+    def tolerant(self) -> bool:
+        return self._waiter.tolerant
+
+    @tolerant.setter
+    def tolerant(self, value: bool) -> None:
+        self._waiter.tolerant = value
 
     def _enqueue(self, work: ChannelMessage) -> ChannelMessage:
         self._pending.append(work)

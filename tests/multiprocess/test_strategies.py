@@ -1,0 +1,144 @@
+"""Every strategy on real processes: it learns, and what happens when a worker or a server dies, or is slow."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.conftest import make_pairs, small_net
+
+import paceline
+from paceline.errors import PacelineError
+from paceline.registry import strategies
+from paceline.strategies.serving import Server
+
+SEVERAL = [e.name for e in strategies if e.make.most_workers is None]
+ASYNCHRONOUS = ["ps:consistency=async", "ps:consistency=ssp,staleness=1", "hogwild", "psgd", "gossip"]
+
+
+def run(out: Path, **options: object) -> paceline.Run:
+    defaults: dict[str, object] = {
+        "model": small_net,
+        "data": (make_pairs(120), make_pairs(60, seed=1)),
+        "batch_size": 8,
+        "lr": 0.05,
+        "memory_format": "contiguous",
+        "out": str(out),
+        "progress": False,
+    }
+    return paceline.train(**{**defaults, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("name", [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp"])
+def test_every_strategy_learns(tmp_path: Path, name: str, transport: str) -> None:
+    if name == "hogwild" and transport == "gloo":
+        pytest.skip("hogwild needs shared memory")
+    done = run(tmp_path / "run", strategy=name, workers=3, transport=transport, epochs=8)
+    assert done.test_accuracy > 0.8
+    roles = [w["role"] for w in done.record["workers"]]
+    assert roles == ["worker"] * 3 + ["server"] * (name.partition(":")[0] == "ps")
+
+
+def test_hogwild_with_a_shared_optimizer(tmp_path: Path) -> None:
+    for optimizer in ("momentum", "adam"):
+        done = run(
+            tmp_path / optimizer, strategy="hogwild:optimizer_state=shared", workers=3, optimizer=optimizer, lr=0.01, epochs=8
+        )
+        assert done.test_accuracy > 0.8
+        assert all(w["overlap_rate"] is not None for w in done.record["workers"])
+
+
+# --- deaths
+
+
+@pytest.mark.parametrize("name", ["allreduce", "stepwise", "ring-reduce", "ps", "local-sgd:every=2"])
+def test_a_dead_worker_is_named_and_the_checkpoint_is_usable(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(PacelineError, match="worker 1 failed: its process was killed by SIGKILL"):
+        run(out, strategy=name, workers=3, epochs=3, checkpoint_every=2, faults=["die:rank=1,step=6"])
+    resumed = paceline.train(
+        model=small_net, data=(make_pairs(120), make_pairs(60, seed=1)), resume=str(out), epochs=8, faults=(), progress=False
+    )
+    assert resumed.record["status"] == "completed"
+    assert resumed.test_accuracy > 0.8
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo", "inproc"])
+@pytest.mark.parametrize("name", ["ps:consistency=async", "gossip"])
+def test_the_others_go_on(tmp_path: Path, name: str, transport: str) -> None:
+    done = run(
+        tmp_path / "run", strategy=name, workers=3, transport=transport, epochs=8, checkpoint_every="epoch",
+        faults=["die:rank=1,step=3"],
+    )  # fmt: skip
+    assert done.record["status"] == "completed"
+    assert done.record["lost"] == [1]
+    assert done.test_accuracy > 0.8
+    steps = [w["steps"] for w in done.record["workers"] if w["role"] == "worker"]
+    assert steps[1] == 2
+    assert steps[0] == steps[2] == done.steps
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("consistency", ["sync", "async"])
+def test_a_dead_server_ends_the_run_and_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, consistency: str
+) -> None:
+    out, data = tmp_path / "run", (make_pairs(120), make_pairs(60, seed=1))
+    apply = Server._apply
+
+    def deadly(server: Server) -> None:
+        apply(server)
+        if server.version > 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Server, "_apply", deadly)  # servers are forked from this process
+    with pytest.raises(PacelineError, match=r"worker 2 failed|it was a server"):
+        run(out, strategy=f"ps:consistency={consistency}", workers=2, transport=transport, epochs=3)
+    assert '"status": "failed"' in (out / "run.json").read_text()
+    assert list((out / "checkpoints").glob("step-*/model.safetensors"))
+    monkeypatch.undo()
+    resumed = paceline.train(model=small_net, data=data, resume=str(out), epochs=8, progress=False)
+    assert resumed.test_accuracy > 0.8
+
+
+# --- who is slow, and who waits
+
+
+def waited(done: paceline.Run, worker: int) -> float:
+    own = done.record["workers"][worker]
+    return (own["sync_s"] + own["idle_s"]) / own["compute_s"]
+
+
+def test_the_counters_say_who_was_slow_and_who_waited(tmp_path: Path) -> None:
+    options = {"model": "cnn", "data": "fashion-mini", "workers": 2, "threads": 1, "batch_size": 16, "steps": 25}
+    slow = {**options, "faults": ["slow:rank=1,factor=4"]}
+    sync = run(tmp_path / "sync", strategy="allreduce", **slow)
+    compute = [w["compute_s"] for w in sync.record["workers"]]
+    assert compute[1] > 2 * compute[0]
+    assert waited(sync, 0) > 1  # the fast one waits longer than it works
+    assert waited(sync, 1) < 0.5
+    free = run(tmp_path / "async", strategy="ps:consistency=async", **slow)
+    assert waited(free, 0) < waited(sync, 0)  # nobody is held up
+
+
+# --- again and again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_twenty_runs_in_a_row(tmp_path: Path, name: str) -> None:
+    before, files = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        transport = "gloo" if number % 2 and name != "hogwild" else "shm"
+        done = run(tmp_path / str(number), strategy=name, workers=3, epochs=2, transport=transport)
+        assert done.record["status"] == "completed"
+    assert set(os.listdir("/dev/shm")) == before
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
+    assert not _children()
+
+
+def _children() -> list[int]:
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(pid) for pid in path.read_text().split()]
