@@ -16,6 +16,7 @@ LAYERS = [
     ["collectives", "faults"],
     ["codecs"],
     ["strategies", "checkpoint"],
+    ["buckets"],
     ["replica"],
     ["job"],
     ["evaluation", "rank"],

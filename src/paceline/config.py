@@ -38,6 +38,9 @@ class Config:
         None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"
     )
     partition: str = option("iid", Literal["iid", "by-label"], "how static shards are cut", "How")
+    overlap: str = option(
+        "auto", Literal["auto", "on", "off"], "exchange gradients during the backward pass (auto: where a core is free)", "How"
+    )
     faults: tuple[str, ...] = option((), str, "what goes wrong on purpose: slow:rank=1,factor=3 (may be repeated)", "How")
     init: str = option("broadcast", Literal["broadcast", "seed"], "equal start by sending or by seeding", "How")
 

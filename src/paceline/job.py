@@ -215,6 +215,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
             "epochs": epochs,
             "threads": threads,
             "servers": servers,
+            "overlap": _overlap(config, transport, threads, servers),
             "transport": Spec(transport),
             "loss": loss,
             "metric": metric,
@@ -312,6 +313,17 @@ def _servers(config: Config, strategy: Strategy) -> int:
     if config.servers:
         raise BadRequest(f"strategy {strategy.name} has no servers: leave servers={config.servers} out")
     return 0
+
+
+def _overlap(config: Config, transport: str, threads: int, servers: int) -> str:
+    """`auto` is on where every worker has a core more than its threads, for the thread that exchanges."""
+    if transports.entry(transport).make.runs_as == "threads":  # type: ignore[attr-defined]
+        if config.overlap == "on":
+            raise BadRequest(f"overlap=on needs processes: ranks of transport {transport} take turns")
+        return "off"
+    if config.overlap != "auto":
+        return config.overlap
+    return "on" if config.workers > 1 and config.workers * (threads + 1) + servers <= cores() else "off"
 
 
 def _transport(config: Config, strategy: Strategy) -> str:

@@ -58,6 +58,7 @@ class Rank:
             random=generator(config.seed, "strategy", rank),
             shared_random=generator(config.seed, "strategy"),
             init="seed" if config.init == "seed" else "broadcast",
+            overlap=config.overlap == "on",
         )
         strategy = job.strategy()
         if strategy.survives:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.buckets import Buckets
 from paceline.errors import BadRequest, NotFinite
 from paceline.types import Batch, Layout, Slot
 
@@ -104,6 +105,8 @@ class FlatModel:
                 module._buffers[leaf] = view
         self._place = {id(p): g for p, g in self.trainable}
         self._parameters = dict(parameters)
+        self._names = {id(p): n for n, p in parameters}
+        self.buckets: Buckets | None = None  # gradients are exchanged while the backward pass runs
         self._touched: set[int] = set()
         self.notices: list[str] = []
 
@@ -112,6 +115,8 @@ class FlatModel:
         self._touched.clear()
         for parameter, _ in self.trainable:
             parameter.grad = None
+        if self.buckets is not None:
+            self.buckets.begin()
 
     def _keep(self, parameter: Tensor) -> None:
         """As soon as a gradient is complete it goes into its place: hot in the cache, its own memory free again."""
@@ -124,9 +129,18 @@ class FlatModel:
                 grad = grad.to_dense()
             place.copy_(grad)
             parameter.grad = place
+        if self.buckets is not None and place.numel():
+            place[(0,) * place.dim()] += 0.0  # its first number is not negative zero: it has been touched
+            self.buckets.complete(self._names[id(parameter)])
 
     def settle_gradients(self) -> None:
         """After the backward pass: every gradient is its view, and untouched ones say so (negative zero)."""
+        if self.buckets is not None:  # some may have been exchanged already
+            for parameter, place in self.trainable:
+                if id(parameter) not in self._touched:
+                    place.fill_(-0.0)
+                    parameter.grad = place
+            return
         for parameter, place in self.trainable:
             if parameter.grad is not place:
                 if parameter.grad is not None:  # somebody put another tensor there after the backward pass
@@ -231,6 +245,15 @@ class Replica:
         if self.channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
+
+    def exchange_in_buckets(self, exchange: Callable[[Tensor], None]) -> None:
+        """From now on gradients are exchanged while the backward pass runs; `await_exchange` before they are used."""
+        assert self.flat is not None
+        self.flat.buckets = Buckets(self.flat.regions, exchange)
+
+    def await_exchange(self) -> None:
+        if self.flat is not None and self.flat.buckets is not None:
+            self.flat.buckets.finish()
 
     def attach_gradients(self) -> None:
         """The flat gradients are the parameters', whatever was there: for who has filled them from elsewhere."""

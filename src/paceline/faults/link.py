@@ -85,6 +85,12 @@ class SlowLink(Transport):
     def tolerant(self, value: bool) -> None:
         self.inner.tolerant = value
 
+    def side(self, label: str) -> Transport:
+        return SlowLink(self.inner.side(label), self.seconds_per_byte, self.latency_s)
+
+    def twin(self) -> Transport:
+        return SlowLink(self.inner.twin(), self.seconds_per_byte, self.latency_s)
+
     def pause(self) -> None:
         self.inner.pause()
 

@@ -11,16 +11,19 @@ Averaging weights instead is the same for SGD with momentum, which is linear, an
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
+from paceline.collectives.base import choose
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context, Strategy
+from paceline.transport.metered import Metered
 from paceline.types import Batch, ReplicaLike
 
 
@@ -50,6 +53,13 @@ class AllReduce(Strategy):
         self._codec_states = [ctx.codec.start(r.grad_layout, ctx.random, ctx.shared_random) for r in replica.regions]
         self._collected = [torch.zeros_like(r.grads) for r in replica.regions] if self.when == "epoch" else []
         self._samples = 0.0
+        self._overlaps = (
+            ctx.overlap and ctx.workers > 1 and ctx.codec.lossless and (self.exchange, self.when) == ("gradients", "step")
+        )
+        if self._overlaps:  # its time is hidden in the backward pass: what counts is what is waited for at the end
+            self._hidden = Metered(ctx.peers.inner)
+            collective = choose(self.collective, self._hidden)
+            replica.exchange_in_buckets(collective.all_reduce)
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         if self.exchange == "weights":
@@ -57,6 +67,11 @@ class AllReduce(Strategy):
             self._sum([trained(r.params, r.grads).mul_(batch.share) for r in replica.regions], replica)
         elif self.when == "epoch":
             self._collect(replica, batch)
+        elif self._overlaps:
+            began = time.perf_counter()
+            replica.await_exchange()
+            self.ctx.peers.count(self._hidden.meter.taken("setup"), time.perf_counter() - began)
+            replica.update()
         else:
             self._sum([region.grads for region in replica.regions], replica)
             replica.update(marked=self.ctx.codec.lossless)

@@ -36,6 +36,7 @@ class Context:
     random: torch.Generator  # this rank's own
     shared_random: torch.Generator  # the same on all ranks
     init: Literal["broadcast", "seed"]
+    overlap: bool = False  # whether gradients may be exchanged while the backward pass runs
 
 
 class Strategy(ABC):

@@ -4,11 +4,14 @@
 
 Nobody ever talks to more than one other, so a round costs the same with four workers or four thousand; news spreads in about
 log P rounds. The matching is drawn anew in every round, the same on all workers (`topology=random`), or alternates between
-left and right neighbours (`ring`). There is an exact average at the end.
+left and right neighbours (`ring`). `mode=async` needs no rounds: whoever has made its step asks somebody, drawn at random,
+and a thread of the other answers at once (`responder.py`; Lian et al., "Asynchronous Decentralized Parallel SGD", 2018).
+There is an exact average at the end.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -18,6 +21,7 @@ from paceline.errors import BadRequest, PeerLost
 from paceline.registry import strategies
 from paceline.strategies.averaging import average_weights, trained
 from paceline.strategies.base import Context, Strategy
+from paceline.strategies.responder import Pairs
 from paceline.types import Batch, ReplicaLike
 
 
@@ -28,6 +32,7 @@ class Gossip(Strategy):
 
     every: Annotated[int, "steps between rounds"] = 1
     topology: Annotated[Literal["random", "ring"], "who meets whom"] = "random"
+    mode: Annotated[Literal["sync", "async"], "async: a thread of each worker answers whoever asks"] = "sync"
 
     exchanges = "weights"
     survives = True
@@ -35,6 +40,8 @@ class Gossip(Strategy):
     def __post_init__(self) -> None:
         if self.every < 1:
             raise BadRequest(f"gossip: every={self.every}: 1 or more")
+        self.in_step = self.resumes_exactly = self.mode == "sync"  # type: ignore[misc]
+        self.needs_processes = self.mode == "async"  # type: ignore[misc]
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
@@ -42,8 +49,13 @@ class Gossip(Strategy):
         own = [trained(r.params, r.grads) for r in replica.regions]
         self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
 
+        self._pairs: Pairs | None = None
+        if self.mode == "async" and ctx.workers > 1:
+            self._pairs = Pairs(ctx, lambda: [trained(r.params, r.grads) for r in replica.regions])
+
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        replica.update()
+        with self._pairs.lock if self._pairs is not None else nullcontext():
+            replica.update()
         if (batch.step + 1) % self.every == 0:
             partner = self.partner(batch.step // self.every)
             if partner is not None and partner not in self._gone:
@@ -57,6 +69,8 @@ class Gossip(Strategy):
     def partner(self, round_number: int) -> int | None:
         """Whom this worker meets; None when it is left over."""
         workers, me = self.ctx.workers, self.ctx.worker_index
+        if self._pairs is not None and self.topology == "random":
+            return (me + int(torch.randint(1, workers, (), generator=self.ctx.random))) % workers
         if self.topology == "random":
             line = torch.randperm(workers, generator=self.ctx.shared_random).tolist()
             where = line.index(me)
@@ -68,6 +82,9 @@ class Gossip(Strategy):
         return other if 0 <= other < workers else None
 
     def _meet(self, replica: ReplicaLike, partner: int) -> None:
+        if self._pairs is not None:
+            self._pairs.meet(partner)
+            return
         for region, heard in zip(replica.regions, self._heard, strict=True):
             own = trained(region.params, region.grads)
             line = self.ctx.transport  # by rank: the group of those who are there may change
@@ -78,4 +95,7 @@ class Gossip(Strategy):
             own.add_(heard).mul_(0.5)
 
     def finish(self, replica: ReplicaLike) -> None:
+        if self._pairs is not None:
+            self.ctx.peers.barrier()  # nobody asks any more
+            self._pairs.stop()
         average_weights(self.ctx, replica, 1 / self.ctx.peers.size, self.ctx.collective("auto"))

@@ -166,6 +166,14 @@ class Transport(ABC):
             self.send(word, rank, ASSEMBLY_TAG)
         return here
 
+    def side(self, label: str) -> Transport:
+        """The same ranks over channels of their own, for another kind of traffic; called by all ranks."""
+        raise BadRequest(f"transport {self.kind} has one channel only: it takes processes (shm, gloo, mpi)")
+
+    def twin(self) -> Transport:
+        """The same channels, for another thread of this rank: one thread sends, the other receives."""
+        return self
+
     def pause(self) -> None:
         """A moment in which others may run, where ranks take turns."""
         return

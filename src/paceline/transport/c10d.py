@@ -105,6 +105,10 @@ class ProcessGroupTransport(Transport):
             self.store, self._host, members.index(self.rank), len(members), self.deadline_s, self.generation, name
         )
 
+    def side(self, label: str) -> Self:
+        name = f"{self._label}/side/{label}"
+        return type(self)(self.store, self._host, self.rank, self.size, self.deadline_s, self.generation, name)
+
     def close(self) -> None:
         self._group.abort()
 

@@ -51,6 +51,11 @@ class Meter:
     def total(self, phase: Phase) -> Tally:
         return self.totals[phase]
 
+    def taken(self, phase: Phase) -> Tally:
+        """What has been counted in a phase; counting starts anew."""
+        tally, self.totals[phase] = self.totals[phase], Tally()
+        return tally
+
     def described(self) -> list[dict[str, Any]]:
         """Every counter, for the record: per phase, kind of operation and peer (-1: all of them)."""
         return [
@@ -156,6 +161,10 @@ class Metered(Transport):
         sent = tensor.nbytes * (self.size - 1) if at_root else 0
         received = 0 if at_root else tensor.nbytes
         self.meter.add("broadcast", ALL_PEERS, sent, received, self.size - 1 if at_root else 0, seconds)
+
+    def count(self, tally: Tally, seconds: float) -> None:
+        """What was exchanged aside, while something else went on; `seconds` is what was waited for it."""
+        self.meter.add("overlapped", ALL_PEERS, tally.sent_bytes, tally.received_bytes, tally.messages, seconds)
 
     def note_all_reduce(self, length: int, itemsize: int) -> None:
         """Count an all-reduce that happened outside (PyTorch's DDP does its own); its time cannot be told apart."""

@@ -177,6 +177,9 @@ class MpiTransport(Transport):
             if time.monotonic() > until:
                 raise PeerLost(peer, f"no answer within {self.deadline_s:g} s, while waiting for {what}")
 
+    def side(self, label: str) -> MpiTransport:
+        return MpiTransport(self._comm.Dup(), self.store, self.deadline_s)
+
     def group(self, ranks: Sequence[int]) -> MpiTransport:
         members = check_ranks(ranks, self.size, self.rank)
         if members == tuple(range(self.size)):

@@ -11,6 +11,7 @@ looked at before any is taken.
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
 import zlib
@@ -323,6 +324,15 @@ class ShmTransport(Transport):
         world = tuple(self._members[r] for r in members)
         name = f"{self._name}/{'-'.join(map(str, members))}"
         return ShmTransport(self._memory, self.store, world, self._members[self.rank], self.deadline_s, name)
+
+    def side(self, label: str) -> ShmTransport:
+        world = self._members[self.rank]
+        return ShmTransport(self._memory, self.store, self._members, world, self.deadline_s, f"{self._name}/side/{label}")
+
+    def twin(self) -> ShmTransport:
+        other = copy.copy(self)
+        other._pending, other._waiter = [], copy.copy(self._waiter)
+        return other
 
     def close(self) -> None:
         self._board.closed[self.rank] = 1
