@@ -333,6 +333,10 @@ def _transport(config: Config, strategy: Strategy) -> str:
         name = "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"  # type: ignore[attr-defined]
     if name not in transports:
         raise UnknownName("transport", name, ["auto", *transports.names()])
+    if strategy.needs_shared_memory and config.workers > 1 and not transports.entry(name).make.shares_memory:  # type: ignore[attr-defined]
+        raise BadRequest(
+            f"strategy {strategy.name} needs memory that all workers share: one host, and --transport shm, not {name}"
+        )
     if strategy.needs_processes and transports.entry(name).make.runs_as == "threads":  # type: ignore[attr-defined]
         raise BadRequest(f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}")
     return name

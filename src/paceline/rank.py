@@ -62,7 +62,7 @@ class Rank:
         )
         strategy = job.strategy()
         if strategy.survives:
-            metered.tolerate()
+            metered.tolerant = True
         return cls(job, strategy, ctx, meter, faults, notify)
 
     def replica(self) -> Replica:

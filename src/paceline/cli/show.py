@@ -43,6 +43,11 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     console.print(table)
     if config["workers"] > 1:
         console.print(_workers(record["workers"]))
+    apart = _apart(record["workers"])
+    if apart:
+        console.print(apart, highlight=False)
+    if record.get("lost"):
+        console.print(f"lost on the way: worker {', '.join(map(str, record['lost']))}; the others went on", style="yellow")
     if config["oversubscribed"]:
         console.print(
             f"oversubscribed: more threads than the {record['environment']['cores']} cores of this machine",
@@ -56,17 +61,27 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     for heading in ("worker", "samples", "compute", "sync", "idle", "sent", "CPU", "peak memory"):
         table.add_column(heading, justify="right")
     for w in workers:
+        serves = w["role"] == "server"
         table.add_row(
-            str(w["rank"]),
-            f"{w['samples']:,.0f}",
-            seconds(w["compute_s"]),
-            seconds(w["sync_s"]),
-            seconds(w["idle_s"]),
+            f"server {w['rank']}" if serves else str(w["rank"]),
+            "" if serves else f"{w['samples']:,.0f}",
+            *("" if serves else seconds(w[key]) for key in ("compute_s", "sync_s", "idle_s")),
             size(w["payload_sent_bytes"]),
             number(w["cpu_percent"], ".0f") + "%",
             size(w["rss_peak_bytes"]),
         )
     return table
+
+
+def _apart(workers: list[dict[str, Any]]) -> str:
+    """How far the workers ran apart, in a line; nothing when they did not."""
+    names = {
+        "staleness_max": "staleness at most {:.0f}",
+        "overlap_rate": "{:.0%} of the updates overlapped",
+        "replica_distance_max": "replicas at most {:.1e} from their mean",
+    }
+    found = {key: [w[key] for w in workers if w.get(key)] for key in names}
+    return "; ".join(names[key].format(max(values)) for key, values in found.items() if values)
 
 
 def machine_line(env: dict[str, Any]) -> str:

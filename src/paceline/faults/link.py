@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 from torch import Tensor
 
 from paceline.errors import BadRequest
 from paceline.faults.base import Fault
 from paceline.registry import faults
 from paceline.transport.base import Op, Transport, Work
+from paceline.transport.wrapper import Wrapper
 
 RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -50,40 +49,14 @@ class Link(Fault):
         return SlowLink(transport, self.seconds_per_byte, self.latency_s)
 
 
-class SlowLink(Transport):
+class SlowLink(Wrapper):
     """Sending takes as long as the link needs. A native all-reduce takes as long as a ring would over such links."""
 
     name = "slow-link"
 
     def __init__(self, inner: Transport, seconds_per_byte: float, latency_s: float) -> None:
-        super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation)
-        self.inner, self.seconds_per_byte, self.latency_s = inner, seconds_per_byte, latency_s
-        self.native, self.runs_as, self.store = inner.native, inner.runs_as, inner.store  # type: ignore[misc]
-        self.devices = inner.devices  # type: ignore[misc]
-
-    @property
-    def kind(self) -> str:
-        return self.inner.kind
-
-    def c10d(self) -> str:
-        return self.inner.c10d()
-
-    def together(self) -> AbstractContextManager[Any]:
-        return self.inner.together()
-
-    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        return self.inner.wait_any(works, patience_s)
-
-    def share(self, tensor: Tensor, root: int = 0) -> Tensor:
-        return self.inner.share(tensor, root)
-
-    @property
-    def tolerant(self) -> bool:
-        return self.inner.tolerant
-
-    @tolerant.setter
-    def tolerant(self, value: bool) -> None:
-        self.inner.tolerant = value
+        super().__init__(inner)
+        self.seconds_per_byte, self.latency_s = seconds_per_byte, latency_s
 
     def side(self, label: str) -> Transport:
         return SlowLink(self.inner.side(label), self.seconds_per_byte, self.latency_s)
@@ -91,24 +64,12 @@ class SlowLink(Transport):
     def twin(self) -> Transport:
         return SlowLink(self.inner.twin(), self.seconds_per_byte, self.latency_s)
 
-    def pause(self) -> None:
-        self.inner.pause()
-
-    def agree(self, what: str) -> None:
-        self.inner.agree(what)
-
     def _pass(self, size: int, messages: int = 1) -> None:
         time.sleep(messages * self.latency_s + size * self.seconds_per_byte)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         self._pass(tensor.nbytes)
         return self.inner.isend(tensor, to, tag)
-
-    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        return self.inner.irecv(tensor, source, tag)
-
-    def barrier(self) -> None:
-        self.inner.barrier()
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
         sent, _, messages = self.inner.all_reduce_bytes(tensor.numel(), tensor.element_size())
@@ -120,14 +81,5 @@ class SlowLink(Transport):
             self._pass(tensor.nbytes)
         self.inner.broadcast(tensor, root)
 
-    def all_reduce_bytes(self, length: int, itemsize: int) -> tuple[int, int, int]:
-        return self.inner.all_reduce_bytes(length, itemsize)
-
     def group(self, ranks: Sequence[int]) -> Transport:
         return SlowLink(self.inner.group(ranks), self.seconds_per_byte, self.latency_s)
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.inner.allocate(numel, dtype, device)
-
-    def close(self) -> None:
-        self.inner.close()

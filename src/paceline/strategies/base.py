@@ -50,6 +50,7 @@ class Strategy(ABC):
     flat: ClassVar[bool] = True  # False: works on the plain model
     shard: ClassVar[Literal["global", "static"]] = "global"  # unless the person says otherwise
     needs_processes: ClassVar[bool] = False
+    needs_shared_memory: ClassVar[bool] = False
     skips_empty: ClassVar[bool] = True  # False: a worker without samples must run one anyway (its gradient counts nothing)
     most_workers: ClassVar[int | None] = None
     alone_is_serial: ClassVar[bool] = True  # with one worker it is plain SGD, bit for bit

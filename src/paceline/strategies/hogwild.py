@@ -32,6 +32,7 @@ class Hogwild(Strategy):
 
     exchanges = "nothing"
     in_step = False
+    needs_shared_memory = True
     resumes_exactly = False
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:

@@ -61,6 +61,7 @@ class Transport(ABC):
     name: ClassVar[str]
     runs_as: ClassVar[Literal["processes", "threads"]] = "processes"
     native: ClassVar[frozenset[str]] = frozenset()  # the collectives that the library behind it brings along
+    shares_memory: ClassVar[bool] = False  # `share` works: ranks are on one host
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # whose memory it can read
     store: Any = None  # torch.distributed's store, where there is one
     tolerant: bool = False  # one who waits for a rank does not care that another has died

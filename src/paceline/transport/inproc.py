@@ -143,6 +143,7 @@ class InprocTransport(Transport):
 
     runs_as = "threads"
     native = frozenset({"all_reduce", "broadcast"})
+    shares_memory = True
     devices = frozenset({"cpu", "cuda"})
 
     def __init__(self, hub: Hub, rank: int, members: tuple[int, ...]) -> None:

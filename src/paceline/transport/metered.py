@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline.transport.base import Message, Op, Transport, Work
+from paceline.transport.wrapper import Wrapper
 from paceline.types import PHASES, Phase
 
 ALL_PEERS = -1
@@ -72,7 +72,7 @@ class Meter:
             self.phase = before
 
 
-class Metered(Transport):
+class Metered(Wrapper):
     """Counts, then lets the transport inside do it.
 
     The bytes of a native all-reduce are those of a ring: 2(P-1) times the buffer over all ranks, the least that any
@@ -82,20 +82,8 @@ class Metered(Transport):
     name = "metered"
 
     def __init__(self, inner: Transport, meter: Meter | None = None) -> None:
-        super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation)
-        self.inner, self.meter = inner, meter or Meter()
-        self.native, self.devices = inner.native, inner.devices  # type: ignore[misc]
-        self.store = inner.store
-
-    @property
-    def kind(self) -> str:
-        return self.inner.kind
-
-    def c10d(self) -> str:
-        return self.inner.c10d()
-
-    def together(self) -> AbstractContextManager[Any]:
-        return self.inner.together()
+        super().__init__(inner)
+        self.meter = meter or Meter()
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
         return self.inner.wait_any([w.work if isinstance(w, _Timed) else w for w in works], patience_s)
@@ -110,21 +98,6 @@ class Metered(Transport):
     def expect(self, tensor: Tensor, source: int) -> Work:
         """A receive that is made ready long before: its bytes count when it is waited for."""
         return _Expected(self.inner.irecv(tensor, source), self.meter, source, tensor.nbytes)
-
-    def share(self, tensor: Tensor, root: int = 0) -> Tensor:
-        return self.inner.share(tensor, root)
-
-    def assemble(self, ranks: Sequence[int], survivors_suffice: bool = False) -> tuple[int, ...]:
-        return self.inner.assemble(ranks, survivors_suffice)
-
-    def tolerate(self) -> None:
-        self.inner.tolerant = True
-
-    def pause(self) -> None:
-        self.inner.pause()
-
-    def agree(self, what: str) -> None:
-        self.inner.agree(what)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         start = time.perf_counter()
@@ -178,12 +151,6 @@ class Metered(Transport):
 
     def group(self, ranks: Sequence[int]) -> Metered:
         return Metered(self.inner.group(ranks), self.meter)
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.inner.allocate(numel, dtype, device)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class _Expected:

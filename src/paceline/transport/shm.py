@@ -112,6 +112,7 @@ class ShmTransport(Transport):
     """Processes on one host, through shared memory: several times as fast as TCP."""
 
     native = frozenset({"all_reduce", "broadcast"})
+    shares_memory = True
 
     def __init__(
         self, memory: SharedMemory, store: Any, members: tuple[int, ...], world_rank: int, deadline_s: float, name: str
