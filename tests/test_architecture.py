@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "paceline"
 
 # From the bottom up; modules of one line may not import each other, those inside one package may.
 LAYERS = [
-    ["errors"],
+    ["errors", "allocator"],
     ["types", "seeding", "registry"],
     ["config"],
     ["data", "models", "optim", "objectives", "record", "transport"],

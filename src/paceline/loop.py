@@ -23,6 +23,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from paceline.allocator import keep_freed_memory
 from paceline.collectives.base import choose
 from paceline.data.adopt import adopt
 from paceline.data.base import Stream
@@ -293,6 +294,7 @@ def join(
     which should be identical are.
     """
     built: Strategy = strategies.build(strategy) if isinstance(strategy, str) else strategy
+    keep_freed_memory()
     seat = find_seat()
     count = (1 if servers is None else servers) if built.serves == "ranks" else 0
     size = seat.size if seat else 1

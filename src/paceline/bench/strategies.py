@@ -86,6 +86,7 @@ def bench_strategies(
         "stock DDP, mlp": lambda: _peer(2, folder, MLP_BATCH, few, "--hidden", MLP.partition("=")[2]),
         "allreduce, mlp": lambda: _ours("allreduce", 2, data, MLP_BATCH, few, MLP),
     }
+    held: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {}
     bounds: list[float] = []
     updates: dict[str, list[float]] = {}
@@ -98,6 +99,9 @@ def bench_strategies(
         for name, each in blocks["rates"].items():
             rates.setdefault(f"{name}, blocks", []).append(statistics.median(each))
             say(f"round {number + 1}/{rounds}  {name}, blocks: {rates[f'{name}, blocks'][-1]:,.0f} samples/s")
+        for name in STRAGGLING:
+            held.setdefault(name, []).append(_ours(name, 2, data, batch_size, few, faults=(SLOW,), of=0))
+            say(f"round {number + 1}/{rounds}  {name}, the other worker slow: {held[name][-1]:,.0f} samples/s")
         for transport in ("shm", "gloo"):
             updates.setdefault(transport, []).append(updates_per_s(transport))
             say(f"round {number + 1}/{rounds}  ps:consistency=async on {transport}: {updates[transport][-1]:,.0f} updates/s")
@@ -109,10 +113,13 @@ def bench_strategies(
         "samples_per_s": {name: _spread(r) for name, r in rates.items()},
         "ratios": [_ratio(r, rates) for r in RATIOS],
         "in_step_bound": _spread(bounds),
+        "beside_a_straggler": {name: _spread(r) for name, r in held.items()},
         "updates_per_s": {f"ps:consistency=async on {t}": {**_spread(r), "goal": UPDATES[t]} for t, r in updates.items()},
     }
 
 
+SLOW = "slow:rank=1,factor=3"
+STRAGGLING = ("allreduce", "ps:consistency=ssp,staleness=16", "ps:consistency=async")
 UPDATES = {"shm": 1000, "gloo": 500}
 
 
@@ -147,8 +154,17 @@ def _peer(processes: int, folder: Path, batch_size: int, steps: int, *extra: str
     return float(json.loads(done.stdout.strip().splitlines()[-1])["samples_per_s"])
 
 
-def _ours(strategy: str, workers: int, data: Data, batch_size: int, steps: int, model: str = "cnn") -> float:
-    """The same window: after the warm-up, until the last step."""
+def _ours(
+    strategy: str,
+    workers: int,
+    data: Data,
+    batch_size: int,
+    steps: int,
+    model: str = "cnn",
+    faults: tuple[str, ...] = (),
+    of: int | None = None,
+) -> float:
+    """The same window: after the warm-up, until the last step; of all workers, or of one."""
     out = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     try:
         options = {
@@ -159,13 +175,16 @@ def _ours(strategy: str, workers: int, data: Data, batch_size: int, steps: int, 
             "threads": 1,
             "batch_size": batch_size,
             "steps": WARM_UP + steps,
+            "faults": faults,
             "out": str(out),
         }
         job = prepare(Config.make(options), lambda config: out)
         run(job, lambda kind, content: None, clean=True)
         total = 0.0
-        for events in read_worker_events(out):
+        for rank, events in enumerate(read_worker_events(out)):
             own = [e for e in events if e["kind"] == "step"]
+            if not own or (of is not None and rank != of):
+                continue
             window = own[WARM_UP:]
             total += sum(e["n"] for e in window) / (window[-1]["train_s"] - own[WARM_UP - 1]["train_s"])
         return total

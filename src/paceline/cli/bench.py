@@ -72,6 +72,9 @@ def strategies(rounds: int, steps: int, batch_size: int, data_dir: str | None, a
         "the bound for anything in step.",
         highlight=False,
     )
+    beside = {name: f"{r['median']:,.0f}" for name, r in result["beside_a_straggler"].items()}
+    told = ", ".join(f"{rate} with {name}" for name, rate in beside.items())
+    console.print(f"The fast worker's samples/s beside one that is 3 times as slow: {told}.", highlight=False)
     for name, r in result["updates_per_s"].items():
         spread = f"({r['min']:,.0f} - {r['max']:,.0f}; goal {r['goal']:,})"
         console.print(f"{name}, 300,500 parameters, 2 workers: {r['median']:,.0f} updates/s {spread}", highlight=False)

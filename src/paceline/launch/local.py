@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from paceline.allocator import keep_freed_memory
 from paceline.errors import PacelineError, PeerLost, TransportError, WorkerFailed
 from paceline.job import Job
 from paceline.registry import transports
@@ -49,6 +50,7 @@ def may_die(job: Job) -> frozenset[int]:
 
 def train_rank(job: Job, rendezvous: Rendezvous, say: Hear) -> None:
     """What a worker's process does."""
+    keep_freed_memory()
     transport = transports.entry(job.transport).make.connect(rendezvous)  # type: ignore[attr-defined]
     try:
         run_worker(job, transport, say)

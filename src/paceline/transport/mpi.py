@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.allocator import keep_freed_memory
 from paceline.errors import BadRequest, PeerLost, TransportError
 from paceline.registry import transports
 from paceline.transport.base import Message, Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
@@ -41,8 +42,7 @@ def load() -> Any:
     if "mpi4py.MPI" not in sys.modules and sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.setenv(b"OMPI_MCA_mpi_yield_when_idle", b"1", 0)  # unless the person has set it
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: large temporaries come from the heap ...
-        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD: ... which keeps them
+        keep_freed_memory()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
