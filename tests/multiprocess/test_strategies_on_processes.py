@@ -167,3 +167,14 @@ def test_twenty_runs_in_a_row(tmp_path: Path, name: str) -> None:
 def _children() -> list[int]:
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     return [int(pid) for pid in path.read_text().split()]
+
+
+# --- accuracy
+
+
+@pytest.mark.parametrize("name", [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=async"])
+def test_accuracy_on_images(tmp_path: Path, name: str) -> None:
+    """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 79.5%, a worker that hears nobody 76.3%."""
+    images = {"data": "fashion-mini", "model": "mlp:hidden=64", "batch_size": 8, "lr": 0.005, "epochs": 3, "threads": 1}
+    done = run(tmp_path / "run", strategy=name, workers=4, **images)
+    assert done.test_accuracy >= 0.772
