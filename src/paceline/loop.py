@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.allocator import keep_freed_memory
-from paceline.collectives.base import choose
 from paceline.data.adopt import adopt
 from paceline.data.base import Stream
 from paceline.data.batches import Batches, ShardBatches, StreamBatches
@@ -32,10 +31,11 @@ from paceline.data.shards import GlobalShards, StaticShards
 from paceline.errors import BadRequest
 from paceline.launch.joined import Meeting
 from paceline.launch.seat import find as find_seat
-from paceline.registry import codecs, strategies, transports
+from paceline.rank import line_up
+from paceline.registry import strategies, transports
 from paceline.replica import Replica, refuse_closures
-from paceline.seeding import derive, generator, seed_everything
-from paceline.strategies.base import Context, Strategy, distance_to, expect_identical
+from paceline.seeding import derive, seed_everything
+from paceline.strategies.base import Strategy, distance_to, expect_identical
 from paceline.transport.alone import Alone
 from paceline.transport.base import Transport
 from paceline.transport.metered import Metered
@@ -73,23 +73,7 @@ class Pace:
 
     def __init__(self, strategy: Strategy, transport: Transport, workers: int, codec: str, seed: int, check_every: int) -> None:
         self.strategy, self.check_every, self.seed = strategy, check_every, seed
-        line = Metered(transport)
-        rank = transport.rank
-        peers = line.group(range(workers, transport.size) if rank >= workers else range(workers))
-        self.ctx = Context(
-            transport=line,
-            peers=peers,
-            role="server" if rank >= workers else "worker",
-            worker_index=rank if rank < workers else -1,
-            workers=workers,
-            servers=tuple(range(workers, transport.size)),
-            codec=codecs.build(codec),
-            collective=lambda name: choose(name, peers),
-            recorder=Unrecorded(),  # type: ignore[arg-type]
-            random=generator(seed, "strategy", rank),
-            shared_random=generator(seed, "strategy"),
-            init="broadcast",
-        )
+        self.ctx = line_up(transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded())
         self.current: Batch | None = None  # the batch that was given last and not yet used
         self.steps = 0
         self._own = self._total = 0.0  # weights of what has been accumulated
@@ -232,7 +216,7 @@ class Pace:
             if self.workers > 1:
                 expect_identical(self.ctx, self.replica, f"after step {self.steps}")
             return 0.0
-        means = self.strategy.consensus(self.replica)
+        means = self._agree()
         return distance_to(self.replica, means) if means is not None else 0.0
 
     # --- after the loop, or between epochs
@@ -240,7 +224,7 @@ class Pace:
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """The weights that the workers agree on, in the model, for a while: to evaluate or to save. By all workers together."""
-        agreed = None if self._finished else self.strategy.consensus(self.replica)  # afterwards everybody has them
+        agreed = None if self._finished else self._agree()  # afterwards everybody has them
         with self.replica.holding(agreed):
             yield
 
@@ -254,12 +238,22 @@ class Pace:
         if self._finished:
             return
         self._finished = True
+        self._assemble()
         self.strategy.finish(self.replica)
         weights = self.strategy.consensus(self.replica)
         for region, agreed in zip(self.replica.regions, weights or (), strict=False):
             region.params.copy_(agreed)
         self.ctx.peers.barrier()
         self.strategy.leave()
+
+    def _agree(self) -> Sequence[Tensor] | None:
+        self._assemble()
+        return self.strategy.consensus(self.replica)
+
+    def _assemble(self) -> None:
+        """Workers that run apart come when they are done: no deadline."""
+        if self.workers > 1 and not self.strategy.in_step:
+            self.ctx.transport.assemble(range(self.workers))
 
     def __enter__(self) -> Pace:
         return self

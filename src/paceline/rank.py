@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -14,19 +14,53 @@ from paceline.data.batches import to_device
 from paceline.faults.base import Fault
 from paceline.job import Job
 from paceline.record.writer import Recorder
-from paceline.registry import codecs
+from paceline.registry import Spec, codecs
 from paceline.replica import Replica, measure_memory_format
 from paceline.seeding import derive, generator, seed_everything
 from paceline.strategies.base import Context, Strategy
 from paceline.transport.base import Transport
 from paceline.transport.metered import Meter, Metered
+from paceline.types import RecorderLike
 
 Notify = Callable[[str, dict[str, Any]], None]
 
 
+def line_up(
+    transport: Transport,
+    strategy: Strategy,
+    workers: int,
+    *,
+    codec: Spec | str,
+    seed: int,
+    recorder: RecorderLike,
+    init: Literal["broadcast", "seed"] = "broadcast",
+    overlap: bool = False,
+) -> Context:
+    """This rank's place: ranks 0 .. workers-1 are workers, the rest servers."""
+    line, rank = Metered(transport), transport.rank
+    line.tolerant = strategy.survives
+    serves = rank >= workers
+    ctx = Context(
+        transport=line,
+        peers=line.group(range(workers, transport.size) if serves else range(workers)),
+        role="server" if serves else "worker",
+        worker_index=-1 if serves else rank,
+        workers=workers,
+        servers=tuple(range(workers, transport.size)),
+        codec=codecs.build(codec),
+        collective=lambda name: choose(name, ctx.peers),
+        recorder=recorder,
+        random=generator(seed, "strategy", rank),
+        shared_random=generator(seed, "strategy"),
+        init=init,
+        overlap=overlap,
+    )
+    return ctx
+
+
 @dataclass
 class Rank:
-    """Ranks 0 .. workers-1 are workers, the rest servers."""
+    """One rank of a run."""
 
     job: Job
     strategy: Strategy
@@ -40,30 +74,18 @@ class Rank:
         faults = job.faults()
         for fault in faults:
             transport = fault.wrap(transport)
-        meter = Meter()
-        metered = Metered(transport, meter)
-        config, rank, workers = job.config, transport.rank, job.workers
-        serves = rank >= workers
-        peers = metered.group(range(workers, job.ranks) if serves else range(workers))
-        ctx = Context(
-            transport=metered,
-            peers=peers,
-            role="server" if serves else "worker",
-            worker_index=-1 if serves else rank,
-            workers=workers,
-            servers=tuple(range(workers, job.ranks)),
-            codec=codecs.build(config.codec),
-            collective=lambda name: choose(name, ctx.peers),
+        config, strategy = job.config, job.strategy()
+        ctx = line_up(
+            transport,
+            strategy,
+            job.workers,
+            codec=config.codec,
+            seed=config.seed,
             recorder=recorder,
-            random=generator(config.seed, "strategy", rank),
-            shared_random=generator(config.seed, "strategy"),
             init="seed" if config.init == "seed" else "broadcast",
             overlap=config.overlap == "on",
         )
-        strategy = job.strategy()
-        if strategy.survives:
-            metered.tolerant = True
-        return cls(job, strategy, ctx, meter, faults, notify)
+        return cls(job, strategy, ctx, ctx.transport.meter, faults, notify)
 
     def replica(self) -> Replica:
         """The model comes from the run's seed on every rank; what follows (dropout, augmentation) is each worker's own."""

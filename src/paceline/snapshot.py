@@ -44,15 +44,7 @@ def save(worker: Worker) -> Path:
     weights = worker.strategy.consensus(replica)
     with replica.holding(weights):
         consensus = replica.state_dict() if ctx.worker_index == 0 else None
-    own: dict[str, Any] = {
-        "optimizer": replica.optimizer.state_dict(),
-        "random": random_states(),
-        "generators": [ctx.random.get_state(), ctx.shared_random.get_state()],
-        "strategy": worker.strategy.state(),
-        "epoch_start": worker.epoch_start,
-        "batches": worker.batches.state(),
-        "samples_seen": replica.samples_seen,
-    }
+    own = own_state(worker, worker.strategy.state())
     if not worker.strategy.replicas_identical:
         own["weights"] = [r.params.clone() for r in replica.regions]
     return checkpoint.save(
@@ -62,20 +54,23 @@ def save(worker: Worker) -> Path:
 
 def rescue(worker: Worker) -> Path:
     """By one worker, alone, from what it has: whoever resumes from it starts the strategy anew."""
-    replica, ctx = worker.replica, worker.ctx
-    own: dict[str, Any] = {
-        "optimizer": replica.optimizer.state_dict(),
+    own, weights = own_state(worker, {}), worker.replica.state_dict()
+    said = {**about(worker), "workers": 0}  # nobody's own state: only the weights and the place in the data are taken from it
+    folder, rank = worker.job.out / "checkpoints", worker.ctx.worker_index
+    return checkpoint.save(folder, worker.step, rank, weights, own, said, lambda: None)
+
+
+def own_state(worker: Worker, strategy: dict[str, Any]) -> dict[str, Any]:
+    """What is this worker's alone."""
+    return {
+        "optimizer": worker.replica.optimizer.state_dict(),
         "random": random_states(),
-        "generators": [ctx.random.get_state(), ctx.shared_random.get_state()],
-        "strategy": {},
+        "generators": [worker.ctx.random.get_state(), worker.ctx.shared_random.get_state()],
+        "strategy": strategy,
         "epoch_start": worker.epoch_start,
         "batches": worker.batches.state(),
-        "samples_seen": replica.samples_seen,
+        "samples_seen": worker.replica.samples_seen,
     }
-    said = {**about(worker), "workers": 0}  # nobody's own state: only the weights and the place in the data are taken from it
-    return checkpoint.save(
-        worker.job.out / "checkpoints", worker.step, ctx.worker_index, replica.state_dict(), own, said, lambda: None
-    )
 
 
 def about(worker: Worker) -> dict[str, Any]:

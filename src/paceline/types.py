@@ -62,6 +62,12 @@ class Layout:
         return sum(s.numel for s in self.slots)
 
 
+class RecorderLike(Protocol):
+    """Where events go."""
+
+    def write(self, kind: str, **fields: Any) -> None: ...
+
+
 class RegionLike(Protocol):
     """The flat buffers of one (device, dtype): trainable parameters come first in `params`, in the order of `grads`."""
 

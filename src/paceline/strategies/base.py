@@ -15,9 +15,8 @@ from torch import Tensor
 from paceline.codecs.base import Codec
 from paceline.collectives.base import Collective
 from paceline.errors import ReplicasDiffer
-from paceline.record.writer import Recorder
 from paceline.transport.metered import Metered
-from paceline.types import Batch, ReplicaLike, Role
+from paceline.types import Batch, RecorderLike, ReplicaLike, Role
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Context:
     servers: tuple[int, ...]  # their ranks in `transport`
     codec: Codec
     collective: Callable[[str], Collective]  # by name, over the workers; "auto" chooses
-    recorder: Recorder
+    recorder: RecorderLike
     random: torch.Generator  # this rank's own
     shared_random: torch.Generator  # the same on all ranks
     init: Literal["broadcast", "seed"]

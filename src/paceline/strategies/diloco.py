@@ -14,17 +14,17 @@ from typing import Annotated, Any
 
 import torch
 
-from paceline.config import due, every_of
 from paceline.errors import BadRequest
 from paceline.registry import strategies
-from paceline.strategies.averaging import Shares, trained
-from paceline.strategies.base import Context, Strategy
-from paceline.types import Batch, ReplicaLike
+from paceline.strategies.averaging import trained
+from paceline.strategies.base import Context
+from paceline.strategies.local_steps import LocalSteps
+from paceline.types import ReplicaLike
 
 
 @strategies.register("diloco")
 @dataclass
-class DiLoCo(Strategy):
+class DiLoCo(LocalSteps):
     """Local steps, then an outer step with Nesterov momentum on the mean of the workers' moves."""
 
     every: Annotated[str, "inner steps between outer steps, or epoch"] = "16"
@@ -32,31 +32,22 @@ class DiLoCo(Strategy):
     outer_momentum: float = 0.9
     collective: Annotated[str, "how the average is made: auto, native, ring, tree, ..."] = "auto"
 
-    exchanges = "weights"
     alone_is_serial = False  # the outer step is taken by one worker too
 
     def __post_init__(self) -> None:
-        every_of(self.every, "diloco: every")
+        super().__post_init__()
         if not (self.outer_lr > 0 and 0 <= self.outer_momentum < 1):
             given = f"outer_lr={self.outer_lr:g}, outer_momentum={self.outer_momentum:g}"
             raise BadRequest(f"diloco: {given}: the first is above 0, the second in [0, 1)")
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
-        self._collective, self._shares = ctx.collective(self.collective), Shares()
         own = [trained(r.params, r.grads) for r in replica.regions]
         self._common = [w.clone() for w in own]
         self._velocity = [torch.zeros_like(w) for w in own]
         self._moved = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        replica.update()
-        self._shares.add(batch.weight, batch.global_weight)
-        if due(self.every, batch.step + 1, batch.epoch + 1, batch.ends_epoch):
-            self._outer_step(replica)
-
-    def _outer_step(self, replica: ReplicaLike) -> None:
-        share = self._shares.take(self.ctx.workers)
+    def exchange(self, replica: ReplicaLike, share: float) -> None:
         for region, common, velocity, moved in zip(replica.regions, self._common, self._velocity, self._moved, strict=True):
             own = trained(region.params, region.grads)
             torch.sub(common, own, out=moved).mul_(share)
@@ -65,13 +56,9 @@ class DiLoCo(Strategy):
             common.sub_(moved.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)
             own.copy_(common)
 
-    def finish(self, replica: ReplicaLike) -> None:
-        if self._shares.total:
-            self._outer_step(replica)
-
     def state(self) -> dict[str, Any]:
-        return {"shares": self._shares.state(), "common": self._common, "velocity": self._velocity}
+        return {**super().state(), "common": self._common, "velocity": self._velocity}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._shares.load(state["shares"])
+        super().load_state(state)
         self._common, self._velocity = state["common"], state["velocity"]

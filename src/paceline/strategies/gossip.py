@@ -48,7 +48,6 @@ class Gossip(Strategy):
         self._gone: set[int] = set()
         own = [trained(r.params, r.grads) for r in replica.regions]
         self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
-
         self._pairs: Pairs | None = None
         if self.mode == "async" and ctx.workers > 1:
             self._pairs = Pairs(ctx, lambda: [trained(r.params, r.grads) for r in replica.regions])

@@ -11,18 +11,17 @@ the weights, or forgotten at every average (`reset`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from paceline.config import due, every_of
 from paceline.registry import strategies
-from paceline.strategies.averaging import Shares, average_optimizer, average_weights
-from paceline.strategies.base import Context, Strategy
+from paceline.strategies.averaging import average_optimizer, average_weights
+from paceline.strategies.local_steps import LocalSteps
 from paceline.types import Batch, ReplicaLike
 
 
 @strategies.register("local-sgd")
 @dataclass
-class LocalSGD(Strategy):
+class LocalSGD(LocalSteps):
     """Steps of one's own; the weights are averaged every so many of them."""
 
     every: Annotated[str, "steps between averages, or epoch"] = "8"
@@ -30,43 +29,20 @@ class LocalSGD(Strategy):
     post: Annotated[int, "up to this step gradients are averaged in every step"] = 0
     collective: Annotated[str, "how the average is made: auto, native, ring, tree, ..."] = "auto"
 
-    exchanges = "weights"
-
-    def __post_init__(self) -> None:
-        every_of(self.every, "local-sgd: every")
-
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
-        self._collective, self._shares = ctx.collective(self.collective), Shares()
-
     def scale(self, batch: Batch) -> float:
         return batch.share if batch.step < self.post else 1.0
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        if batch.step < self.post:
-            for region in replica.regions:
-                self._collective.all_reduce(region.grads)
-            replica.update()
+        if batch.step >= self.post:
+            super().step(replica, batch)
             return
+        for region in replica.regions:
+            self._collective.all_reduce(region.grads)
         replica.update()
-        self._shares.add(batch.weight, batch.global_weight)
-        if due(self.every, batch.step + 1, batch.epoch + 1, batch.ends_epoch):
-            self._average(replica)
 
-    def _average(self, replica: ReplicaLike) -> None:
-        share = self._shares.take(self.ctx.workers)
+    def exchange(self, replica: ReplicaLike, share: float) -> None:
         average_weights(self.ctx, replica, share, self._collective)
         if self.optimizer_state == "average":
             average_optimizer(self.ctx, replica, share)
         elif self.optimizer_state == "reset":
             replica.optimizer.state.clear()
-
-    def finish(self, replica: ReplicaLike) -> None:
-        if self._shares.total:
-            average_weights(self.ctx, replica, self._shares.take(self.ctx.workers), self._collective)
-
-    def state(self) -> dict[str, Any]:
-        return {"shares": self._shares.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._shares.load(state["shares"])

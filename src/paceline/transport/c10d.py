@@ -129,14 +129,14 @@ class ProcessGroupTransport(Transport):
 class _GroupWork:
     def __init__(self, transport: ProcessGroupTransport, work: Any, peer: int) -> None:
         self._transport, self._work, self._peer = transport, work, peer
-
         self.over, self._aside = False, False
         self._error: PacelineError | None = None
 
     def wait(self) -> None:
         if self._aside:
-            while not self.over:  # a thread waits for it already
-                time.sleep(0.0001)
+            arrived = self._transport._arrived  # a thread waits for it already, and tells here
+            with arrived:
+                arrived.wait_for(lambda: self.over)
             if self._error is not None:
                 raise self._error
             return
@@ -155,7 +155,7 @@ class _GroupWork:
                 self._error = error
             with arrived:
                 self.over = True
-                arrived.notify()
+                arrived.notify_all()
 
         waiters.start(wait)
 

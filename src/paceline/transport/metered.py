@@ -97,7 +97,7 @@ class Metered(Wrapper):
 
     def expect(self, tensor: Tensor, source: int) -> Work:
         """A receive that is made ready long before: its bytes count when it is waited for."""
-        return _Expected(self.inner.irecv(tensor, source), self.meter, source, tensor.nbytes)
+        return _Timed(self.inner.irecv(tensor, source), self.meter, "recv", source, tensor.nbytes)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         start = time.perf_counter()
@@ -112,10 +112,10 @@ class Metered(Wrapper):
         return _Timed(work, self.meter, "recv", source)
 
     def sending(self, tensor: Tensor, to: int) -> Message:
-        return _Counted(self.inner.sending(tensor, to), self.meter, "send", to, tensor.nbytes, 0, 1)
+        return _Counted(self.inner.sending(tensor, to), self.meter, "send", to, (tensor.nbytes, 0, 1))
 
     def receiving(self, tensor: Tensor, source: int) -> Message:
-        return _Counted(self.inner.receiving(tensor, source), self.meter, "recv", source, 0, tensor.nbytes, 0)
+        return _Counted(self.inner.receiving(tensor, source), self.meter, "recv", source, (0, tensor.nbytes, 0))
 
     def barrier(self) -> None:
         start = time.perf_counter()
@@ -153,41 +153,26 @@ class Metered(Wrapper):
         return Metered(self.inner.group(ranks), self.meter)
 
 
-class _Expected:
-    def __init__(self, work: Work, meter: Meter, source: int, nbytes: int) -> None:
-        self._work, self._meter, self._source, self._nbytes = work, meter, source, nbytes
-
-    def wait(self) -> None:
-        start = time.perf_counter()
-        self._work.wait()
-        self._meter.add("recv", self._source, 0, self._nbytes, 0, time.perf_counter() - start)
-
-
 class _Timed:
-    def __init__(self, work: Work, meter: Meter, operation: str, peer: int) -> None:
-        self.work, self._meter, self._operation, self._peer = work, meter, operation, peer
+    """A work whose waiting is counted; `received` bytes count when it is through, where they were not counted before."""
+
+    def __init__(self, work: Work, meter: Meter, operation: str, peer: int, received: int = 0) -> None:
+        self.work, self._meter, self._operation, self._peer, self._received = work, meter, operation, peer, received
 
     def wait(self) -> None:
         start = time.perf_counter()
         self.work.wait()
-        self._meter.add(self._operation, self._peer, 0, 0, 0, time.perf_counter() - start)
+        self._meter.add(self._operation, self._peer, 0, self._received, 0, time.perf_counter() - start)
 
 
-class _Counted:
-    """A message that is sent often: its bytes are counted each time."""
+class _Counted(_Timed):
+    """A message that is sent often: its bytes are counted each time it starts."""
 
-    def __init__(
-        self, message: Message, meter: Meter, operation: str, peer: int, sent: int, received: int, messages: int
-    ) -> None:
-        self._message, self._meter, self._operation, self._peer = message, meter, operation, peer
-        self._counts = (sent, received, messages)
+    def __init__(self, message: Message, meter: Meter, operation: str, peer: int, counts: tuple[int, int, int]) -> None:
+        super().__init__(message, meter, operation, peer)
+        self._message, self._counts = message, counts  # (sent, received, messages)
 
     def start(self) -> None:
         began = time.perf_counter()
         self._message.start()
         self._meter.add(self._operation, self._peer, *self._counts, time.perf_counter() - began)
-
-    def wait(self) -> None:
-        began = time.perf_counter()
-        self._message.wait()
-        self._meter.add(self._operation, self._peer, 0, 0, 0, time.perf_counter() - began)

@@ -1,0 +1,47 @@
+"""What local SGD and DiLoCo have in common: steps of one's own, and an exchange of weights every so many of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from paceline.config import due, every_of
+from paceline.strategies.averaging import Shares
+from paceline.strategies.base import Context, Strategy
+from paceline.types import Batch, ReplicaLike
+
+
+class LocalSteps(Strategy):
+    """A subclass has the options `every` and `collective`, and says what happens at an exchange."""
+
+    every: str
+    collective: str
+
+    exchanges = "weights"
+
+    def __post_init__(self) -> None:
+        every_of(self.every, f"{self.name}: every")
+
+    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+        super().setup(ctx, replica)
+        self._collective, self._shares = ctx.collective(self.collective), Shares()
+
+    @abstractmethod
+    def exchange(self, replica: ReplicaLike, share: float) -> None:
+        """All workers come together; `share` is this worker's part of the samples since the last time."""
+
+    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        replica.update()
+        self._shares.add(batch.weight, batch.global_weight)
+        if due(self.every, batch.step + 1, batch.epoch + 1, batch.ends_epoch):
+            self.exchange(replica, self._shares.take(self.ctx.workers))
+
+    def finish(self, replica: ReplicaLike) -> None:
+        if self._shares.total:
+            self.exchange(replica, self._shares.take(self.ctx.workers))
+
+    def state(self) -> dict[str, Any]:
+        return {"shares": self._shares.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._shares.load(state["shares"])
