@@ -26,6 +26,7 @@ class Config:
     model: Any = option("cnn", str, "a registered model, or package.module:factory", "What")
     data: Any = option("mnist", str, "a registered data source, or package.module:factory", "What")
     data_dir: str | None = option(None, str, "where data sets are looked for first (then ./data, then the cache)", "What")
+    data_share: float = option(1.0, float, "train on this part of the training set (0 to 1)", "What")
     loss: Any = option("auto", str, "cross-entropy, mse, bce, ..., or package.module:factory", "What")
     metric: Any = option("auto", str, "accuracy, auc, ..., or package.module:factory", "What")
 
@@ -58,7 +59,13 @@ class Config:
     until_converged: float | None = option(
         None, float, "stop when an epoch changes the weights less (relative)", "When to stop"
     )
+    target_accuracy: float | None = option(
+        None, float, "note when this test accuracy is first reached, and go on", "When to stop"
+    )
     evaluate_every: str = option("epoch", str, "steps between evaluations, or epoch", "When to stop")
+    evaluate_samples: int | None = option(
+        None, int, "test samples in the evaluations before the last (the last has all)", "When to stop"
+    )
 
     memory_format: str = option("auto", Literal["auto", "contiguous", "channels_last"], "auto measures first", "Machine")
     threads: Any = option("auto", str, "threads per worker; auto = cores // workers", "Machine")
@@ -67,6 +74,8 @@ class Config:
     seed: int = option(0, int, "of the weights, the order of the samples, dropout", "Machine")
 
     out: str | None = option(None, str, "folder for the records (default: runs/...)", "Records")
+    sample_every_s: float = option(0.5, float, "seconds between two looks at CPU, memory, network, disk; 0: none", "Records")
+    profile: bool = option(False, bool, "tables of operators and functions; disturbs the times", "Records")
     checkpoint_every: str | None = option(None, str, "steps between checkpoints, or epoch", "Records")
     resume: str | None = option(None, str, "go on from the last checkpoint of this run's folder", "Records")
     plugin: tuple[str, ...] = option((), str, "a Python file that registers things of its own", "Records")
@@ -92,7 +101,9 @@ class Config:
         _positive("workers", self.workers)
         if self.servers is not None and self.servers < 0:
             raise BadRequest(f"servers={self.servers}: 0 or more")
-        for name in ("epochs", "steps"):
+        if not 0.0 < self.data_share <= 1.0:
+            raise BadRequest(f"data_share={self.data_share}: more than 0, at most 1")
+        for name in ("epochs", "steps", "evaluate_samples"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.batch_size is not None and self.global_batch_size is not None:
@@ -102,6 +113,8 @@ class Config:
             ("weight_decay", 0.0, None),
             ("momentum", 0.0, 1.0),
             ("until_accuracy", 0.0, 1.0),
+            ("target_accuracy", 0.0, 1.0),
+            ("sample_every_s", 0.0, 3600.0),
             ("until_converged", 0.0, None),
             ("deadline_s", 0.001, None),
         ):

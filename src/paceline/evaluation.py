@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.data.base import Samples, some_of
 from paceline.data.batches import evaluation_slices, rows, to_device
 from paceline.errors import BadRequest, PacelineError
 from paceline.job import Job
@@ -20,11 +21,17 @@ EVALUATION_BATCH = 500
 class Evaluation:
     """Of whatever weights the replica holds at the moment."""
 
-    def __init__(self, job: Job, replica: Replica, ctx: Context) -> None:
-        self.test, self.replica, self.ctx = job.data.test, replica, ctx
+    def __init__(self, job: Job, replica: Replica, ctx: Context, test: Samples | None = None) -> None:
+        self.job, self.test, self.replica, self.ctx = job, test or job.data.test, replica, ctx
         self.device = torch.device(job.config.device)
         self.described = job.config.described()
         self.metrics = _metrics(job)
+
+    def smaller(self, samples: int | None) -> Evaluation:
+        """The same on so many samples of the test set, spread over it; the same ones every time and in every run."""
+        if self.test is None or samples is None or samples >= len(self.test):
+            return self
+        return Evaluation(self.job, self.replica, self.ctx, some_of(self.test, samples))
 
     def try_out(self) -> None:
         """A loss or metric that does not fit is refused before the first step, not after the last."""

@@ -6,7 +6,7 @@ import copy
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline import checkpoint
 from paceline.config import Config
 from paceline.data.adopt import adopt
-from paceline.data.base import Data, Stream
+from paceline.data.base import Data, Stream, some_of
 from paceline.data.shards import GlobalShards, Shards, StaticShards, split
 from paceline.errors import BadRequest, UnknownName
 from paceline.faults.base import Fault
@@ -179,8 +179,10 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
     _check_strategy(config, strategy)
     transport = _transport(config, strategy)
+    if config.profile and transports.entry(transport).make.runs_as == "threads":  # type: ignore[attr-defined]
+        raise BadRequest(f"profile needs processes: workers of transport {transport} are threads of one")
     servers = _servers(config, strategy)
-    data = _load(config)
+    data = _share(_load(config), config.data_share)
     notices = [data.notice] if data.notice else []
     workers = config.workers
 
@@ -191,8 +193,9 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     if epochs is None and steps is None:
         open_ended = config.until_accuracy is not None or config.until_converged is not None
         epochs = OPEN_ENDED_EPOCHS if open_ended else 1
-    if config.until_accuracy is not None and data.test is None:
-        raise BadRequest("until_accuracy needs a test set; this data has none")
+    goal = "until_accuracy" if config.until_accuracy is not None else "target_accuracy"
+    if getattr(config, goal) is not None and data.test is None:
+        raise BadRequest(f"{goal} needs a test set; this data has none")
     loss = config.loss
     if isinstance(loss, Spec) and loss.name == "auto":
         loss = Spec("cross-entropy" if data.labelled or isinstance(data.train, Stream) else "mse")
@@ -201,8 +204,8 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         by_loss = {"mse": "mse", "cross-entropy": "accuracy", "nll": "accuracy", "bce": "accuracy"}
         name = by_loss.get(loss.name if isinstance(loss, Spec) else "", "none")
         metric = Spec("accuracy" if data.labelled else name)
-    if config.until_accuracy is not None and not data.labelled and not (isinstance(metric, Spec) and metric.name == "accuracy"):
-        raise BadRequest("until_accuracy needs targets that are classes; these are not")
+    if getattr(config, goal) is not None and not data.labelled and not (isinstance(metric, Spec) and metric.name == "accuracy"):
+        raise BadRequest(f"{goal} needs targets that are classes; these are not")
     momentum = config.momentum
     if momentum is None and isinstance(config.optimizer, Spec):
         momentum = 0.9 if config.optimizer.name == "momentum" else 0.0
@@ -220,9 +223,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
             "loss": loss,
             "metric": metric,
             "momentum": momentum,
-            "batch_size": None
-            if config.global_batch_size is not None
-            else (batch_sizes if len(set(batch_sizes)) > 1 else batch_sizes[0]),
+            "batch_size": None if config.global_batch_size is not None else _shortest(batch_sizes),
             "out": str(out),
         }
     )
@@ -351,6 +352,14 @@ def _load(config: Config) -> Data:
     return adopt(config.data, count_classes=count)
 
 
+def _share(data: Data, share: float) -> Data:
+    if share == 1.0:
+        return data
+    if isinstance(data.train, Stream):
+        raise BadRequest("data_share needs samples that can be counted: a stream cannot be cut")
+    return replace(data, train=some_of(data.train, max(1, round(share * len(data.train)))))
+
+
 def _batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
     workers = config.workers
     total = None if isinstance(data.train, Stream) else len(data.train)
@@ -380,6 +389,7 @@ def _batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
 
 
 def _shortest(batch_sizes: tuple[int, ...]) -> int | tuple[int, ...]:
+    """One number where all workers have the same."""
     return batch_sizes if len(set(batch_sizes)) > 1 else batch_sizes[0]
 
 

@@ -13,7 +13,6 @@ from paceline.data.base import Stream
 from paceline.data.batches import to_device
 from paceline.faults.base import Fault
 from paceline.job import Job
-from paceline.record.writer import Recorder
 from paceline.registry import Spec, codecs
 from paceline.replica import Replica, measure_memory_format
 from paceline.seeding import derive, generator, seed_everything
@@ -70,7 +69,7 @@ class Rank:
     notify: Notify
 
     @classmethod
-    def take(cls, job: Job, transport: Transport, recorder: Recorder, notify: Notify) -> Rank:
+    def take(cls, job: Job, transport: Transport, recorder: RecorderLike, notify: Notify) -> Rank:
         faults = job.faults()
         for fault in faults:
             transport = fault.wrap(transport)

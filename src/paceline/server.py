@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import torch
 
 from paceline.job import Job
 from paceline.rank import Notify, Rank
-from paceline.record.resources import Usage
+from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
 from paceline.transport.base import Transport
 
 
-def run_server(job: Job, transport: Transport, recorder: Recorder, notify: Notify) -> None:
+def run_server(job: Job, transport: Transport, recorder: Recorder, notify: Notify, sampler: Sampler) -> None:
     torch.set_num_threads(1)
-    usage = Usage.now()
+    net = NetBytes(sampler)
     rank = Rank.take(job, transport, recorder, notify)
     replica = rank.replica()
-    recorder.write("start", host=socket.gethostname(), role="server", threads=1, parameters=replica.parameter_count)
+    recorder.write(
+        "start",
+        host=socket.gethostname(),
+        role="server",
+        threads=1,
+        clock=time.perf_counter(),
+        parameters=replica.parameter_count,
+    )
+    net.start()
     rank.strategy.serve(rank.ctx, replica)
+    net.stop()
     train = rank.meter.total("train")
     recorder.write(
         "summary",
-        **Usage.now().since(usage),
+        **sampler.summary(),
+        net_sent_bytes=net.sent,
+        net_received_bytes=net.received,
         setup_sent_bytes=rank.meter.total("setup").sent_bytes,
         served_sent_bytes=train.sent_bytes,
         served_received_bytes=train.received_bytes,

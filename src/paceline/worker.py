@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,12 +19,14 @@ from paceline.errors import NotFinite, PeerLost
 from paceline.evaluation import Evaluation
 from paceline.job import Job
 from paceline.rank import Notify, Rank
-from paceline.record.resources import Usage, reset_rss_peak
+from paceline.record.profile import Profile
+from paceline.record.resources import Task, reset_rss_peak
+from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
 from paceline.server import run_server
 from paceline.transport.base import Transport
 from paceline.transport.metered import Tally
-from paceline.types import Batch
+from paceline.types import Batch, RecorderLike
 
 NOTIFY_EVERY_S = 0.2
 
@@ -33,11 +36,14 @@ def run_worker(job: Job, transport: Transport, notify: Notify) -> None:
     torch.set_num_threads(job.threads)
     reset_rss_peak()
     recorder = Recorder(job.out / "events" / f"worker-{transport.rank}.jsonl", transport.rank, job.session)
+    task = Task.own(alone_in_process=transport.runs_as == "processes")
+    sampler = Sampler(recorder, job.config.sample_every_s, task, whole_machine=transport.rank == 0)
+    sampler.start()
     try:
         if transport.rank >= job.workers:
-            run_server(job, transport, recorder, notify)
+            run_server(job, transport, recorder, notify, sampler)
             return
-        worker = Worker(job, transport, recorder, notify)
+        worker = Worker(job, transport, recorder, notify, sampler)
         try:
             worker.train()
             worker.conclude()
@@ -47,6 +53,7 @@ def run_worker(job: Job, transport: Transport, notify: Notify) -> None:
                 raise PeerLost(lost.rank, f"it was a server; worker 0's weights are in {job.out / 'checkpoints'}") from None
             raise
     finally:
+        sampler.stop()
         recorder.close()
 
 
@@ -69,9 +76,12 @@ class _Clock:
 
 
 class Worker:
-    def __init__(self, job: Job, transport: Transport, recorder: Recorder, notify: Notify) -> None:
+    def __init__(
+        self, job: Job, transport: Transport, recorder: RecorderLike, notify: Notify, sampler: Sampler | None = None
+    ) -> None:
         self.job, self.config, self.recorder, self.notify = job, job.config, recorder, notify
-        self.rank, self.usage = transport.rank, Usage.now()
+        self.rank, self.sampler, self.net = transport.rank, sampler, NetBytes(sampler)
+        self.profile = Profile() if job.config.profile else None
         place = Rank.take(job, transport, recorder, notify)
         self.meter, self.faults, self.strategy, self.ctx = place.meter, place.faults, place.strategy, place.ctx
         self.device = torch.device(self.config.device)
@@ -92,6 +102,7 @@ class Worker:
             snapshot.restore_own(self, own)
         self.evaluation = Evaluation(job, self.replica, self.ctx)
         self.evaluation.try_out()
+        self.glance = self.evaluation.smaller(self.config.evaluate_samples)  # the one between epochs or steps
         if self.ctx.worker_index == 0:
             notify("ready", {})
         recorder.write(
@@ -100,6 +111,7 @@ class Worker:
             role="worker",
             threads=job.threads,
             from_step=self.step,
+            clock=time.perf_counter(),
             parameters=self.replica.parameter_count,
             memory_format="channels_last" if self.replica.channels_last else "contiguous",
         )
@@ -130,6 +142,7 @@ class Worker:
             self.epoch_start = [w.clone() for w in replica.weights()]
         self.ctx.peers.barrier()
         meter.phase = "train"
+        self.net.start()
         self.clock.start()
         if self._is_over():
             if self.ctx.worker_index == 0:
@@ -137,6 +150,9 @@ class Worker:
                 self.notify("notice", {"text": notify_text})
             return
         for batch in self.batches:
+            if self.profile is not None:
+                self.profile.next_step()
+            began = self.clock.since
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
             before = replace(meter.totals["train"])
             loss = self._compute(batch)
@@ -144,7 +160,7 @@ class Worker:
             strategy.step(replica, batch)
 
             self.step, epoch = batch.step + 1, batch.epoch + 1
-            self._record_step(batch, loss, self.clock.lap(), before, arrived)
+            self._record_step(batch, loss, began, self.clock.lap(), before, arrived)
             over = self._is_over()
             if self.batches.ended and self.config.until_converged is not None and not over:
                 over = self._converged()
@@ -156,6 +172,7 @@ class Worker:
                 self._checkpoint()
             if over:
                 break
+        self.net.stop()
         meter.phase = "finish"
 
     def _compute(self, batch: Batch) -> float:
@@ -176,11 +193,15 @@ class Worker:
             with self.replica.holding(weights):
                 checkpoint.save_weights(self.job.out / "model.safetensors", self.replica.state_dict())
         self._evaluate(None)
+        if self.profile is not None:
+            self.recorder.write("profile", **self.profile.tables())
         for notice in self.replica.flat.notices if self.replica.flat else ():
             self.notify("notice", {"text": notice})
         self.recorder.write(
             "summary",
-            **Usage.now().since(self.usage),
+            **(self.sampler.summary() if self.sampler else {}),
+            net_sent_bytes=self.net.sent,
+            net_received_bytes=self.net.received,
             setup_sent_bytes=self.meter.total("setup").sent_bytes,
             evaluate_sent_bytes=self.meter.total("evaluate").sent_bytes,
             finish_sent_bytes=self.meter.total("finish").sent_bytes,
@@ -194,7 +215,7 @@ class Worker:
         steps, epochs = self.job.steps, self.job.epochs
         return (steps is not None and self.step >= steps) or (epochs is not None and self.batches.epochs_done >= epochs)
 
-    def _record_step(self, batch: Batch, loss: float, seconds: float, before: Tally, arrived: float) -> None:
+    def _record_step(self, batch: Batch, loss: float, began: float, seconds: float, before: Tally, arrived: float) -> None:
         now = self.meter.totals["train"]
         sync_s = now.seconds - before.seconds
         waits = self.strategy.in_step and now.calls > before.calls
@@ -206,7 +227,9 @@ class Worker:
             loss=loss,
             compute_s=seconds - sync_s,
             sync_s=sync_s,
-            arrived=arrived if waits else None,
+            began=began,
+            arrived=arrived,
+            waits=waits,
             train_s=self.clock.total_s,
             sent=now.sent_bytes - before.sent_bytes,
             received=now.received_bytes - before.received_bytes,
@@ -240,14 +263,14 @@ class Worker:
         """All workers together, each sample once, of the strategy's consensus weights. `epoch` None: the last one."""
         if self.job.data.test is None:
             return
-        self._assemble()
-        with self.meter.during("evaluate"):
+        with self._aside("evaluation"):
             weights = self.strategy.consensus(self.replica)
             with self.replica.holding(weights):
-                loss, values = self.evaluation.measure()
+                loss, values = (self.evaluation if epoch is None else self.glance).measure()
         accuracy = values.get("accuracy")
-        target = self.config.until_accuracy
-        self.target_reached = target is not None and accuracy is not None and accuracy >= target
+        until, target = self.config.until_accuracy, self.config.target_accuracy
+        self.target_reached = until is not None and accuracy is not None and accuracy >= until
+        goal = target if target is not None else until
         name = next(reversed(values), None)
         result = {
             "step": self.step,
@@ -255,7 +278,7 @@ class Worker:
             "loss": loss,
             "accuracy": accuracy,
             "metric": {"name": name, "value": values[name]} if name else None,
-            "reached": self.target_reached,
+            "reached": goal is not None and accuracy is not None and accuracy >= goal,
             "final": epoch is None,
         }
         self.recorder.write("evaluation", **result)
@@ -263,15 +286,13 @@ class Worker:
             self.notify("evaluation", {**result, "epoch": epoch})
         if not loss - loss == 0.0:
             raise NotFinite(f"the loss on the test set is {loss} after step {self.step}: try a smaller lr")
-        self.clock.start()
 
     def _converged(self) -> bool:
         """Relative change of the consensus weights over the epoch, the same number on all workers; or of one's own."""
         if self.strategy.decides_alone:
             weights: Sequence[Tensor] = self.replica.weights()
         else:
-            self._assemble()
-            with self.meter.during("evaluate"):
+            with self._aside("convergence"):
                 weights = self.strategy.consensus(self.replica) or self.replica.weights()
         before = self.epoch_start
         moved = sum(float((a - b).double().square().sum()) for a, b in zip(weights, before, strict=True)) ** 0.5
@@ -302,9 +323,19 @@ class Worker:
             self.members, self.ctx.peers = here, self.ctx.transport.group(here)
 
     def _checkpoint(self) -> None:
-        self._assemble()
-        with self.meter.during("evaluate"):
+        with self._aside("checkpoint"):
             path = snapshot.save(self)
         if self.ctx.worker_index == 0:
             self.recorder.write("checkpoint", step=self.step, path=str(path))
+
+    @contextmanager
+    def _aside(self, what: str) -> Iterator[None]:
+        """Something that is not training: its time and its bytes are counted apart."""
+        began = time.perf_counter()
+        self.net.stop()
+        self._assemble()
+        with self.meter.during("evaluate"):
+            yield
+        self.recorder.write("aside", what=what, step=self.step, began=began, seconds=time.perf_counter() - began)
+        self.net.start()
         self.clock.start()

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import BadRequest, RunFailed
 from paceline.record.reader import idle_seconds, lived, read_events, read_run, summarise
-from paceline.record.resources import Usage
+from paceline.record.resources import Task, Usage
 from paceline.record.writer import Recorder, write_json
 
 
@@ -114,9 +114,9 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_usage_counts_what_was_used() -> None:
-    before = Usage.now()
+    before = Usage.now(Task())
     sum(i * i for i in range(300_000))
-    used = Usage.now().since(before)
+    used = Usage.now(Task()).since(before)
     assert used["cpu_user_s"] >= 0
     assert used["rss_peak_bytes"] > 10e6
     assert set(used) == {"cpu_percent", "cpu_user_s", "cpu_system_s", "rss_peak_bytes", "disk_read_bytes", "disk_write_bytes"}

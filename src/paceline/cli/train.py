@@ -40,11 +40,14 @@ def options_from_config(command: Callable[..., None]) -> Callable[..., None]:
         extra: dict[str, Any] = {"multiple": True} if name in ("plugin", "faults") else {}
         if name in COMPLETED_FROM:
             extra["shell_complete"] = _completer(COMPLETED_FROM[name])
+        if field.metadata["kind"] is bool:
+            extra, default = {"is_flag": True}, ""
+        else:
+            extra["metavar"] = "X"
         command = click.option(
             "--" + name.replace("_", "-"),
             name,
             default=None,
-            metavar="X",
             help=f"{field.metadata['help']}{default}",
             **extra,
         )(command)

@@ -53,6 +53,29 @@ class TensorSamples:
         return self.targets if not self.targets.is_floating_point() and self.targets.dim() == 1 else None
 
 
+class SomeSamples:
+    """Some of the samples, in an order of their own."""
+
+    def __init__(self, samples: Samples, indices: Tensor) -> None:
+        self.samples, self.indices = samples, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+        return self.samples.batch(self.indices.index_select(0, indices))
+
+    def labels(self) -> Tensor | None:
+        labels = self.samples.labels()
+        return None if labels is None else labels.index_select(0, self.indices)
+
+
+def some_of(samples: Samples, count: int) -> Samples:
+    """So many, drawn without replacement: the same ones for everybody, and fewer are always among more."""
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
+    return SomeSamples(samples, order[:count])
+
+
 @dataclass
 class Stream:
     """Batches that come in an order of their own: a person's IterableDataset, or a DataLoader with its own sampler.

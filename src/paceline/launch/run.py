@@ -22,6 +22,7 @@ from paceline.launch.seat import find as find_seat
 from paceline.launch.threads import run_threads
 from paceline.record.machine import environment
 from paceline.record.reader import read_run, read_worker_events, summarise
+from paceline.record.trace import write_trace
 from paceline.record.writer import clean as clean_json
 from paceline.record.writer import write_json
 from paceline.registry import transports
@@ -80,9 +81,10 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
             meeting.recorded()
             return read_run(job.out)
     status = "completed" if failure is None else "interrupted" if isinstance(failure, Interrupted) else "failed"
+    events = read_worker_events(job.out)
     record = clean_json(
         summarise(
-            read_worker_events(job.out),
+            events,
             {**job.config.described(), "batch_sizes": list(job.batch_sizes), "oversubscribed": job.oversubscribed},
             environment(),
             status,
@@ -93,6 +95,7 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
     if lost:
         record["lost"] = sorted(lost)
     try:
+        write_trace(events, job.out / "trace.json")
         write_json(job.out / "run.json", record)
     except RunFailed as error:
         failure = failure or error

@@ -13,7 +13,7 @@ from paceline.errors import BadRequest
 SCHEMA = 1
 Event = dict[str, Any]
 
-NOT_MEASURED: dict[str, Any] = {"net_sent_bytes": None, "net_received_bytes": None}
+ON_THE_NETWORK = ("gloo", "nccl")  # transports whose payload never goes through shared memory
 
 
 def read_events(path: Path) -> list[Event]:
@@ -111,9 +111,10 @@ def summarise(
             "steps_to_accuracy": reached["step"] if reached else None,
         },
         "workers": [
-            *(_worker(events, own, idle[i]) for i, (events, own) in enumerate(zip(workers, steps, strict=True))),
-            *(_server(events) for events in servers),
+            *(_worker(events, own, idle[i], config) for i, (events, own) in enumerate(zip(workers, steps, strict=True))),
+            *(_server(events, config) for events in servers),
         ],
+        "machine": _machine(workers[0] if workers else []),
     }
 
 
@@ -128,22 +129,27 @@ def chosen(events: list[Event]) -> dict[str, Any]:
     return found
 
 
-def idle_seconds(workers: list[list[Event]]) -> list[float]:
-    """How long each worker, done with its own part of a step, waited for the last one to arrive at the exchange.
+def _machine(events: list[Event]) -> dict[str, Any] | None:
+    """What the whole container used meanwhile, as worker 0 saw it."""
+    return next((e["machine"] for e in reversed(events) if e["kind"] == "summary" and "machine" in e), None)
 
-    Steps are matched by number; only what all workers recorded counts (clocks of one host agree).
-    """
-    arrivals: list[dict[int, float]] = [
-        {e["step"]: e["arrived"] for e in events if e["kind"] == "step" and e.get("arrived") is not None} for events in workers
-    ]
-    idle = [0.0] * len(workers)
+
+def arrivals_by_step(workers: list[list[Event]]) -> dict[int, float]:
+    """When the last worker came to the exchange of each step that all of them recorded (clocks of one host agree)."""
+    arrivals = [_arrivals(events) for events in workers]
     if len(workers) < 2:
-        return idle
-    for step in set.intersection(*(set(a) for a in arrivals)):
-        latest = max(a[step] for a in arrivals)
-        for i, a in enumerate(arrivals):
-            idle[i] += latest - a[step]
-    return idle
+        return {}
+    return {step: max(a[step] for a in arrivals) for step in set.intersection(*(set(a) for a in arrivals))}
+
+
+def idle_seconds(workers: list[list[Event]]) -> list[float]:
+    """How long each worker, done with its own part of a step, waited for the last one to arrive at the exchange."""
+    last = arrivals_by_step(workers)
+    return [sum(last[step] - at for step, at in _arrivals(events).items() if step in last) for events in workers]
+
+
+def _arrivals(events: list[Event]) -> dict[int, float]:
+    return {e["step"]: e["arrived"] for e in events if e["kind"] == "step" and e.get("waits", e.get("arrived") is not None)}
 
 
 def _train_loss(steps: list[list[Event]]) -> float | None:
@@ -154,13 +160,13 @@ def _train_loss(steps: list[list[Event]]) -> float | None:
     return sum(loss * n for loss, n in pairs) / weight if weight else None
 
 
-def _worker(events: list[Event], steps: list[Event], idle_s: float) -> dict[str, Any]:
+def _worker(events: list[Event], steps: list[Event], idle_s: float, config: dict[str, Any]) -> dict[str, Any]:
     start: Event = next((e for e in events if e["kind"] == "start"), {})
     summary: Event = next((e for e in reversed(events) if e["kind"] == "summary"), {})
     known = summary.get("times_known", True)
     sync_s = sum(e["sync_s"] for e in steps)
     idle_s = min(idle_s, sync_s)
-    return {
+    counted = {
         "rank": events[0]["rank"],
         "role": start.get("role", "worker"),
         "host": start.get("host"),
@@ -173,10 +179,21 @@ def _worker(events: list[Event], steps: list[Event], idle_s: float) -> dict[str,
         "payload_received_bytes": sum(e["received"] for e in steps),
         "messages_sent": sum(e["messages"] for e in steps),
         **{key: summary.get(key) for key in COUNTERS},
-        **NOT_MEASURED,
         **_apart(events, steps),
         "traffic": summary.get("traffic"),
     }
+    return {**counted, **through_memory(counted, str(config.get("transport")))}
+
+
+def through_memory(worker: dict[str, Any], transport: str) -> dict[str, int | None]:
+    """Payload that no interface saw: what was exchanged, less what the network carried."""
+    moved: dict[str, int | None] = {}
+    for way in ("sent", "received"):
+        payload, net = worker[f"payload_{way}_bytes"], worker[f"net_{way}_bytes"]
+        known = payload is not None and net is not None
+        through = 0 if transport in ON_THE_NETWORK else max(0, payload - net) if known else None
+        moved[f"memory_{way}_bytes"] = through
+    return moved
 
 
 def _apart(events: list[Event], steps: list[Event]) -> dict[str, float | None]:
@@ -196,15 +213,16 @@ def _apart(events: list[Event], steps: list[Event]) -> dict[str, float | None]:
     }
 
 
-def _server(events: list[Event]) -> dict[str, Any]:
+def _server(events: list[Event], config: dict[str, Any]) -> dict[str, Any]:
     """A server makes no steps; what it sent and received while it served is its payload."""
     summary: Event = next((e for e in reversed(events) if e["kind"] == "summary"), {})
-    return {
-        **_worker(events, [], 0.0),
+    served = {
+        **_worker(events, [], 0.0, config),
         "payload_sent_bytes": summary.get("served_sent_bytes"),
         "payload_received_bytes": summary.get("served_received_bytes"),
         "messages_sent": summary.get("served_messages"),
     }
+    return {**served, **through_memory(served, str(config.get("transport")))}
 
 
 COUNTERS = (
@@ -212,9 +230,14 @@ COUNTERS = (
     "cpu_user_s",
     "cpu_system_s",
     "rss_peak_bytes",
+    "pss_peak_bytes",
     "setup_sent_bytes",
     "evaluate_sent_bytes",
     "finish_sent_bytes",
     "disk_read_bytes",
     "disk_write_bytes",
+    "net_sent_bytes",
+    "net_received_bytes",
+    "measured_s",
+    "measuring_s",
 )

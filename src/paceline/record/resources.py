@@ -1,13 +1,32 @@
-"""What a process used, as the system saw it."""
+"""What a worker used, as the system saw it."""
 
 from __future__ import annotations
 
+import os
 import resource
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+
+
+@dataclass(frozen=True)
+class Task:
+    """A worker as the system knows it: a whole process, or one thread of it where workers are threads."""
+
+    thread: int | None = None
+
+    @classmethod
+    def own(cls, alone_in_process: bool) -> Task:
+        return cls(None if alone_in_process else threading.get_native_id())
+
+    @property
+    def folder(self) -> str:
+        return "/proc/self" if self.thread is None else f"/proc/self/task/{self.thread}"
 
 
 @dataclass(frozen=True)
@@ -15,19 +34,15 @@ class Usage:
     wall_s: float
     cpu_user_s: float
     cpu_system_s: float
+    rss_bytes: int
     disk_read_bytes: int | None
     disk_write_bytes: int | None
 
     @classmethod
-    def now(cls) -> Usage:
-        process = psutil.Process()
-        times = process.cpu_times()
-        try:
-            disk = process.io_counters()
-            read, written = int(disk.read_bytes), int(disk.write_bytes)
-        except (psutil.AccessDenied, AttributeError, OSError):  # not every system tells
-            return cls(time.perf_counter(), times.user, times.system, None, None)
-        return cls(time.perf_counter(), times.user, times.system, read, written)
+    def now(cls, task: Task) -> Usage:
+        user, system = _cpu(task)
+        read, written = _disk(task)
+        return cls(time.perf_counter(), user, system, psutil.Process().memory_info().rss, read, written)
 
     def since(self, start: Usage) -> dict[str, Any]:
         """In run.json's own names."""
@@ -38,6 +53,7 @@ class Usage:
             return None if now is None or then is None else now - then
 
         return {
+            "measured_s": wall,
             "cpu_percent": 100 * (user + system) / wall,
             "cpu_user_s": user,
             "cpu_system_s": system,
@@ -45,6 +61,38 @@ class Usage:
             "disk_read_bytes": difference(self.disk_read_bytes, start.disk_read_bytes),
             "disk_write_bytes": difference(self.disk_write_bytes, start.disk_write_bytes),
         }
+
+
+def _cpu(task: Task) -> tuple[float, float]:
+    if task.thread is None:
+        times = psutil.Process().cpu_times()
+        return times.user, times.system
+    try:
+        with open(f"{task.folder}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        return int(fields[11]) * TICK_S, int(fields[12]) * TICK_S
+    except OSError:  # no /proc, or the thread is gone
+        times = psutil.Process().cpu_times()
+        return times.user, times.system
+
+
+def _disk(task: Task) -> tuple[int | None, int | None]:
+    """Bytes that went to and came from the storage itself; None where the system does not tell."""
+    try:
+        with open(f"{task.folder}/io") as counters:
+            values = dict(line.split(": ") for line in counters.read().splitlines())
+        return int(values["read_bytes"]), int(values["write_bytes"])
+    except (OSError, KeyError, ValueError):
+        return None, None
+
+
+def pss_bytes() -> int | None:
+    """Resident memory with each shared page counted in equal parts to those who share it. Walks the page tables."""
+    try:
+        with open("/proc/self/smaps_rollup") as rollup:
+            return next((int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:")), None)
+    except OSError:
+        return None
 
 
 def rss_peak_bytes() -> int:

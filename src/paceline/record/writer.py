@@ -1,7 +1,8 @@
 """Events: one JSON object per line, written as they happen, so that a killed worker loses nothing but the last line.
 
-Kinds: `start` (a worker begins, or begins again from a checkpoint), `step`, `evaluation`, `checkpoint`, `notice`,
-`summary` (the worker's counters, at its end).
+Kinds: `start` (a worker begins, or begins again from a checkpoint), `step`, `evaluation`, `checkpoint`, `choice` (what
+`auto` took), `distance` (from the mean of all replicas), `lost` (workers that have died), `sample` (what was used
+by then), `aside` (what was not training), `profile` (tables), `summary` (the counters, at the end).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +24,8 @@ class Recorder:
 
     def __init__(self, path: Path, rank: int, session: int = 0) -> None:
         self.rank, self.session = rank, session
+        self.spent_s = 0.0  # writing
+        self._lock = threading.Lock()  # samples come from a thread of their own
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
@@ -32,11 +36,15 @@ class Recorder:
             raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
 
     def write(self, kind: str, **fields: Any) -> None:
+        began = time.perf_counter()
         event = {"kind": kind, "rank": self.rank, "session": self.session, "t": time.time(), **fields}
-        try:
-            self._file.write(json.dumps(clean(event)) + "\n")
-        except OSError as error:
-            raise RunFailed(f"the records cannot be written: {error.strerror} ({self._file.name})") from None
+        line = json.dumps(clean(event)) + "\n"
+        with self._lock:
+            try:
+                self._file.write(line)
+            except OSError as error:
+                raise RunFailed(f"the records cannot be written: {error.strerror} ({self._file.name})") from None
+            self.spent_s += time.perf_counter() - began
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a full disk has been reported by `write`

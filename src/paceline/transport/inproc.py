@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,16 +146,18 @@ class InprocTransport(Transport):
     shares_memory = True
     devices = frozenset({"cpu", "cuda"})
 
-    def __init__(self, hub: Hub, rank: int, members: tuple[int, ...]) -> None:
+    def __init__(self, hub: Hub, rank: int, members: tuple[int, ...], place: tuple[Any, ...] = ()) -> None:
         super().__init__(members.index(rank), len(members), hub.deadline_s)
         self._hub, self._world_rank, self._members = hub, rank, members
+        self._place = (*place, members)  # two groups of the same members do not hear each other
+        self._groups: Counter[tuple[int, ...]] = Counter()
         self._calls = 0
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         target = self._members[to]
         if target in self._hub.gone:
             raise PeerLost(target)
-        self._hub.boxes.setdefault((self._members, self._world_rank, target, tag), deque()).append(tensor.detach().clone())
+        self._hub.boxes.setdefault((self._place, self._world_rank, target, tag), deque()).append(tensor.detach().clone())
         self._yield(_always, "its turn")
         return _Done()
 
@@ -171,7 +173,7 @@ class InprocTransport(Transport):
         return ready[self._hub.baton.choose(len(ready))]
 
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
-        hub, key = self._hub, (self._members, "window", self._calls)
+        hub, key = self._hub, (self._place, "window", self._calls)
         if self.rank == root:
             hub.windows[key] = tensor
         self.barrier()
@@ -185,7 +187,9 @@ class InprocTransport(Transport):
 
     def group(self, ranks: Sequence[int]) -> InprocTransport:
         members = check_ranks(ranks, self.size, self.rank)
-        return InprocTransport(self._hub, self._world_rank, tuple(self._members[r] for r in members))
+        self._groups[members] += 1
+        place = (*self._place, self._groups[members])
+        return InprocTransport(self._hub, self._world_rank, tuple(self._members[r] for r in members), place)
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
         if self.size > 1:
@@ -200,7 +204,7 @@ class InprocTransport(Transport):
 
     def _meet(self, tensor: Tensor, what: str, combine: Callable[[list[Tensor]], Tensor] | None = None) -> Tensor:
         """All members bring a tensor; the last to come combines them, in rank order, for all."""
-        hub, key = self._hub, (self._members, self._calls)
+        hub, key = self._hub, (self._place, self._calls)
         self._calls += 1
         brought = hub.meetings.setdefault(key, {})
         brought[self.rank] = tensor.detach().clone()
@@ -235,7 +239,7 @@ class _Done:
 class _Receive:
     def __init__(self, transport: InprocTransport, tensor: Tensor, source: int, tag: int) -> None:
         self._transport, self._tensor, self._source = transport, tensor, source
-        self._key = (transport._members, source, transport._world_rank, tag)
+        self._key = (transport._place, source, transport._world_rank, tag)
 
     def ready(self) -> bool:
         hub = self._transport._hub

@@ -1,0 +1,44 @@
+"""How many bytes this process has moved over TCP, as the kernel counted them for each of its sockets.
+
+No system call gives network bytes per process; `TCP_INFO` gives them per socket, exactly and for the price of a look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+
+SENT, RECEIVED = 200, 128  # offsets of tcpi_bytes_sent and tcpi_bytes_received in Linux' struct tcp_info
+LENGTH = 216
+
+
+class Sockets:
+    """The sum over all TCP sockets that this process has, and those that it had when it was last asked."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}  # by inode
+
+    def bytes(self) -> tuple[int, int] | None:
+        """(sent, received) since the sockets were opened; None where the system does not tell."""
+        if not hasattr(socket, "TCP_INFO"):
+            return None
+        try:
+            open_files = os.listdir("/proc/self/fd")
+        except OSError:
+            return None
+        for name in open_files:
+            with contextlib.suppress(OSError, struct.error):  # closed meanwhile, or not a TCP socket
+                inode = os.readlink(f"/proc/self/fd/{name}")
+                if inode.startswith("socket:"):
+                    self._seen[inode] = _of_socket(int(name))
+        return sum(s for s, _ in self._seen.values()), sum(r for _, r in self._seen.values())
+
+
+def _of_socket(number: int) -> tuple[int, int]:
+    with socket.socket(fileno=os.dup(number)) as own:
+        if own.family not in (socket.AF_INET, socket.AF_INET6) or own.type != socket.SOCK_STREAM:
+            raise OSError("not TCP")
+        info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LENGTH)
+    return struct.unpack_from("=Q", info, SENT)[0], struct.unpack_from("=Q", info, RECEIVED)[0]

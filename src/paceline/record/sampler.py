@@ -1,0 +1,117 @@
+"""A look at this worker now and then, from a thread of its own: CPU, memory, network, disk, as events."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any
+
+from paceline.errors import RunFailed
+from paceline.record import container
+from paceline.record.network import Sockets
+from paceline.record.resources import Task, Usage, pss_bytes
+from paceline.record.writer import Recorder
+
+PSS_SHARE = 0.003  # of the time at most: it walks the page tables, which takes long where there are many
+
+
+class Sampler:
+    """Samples from start to stop, with a first and a last one always; `spent_s` is the CPU time that sampling took."""
+
+    def __init__(self, recorder: Recorder, every_s: float, task: Task, whole_machine: bool = False) -> None:
+        self.recorder, self.every_s, self.task, self.whole_machine = recorder, every_s, task, whole_machine
+        self.sockets = Sockets()
+        self.spent_s = 0.0
+        self.pss_peak_bytes: int | None = None
+        self._memory_peak_bytes: int | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._start = Usage.now(task)
+        self._next_pss = self._start.wall_s + 1.0
+        self._machine_start = container.usage() if whole_machine else {}
+
+    def start(self) -> None:
+        if self.every_s > 0:
+            self._thread = threading.Thread(target=self._run, name="paceline-sampler", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def net_bytes(self) -> tuple[int, int] | None:
+        with self._lock:
+            return self.sockets.bytes()
+
+    def summary(self) -> dict[str, Any]:
+        """What was used since the beginning, in run.json's own names."""
+        self.stop()
+        self.pss_peak_bytes = max(self.pss_peak_bytes or 0, pss_bytes() or 0) or None
+        used = Usage.now(self.task).since(self._start)
+        machine = {}
+        if self.whole_machine:
+            end = container.usage()
+            peak = max((m for m in (self._memory_peak_bytes, end["memory_bytes"]) if m is not None), default=None)
+            machine = {"machine": container.difference(self._machine_start, end, used["measured_s"], peak)}
+        spent = self.recorder.spent_s + self.spent_s
+        return {**used, "pss_peak_bytes": self.pss_peak_bytes, "measuring_s": spent, **machine}
+
+    def _run(self) -> None:
+        while True:
+            began = time.thread_time()
+            with contextlib.suppress(RunFailed):  # a full disk is reported by the worker's own events
+                self._sample()
+            self.spent_s += time.thread_time() - began
+            if self._over.wait(self.every_s):
+                return
+
+    def _sample(self) -> None:
+        now, net = Usage.now(self.task), self.net_bytes()
+        fields: dict[str, Any] = {}
+        if now.wall_s >= self._next_pss:
+            fields["pss_bytes"] = pss_bytes()
+            self.pss_peak_bytes = max(self.pss_peak_bytes or 0, fields["pss_bytes"] or 0) or None
+            self._next_pss = now.wall_s + (time.perf_counter() - now.wall_s) / PSS_SHARE
+        if self.whole_machine:
+            used = container.usage()
+            self._memory_peak_bytes = max(self._memory_peak_bytes or 0, used["memory_bytes"] or 0) or None
+            fields["machine"] = {k: v for k, v in used.items() if k != "source"}
+        self.recorder.write(
+            "sample",
+            elapsed_s=now.wall_s - self._start.wall_s,
+            cpu_user_s=now.cpu_user_s,
+            cpu_system_s=now.cpu_system_s,
+            rss_bytes=now.rss_bytes,
+            net_sent_bytes=net[0] if net else None,
+            net_received_bytes=net[1] if net else None,
+            disk_read_bytes=now.disk_read_bytes,
+            disk_write_bytes=now.disk_write_bytes,
+            **fields,
+        )
+
+
+class NetBytes:
+    """Bytes over the network while counting is on: of the training alone, as `payload_*` is."""
+
+    def __init__(self, sampler: Sampler | None) -> None:
+        self._sampler = sampler
+        self._since: tuple[int, int] | None = None
+        self.sent: int | None = None
+        self.received: int | None = None
+
+    def start(self) -> None:
+        self._since = self._sampler.net_bytes() if self._sampler else None
+
+    def stop(self) -> None:
+        """Counting again after it was stopped already adds nothing."""
+        if self._sampler is None or self._since is None:
+            return
+        now, before = self._sampler.net_bytes(), self._since
+        if now is not None:
+            self.sent = (self.sent or 0) + now[0] - before[0]
+            self.received = (self.received or 0) + now[1] - before[1]
+        self._since = None
