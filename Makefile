@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: setup study test test-slow check lint types format bench clean help
 
 help:
-	@echo "make study      measure serial training against two workers on MNIST (fetches it)"
+	@echo "make study      measure every strategy with 1 to 5 workers on MNIST (fetches it), to a report; FULL=1 cuts nothing"
 	@echo "make test       the tests           make test-slow   the long ones too"
 	@echo "make check      lint, types, tests  make bench       benchmarks against the peers"
 
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 study: $(STAMP)
-	@$(BIN)/paceline study --fetch
+	@$(BIN)/paceline study --fetch $(if $(FULL),--full)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q

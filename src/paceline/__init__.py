@@ -6,16 +6,31 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import Run, load_data, train
+    from paceline.api import Run, compare, load_data, render, study, train
     from paceline.errors import BadRequest, PacelineError, RunFailed
     from paceline.loop import Pace, join
 
-__all__ = ["BadRequest", "Pace", "PacelineError", "Run", "RunFailed", "join", "load_data", "train"]
+__all__ = [
+    "BadRequest",
+    "Pace",
+    "PacelineError",
+    "Run",
+    "RunFailed",
+    "compare",
+    "join",
+    "load_data",
+    "render",
+    "study",
+    "train",
+]
 __version__ = _version("paceline")
 
 _HOMES = {
     "Run": "api",
     "train": "api",
+    "study": "api",
+    "render": "api",
+    "compare": "api",
     "load_data": "api",
     "Pace": "loop",
     "join": "loop",

@@ -6,11 +6,12 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from paceline import checkpoint
+from paceline.board import Board
 from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.base import Samples, Stream
@@ -22,6 +23,14 @@ from paceline.launch.seat import find as find_seat
 from paceline.progress import Watch
 from paceline.record.reader import read_run
 from paceline.registry import sources
+from paceline.report.compare import compare
+from paceline.report.lines import Study, read_study
+from paceline.report.render import render
+from paceline.studies.grid import BUILTIN
+from paceline.studies.grid import Study as Plan
+from paceline.studies.runner import run_study
+
+__all__ = ["Run", "compare", "load_data", "render", "study", "train"]
 
 
 class Run:
@@ -84,6 +93,34 @@ def train(*, progress: bool | None = None, **options: Any) -> Run:
     job = make_job(options, meeting)
     with Watch(job, quiet=progress is False or silent(meeting), live=progress, lines=False) as watch:
         return start(job, watch.listen, meeting=meeting)
+
+
+def study(
+    file: str | Path | dict[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    variant: Literal["", "short", "full"] = "",
+    seeds: int | None = None,
+    progress: bool | None = None,
+    **base: Any,
+) -> Study:
+    """Measure a grid of settings, write the report, and give back what was measured. Called again, it goes on where it stopped.
+
+    `file` is a study file, a dict of the same shape, or nothing for the built-in study; further keywords are options of
+    `train` for all runs.
+
+        found = paceline.study("studies/stragglers.toml", variant="short")
+        for line in found.lines:
+            print(line.label, line.workers, line.train_s, line.accuracy)
+        found.folder / "report.html"
+    """
+    plan = Plan.make(file, variant=variant) if isinstance(file, dict) else Plan.read(file or BUILTIN, variant)
+    plan = plan.changed(seeds=seeds, **base)
+    folder = Path(out) if out else Path("runs") / plan.name
+    with Board(quiet=progress is False, live=progress) as board:
+        run_study(plan, folder, board)
+    render(folder)
+    return read_study(folder)
 
 
 def load_data(name: str, data_dir: str | None = None) -> tuple[Samples | Stream, Samples | None]:

@@ -276,21 +276,63 @@ def test_doctor_and_completion(cli) -> None:
     assert "_PACELINE_COMPLETE" in out
 
 
-def test_study_compares_serial_with_two_workers(cli, tmp_path: Path) -> None:
-    code, out, err = cli(
-        "study", "--data", "fashion-mini", "--model", "mlp", "--rounds", "1", "--global-batch-size", "500", "--out", "s"
-    )
+def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> None:
+    code, out, err = cli("study", "--short", "--out", "s")
     assert code == 0, err
-    assert all(word in out for word in ("serial", "allreduce", "ddp", "speed-up", "cores"))
+    assert all(word in out for word in ("serial", "allreduce", "local-sgd", "against", "cores", "report: file://"))
+    files = {p.name for p in (tmp_path / "s").iterdir()}
+    assert files == {"study.json", "results.csv", "report.html", "figures", "runs"}
+    assert {p.suffix for p in (tmp_path / "s" / "figures").iterdir()} == {".png", ".svg"}
+    runs = {f: json.loads(f.read_text()) for f in (tmp_path / "s" / "runs").glob("*/run.json")}
     rows = (tmp_path / "s" / "results.csv").read_text().splitlines()
-    assert len(rows) == 5
-    runs = [json.loads(f.read_text()) for f in (tmp_path / "s" / "runs").glob("*/run.json")]
-    assert len({r["config"]["memory_format"] for r in runs}) == 1
-    assert {r["result"]["samples"] for r in runs} == {6000}
-    assert cli("study", "--data", "fashion-mini", "--out", "s")[0] == 2
+    assert len(rows) == 1 + len(runs)
+    for same in ("memory_format", "global_batch_size", "epochs", "data", "model", "seed"):
+        assert len({r["config"][same] for r in runs.values()}) == 1, same
+    assert {r["result"]["samples"] for r in runs.values()} == {6000}
+    when = {f: f.stat().st_mtime_ns for f in runs}
+    code, out, err = cli("study", "--short", "--out", "s", "--no-figures")
+    assert code == 0
+    assert f"{len(runs)} of {len(runs)} runs are here already" in err
+    assert {f: f.stat().st_mtime_ns for f in runs} == when  # nothing was run again
+    code, _, err = cli("study", "--short", "--out", "s", "--set", "lr=0.5")
+    assert (code, "holds another study" in err) == (2, True)
+    assert cli("report", "s", "--no-figures")[0] == 0
+    (tmp_path / "t").mkdir()
+    for bad in (
+        ["report", "t"],
+        ["report", "nosuch"],
+        ["report", "s", "s", "s"],
+        ["study", "nosuch.toml"],
+        ["report", "s", "--out", "x"],
+    ):
+        code, _, err = cli(*bad)
+        assert (code, err.count("\n")) == (2, 1), (bad, err)
 
 
-def test_a_study_without_a_network_goes_on_with_what_is_built_in(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_lists_and_runs_nothing(cli, tmp_path: Path) -> None:
+    code, out, err = cli("study", "--short", "--dry-run")
+    assert code == 0, err
+    assert "6 runs, about" in out or "5 runs, about" in out
+    assert "an estimate" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_studies_are_compared(cli, tmp_path: Path) -> None:
+    from tests.records import run, write_study
+
+    write_study(tmp_path / "a", [run(train_s=2.0), run(train_s=2.1), run("psgd", 2, 1.0), run("psgd", 2, 1.1)])
+    write_study(tmp_path / "b", [run(train_s=2.0), run(train_s=2.1), run("psgd", 2, 0.5), run("psgd", 2, 0.6)])
+    code, _out, err = cli("report", "a", "b", "--out", "c.html")
+    assert code == 0, err
+    text = (tmp_path / "c.html").read_text()
+    assert "2 settings are in both: 1 became faster, 0 slower, 1 stayed within noise" in text
+    assert "1.91x as fast" in text
+    write_study(tmp_path / "d", [run("hogwild", 2)])
+    code, _, err = cli("report", "a", "d")
+    assert (code, "nothing to compare" in err) == (2, True)
+
+
+def test_a_study_without_a_network_goes_on_with_what_is_built_in(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.data import fetch as fetching
 
     def unreachable(work: Path, say: object) -> None:
@@ -298,10 +340,13 @@ def test_a_study_without_a_network_goes_on_with_what_is_built_in(cli, monkeypatc
 
     recipe = fetching.RECIPES["mnist"]
     monkeypatch.setitem(fetching.RECIPES, "mnist", fetching.Recipe(recipe.folder, recipe.sha256, (("a mirror", unreachable),)))
-    code, out, err = cli("study", "--fetch", "--model", "linear", "--rounds", "1", "--global-batch-size", "1000")
+    file = tmp_path / "tiny.toml"
+    file.write_text("all_cores = false\n[base]\nmodel = 'linear'\nglobal_batch_size = 1000\n[axes]\nstrategy = ['serial']\n")
+    code, _out, err = cli("study", str(file), "--fetch", "--no-figures")
     assert code == 0, err
     assert "going on with fashion-mini" in err
-    assert "linear on fashion-mini" in out
+    (record,) = [json.loads(f.read_text()) for f in (tmp_path / "runs" / "tiny" / "runs").glob("*/run.json")]
+    assert record["config"]["data"] == "fashion-mini"
 
 
 def test_help_is_quick_and_needs_no_torch() -> None:

@@ -89,7 +89,7 @@ def test_srun_as_its_variables_tell(tmp_path: Path) -> None:
 
 
 def test_a_study_is_not_run_by_every_rank() -> None:
-    done = run(str(BIN / "paceline"), "study", "--data", "fashion-mini", "--out", "s", RANK="0", WORLD_SIZE="2",
+    done = run(str(BIN / "paceline"), "study", "--short", "--out", "s", RANK="0", WORLD_SIZE="2",
                MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # fmt: skip
     assert done.returncode == 2
     assert "starts its own workers" in done.stderr

@@ -18,6 +18,7 @@ from paceline.errors import PacelineError, WorkerFailed
 COMMANDS = {
     "train": "paceline.cli.train:train",
     "study": "paceline.cli.study:study",
+    "report": "paceline.cli.report:report",
     "explain": "paceline.cli.explain:explain",
     "list": "paceline.cli.listing:listing",
     "data": "paceline.cli.data:data",

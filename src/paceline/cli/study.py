@@ -2,170 +2,172 @@
 
 from __future__ import annotations
 
-import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
-    from paceline.study.runner import Line
+    from paceline.studies.grid import Study
 
 
 @click.command()
-@click.option("--data", default="mnist", show_default=True, metavar="X", help="a data source")
+@click.argument("file", required=False, type=click.Path())
+@click.option("--out", default=None, metavar="DIR", help="where it is kept, and looked for  [default: runs/NAME]")
+@click.option("--short", is_flag=True, help="the file's short setting: the same study in seconds, to see that it works")
+@click.option("--full", is_flag=True, help="the file's full setting: nothing cut")
+@click.option("--seeds", default=None, type=click.IntRange(1), metavar="N", help="every setting so many times")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="an option of `train` for all runs")
 @click.option("--data-dir", default=None, metavar="DIR", help="where data sets are looked for first")
 @click.option("--fetch", is_flag=True, help="fetch the data if it is not here; without a network, go on with fashion-mini")
-@click.option("--model", default="cnn", show_default=True, metavar="X")
-@click.option("--epochs", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--global-batch-size", default=128, show_default=True, type=click.IntRange(2), help="the same for every line")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="every line is run so often, interleaved")
-@click.option("--out", default=None, metavar="DIR", help="[default: runs/<time>-study]")
+@click.option("--dry-run", is_flag=True, help="list the runs and about how long they take; run nothing")
+@click.option("--retry-failed", is_flag=True, help="run again what has failed")
+@click.option("--figures/--no-figures", default=True, help="pictures of the charts as PNG and SVG  [default: yes]")
+@click.option("--quiet", is_flag=True, help="say nothing unless something goes wrong")
+@click.option("--progress/--no-progress", default=None, help="a live table (default: when this is a terminal)")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def study(
-    data: str,
+    file: str | None,
+    out: str | None,
+    short: bool,
+    full: bool,
+    seeds: int | None,
+    settings: tuple[str, ...],
     data_dir: str | None,
     fetch: bool,
-    model: str,
-    epochs: int,
-    global_batch_size: int,
-    rounds: int,
-    out: str | None,
+    dry_run: bool,
+    retry_failed: bool,
+    figures: bool,
+    quiet: bool,
+    progress: bool | None,
     debug: bool,
 ) -> None:
-    """Measure serial training against two workers, and PyTorch's own DDP, on the same work.
+    """Measure a grid of settings fairly, and report. Without FILE: all strategies, one to five workers, on MNIST.
+
+    Started again, it goes on where it was stopped.
 
     \b
     Examples:
       paceline study --fetch
-      paceline study --data fashion-mini --epochs 2 --rounds 5
+      paceline study studies/stragglers.toml
+      paceline study studies/optimizers.toml --set workers=2 --seeds 3
+      paceline study --dry-run
     """
     import torch
 
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
     from rich.console import Console
 
-    from paceline.data.fetch import RECIPES
-    from paceline.data.fetch import fetch as bring
-    from paceline.errors import BadRequest, DataUnavailable, RunFailed
-    from paceline.progress import Watch
-    from paceline.study.runner import builtin, run_study
+    from paceline.board import Board
+    from paceline.errors import BadRequest, Interrupted, RunFailed
+    from paceline.report.render import render
+    from paceline.studies.grid import BUILTIN, Study
+    from paceline.studies.runner import run_study
 
-    messages = Console(stderr=True)
-    if fetch and data in RECIPES:
-        try:
-            bring(
-                data,
-                data_dir or "data",
-                lambda text: messages.print(text, highlight=False, soft_wrap=True, markup=False),
-            )
-        except DataUnavailable as error:
-            reason = str(error).split(". Copy")[0]
-            messages.print(f"note: {reason}; going on with fashion-mini", highlight=False, soft_wrap=True, markup=False)
-            data = "fashion-mini"
-    folder = Path(out) if out else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-study"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadRequest(f"out={folder} is not empty: choose another folder")
-    base: dict[str, Any] = {"model": model, "data": data, "epochs": epochs, "global_batch_size": global_batch_size}
-    if data_dir:
-        base["data_dir"] = data_dir
-    settings = builtin()
-    total, done = len(settings) * rounds, 0
-    watches: list[Watch] = []
-
-    def watch(setting: Any, number: int, job: Any) -> Any:
-        nonlocal done
-        done += 1
-        close()
-        label = f"{done}/{total} {setting.label}"
-        watches.append(Watch(job, label=label))
-        watches[-1].__enter__()
-        if not watches[-1].live:
-            messages.print(label, highlight=False)
-        return watches[-1].listen
-
-    def close() -> None:
-        while watches:
-            watches.pop().__exit__(None, None, None)
-
+    if short and full:
+        raise BadRequest("--short or --full, not both")
+    planned = Study.read(file or BUILTIN, "short" if short else "full" if full else "")
+    planned = planned.changed(settings, seeds=seeds, data_dir=data_dir)
+    messages, console = Console(stderr=True), Console()
+    if fetch:
+        planned = _fetched(planned, data_dir, messages)
+    if dry_run:
+        _list_runs(planned, console)
+        return
+    folder = Path(out) if out else Path("runs") / (planned.name + ("-short" if short else "-full" if full else ""))
+    began = time.monotonic()
     try:
-        lines = run_study(settings, base, rounds, folder, watch)
-    finally:
-        close()
-    console = Console()
-    console.print(
-        f"{model} on {data}, {epochs} epoch{'s' * (epochs > 1)}, global batch {global_batch_size}",
-        style="bold",
-        highlight=False,
-    )
-    console.print(_table(lines))
-    _legend(console, lines, rounds)
-    if all(line.error for line in lines):
+        with Board(quiet=quiet, live=progress) as board:
+            records = run_study(planned, folder, board, retry_failed=retry_failed, clean=True)
+    except Interrupted:
+        raise Interrupted(f"interrupted; what was measured is in {folder}, and the same command goes on from there") from None
+    if not quiet:
+        messages.print(
+            f"{len(records)} runs in {(time.monotonic() - began) / 60:.1f} minutes; making the report", highlight=False
+        )
+    page = render(folder, figures=figures)
+    if not quiet:
+        show_study(folder, console)
+        console.print(f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False)
+    if all(r["status"] != "completed" for r in records.values()):
         raise RunFailed("every run of the study failed: see above")
-    console.print(f"results: {folder / 'results.csv'}", highlight=False, soft_wrap=True)
 
 
-def _table(lines: list[Line]) -> Table:
+def show_study(folder: Path, console: Console) -> None:
+    """The answer, and one table."""
     from rich import box
     from rich.table import Table
 
-    from paceline.cli.show import number, percent, size
+    from paceline.cli.show import machine_line
+    from paceline.report.answer import answer, best_lines
+    from paceline.report.lines import read_study
+    from paceline.report.words import plus_minus, size, times
+
+    found = read_study(folder)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    headings = ["setting", "best\nworkers", "training", "against\nserial", "test\naccuracy"]
+    headings += [f"time to\n{100 * found.target:g}%"] if found.target is not None else []
+    for heading in (*headings, "sent\na step"):
+        table.add_column(heading, justify="left" if heading == "setting" else "right", no_wrap=heading != "setting")
+    for line in best_lines(found):
+        gain, sent = found.serial_speedup(line), line.per_step("payload_sent_bytes")
+        row = [line.label + (" *" if line.oversubscribed else ""), str(line.workers), plus_minus(line.train_s, ".2f")]
+        row += [times(gain.mean if gain else None), plus_minus(line.accuracy, ".2f", 100)]
+        if found.target is not None:
+            row.append(plus_minus(line.time_to_accuracy, ".2f") if line.time_to_accuracy else "not reached")
+        table.add_row(*row, size(sent.mean) if sent and line.workers > 1 else "–")
+    for sentence in answer(found):
+        console.print(sentence.replace("`", ""), highlight=False, markup=False)
+    console.print(table)
+    notes = "Seconds and per cent; mean ± half the range over the seeds. Each setting at its own best number of workers."
+    if any(line.oversubscribed for line in best_lines(found)):
+        notes += f" * oversubscribed: more workers and servers than the {found.cores} cores."
+    console.print(notes, style="dim", highlight=False)
+    for line in found.lines:
+        if line.errors:
+            console.print(f"{line.id} failed: {line.errors[0]}", style="red", highlight=False, markup=False)
+    console.print(machine_line(found.environment), style="dim", highlight=False)
+
+
+def _fetched(planned: Study, data_dir: str | None, messages: Console) -> Study:
+    """With its data here, or with what is built in."""
+    from paceline.data.fetch import RECIPES
+    from paceline.data.fetch import fetch as bring
+    from paceline.errors import DataUnavailable
+
+    def say(text: str) -> None:
+        messages.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    for name in sorted({str(s.options.get("data", "mnist")) for s in planned.settings()} & set(RECIPES)):
+        try:
+            bring(name, data_dir or "data", say)
+        except DataUnavailable as error:
+            say(f"note: {str(error).split('. Copy')[0]}; going on with fashion-mini")
+            built_in = replace(planned, target_accuracy=0.6, cut="no network: 6,000 images of clothes that are built in")
+            return built_in.changed(["data=fashion-mini", "data_share=1.0"])
+    return planned
+
+
+def _list_runs(planned: Study, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from paceline.studies.estimate import Estimator
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    for heading in (
-        "strategy",
-        "workers\nx threads",
-        "test\naccuracy",
-        "training",
-        "samples/s",
-        "spread",
-        "speed-up",
-        "sent\na step",
-    ):
-        table.add_column(heading, justify="left" if heading == "strategy" else "right", no_wrap=True)
-    baseline = lines[0].median("train_s")
-    for line in lines:
-        setting, own = line.setting, line.median("train_s")
-        name, shape = setting.strategy + (" *" if line.oversubscribed else ""), f"{setting.workers} x {setting.threads}"
-        if own is None:
-            table.add_row(name, shape, "failed")
-            continue
-        rates = line.values("samples_per_s")
-        table.add_row(
-            name,
-            shape,
-            percent(line.median("test_accuracy")),
-            f"{own:.2f} s",
-            number(line.median("samples_per_s"), ",.0f"),
-            f"±{50 * (max(rates) - min(rates)) / statistics.median(rates):.0f}%",
-            f"{baseline / own:.2f}x" if baseline else "-",
-            size(line.sent_bytes_per_step()) if setting.workers > 1 else "-",
-        )
-    return table
-
-
-def _legend(console: Any, lines: list[Line], rounds: int) -> None:
-
-    for line in lines:
-        if line.error:
-            console.print(f"{line.setting.label} failed: {line.error}", style="red", highlight=False)
-    record = next((r for line in lines for r in line.records), None)
-    if record is None:
-        return
-    env = record["environment"]
-    console.print(
-        f"Median of {rounds} interleaved round{'s' * (rounds > 1)}; speed-up = training time of serial with one thread / "
-        "own; spread = half of max - min. Start-up, loading and evaluation are not in the training time. "
-        f"Memory format: {record['config']['memory_format']}.",
-        highlight=False,
-    )
-    if any(line.oversubscribed for line in lines):
-        console.print(f"* oversubscribed: more threads than the {env['cores']} cores of this machine.", style="yellow")
-    console.print(
-        f"{env['cpu']}, {env['cores']} cores, torch {env['torch']}, Python {env['python']}",
-        style="dim",
-        highlight=False,
-    )
+    for heading in ("setting", "workers", "threads", "seeds", "about"):
+        table.add_column(heading, justify="left" if heading == "setting" else "right")
+    estimator, total = Estimator(), 0.0
+    for setting in planned.settings():
+        guess = estimator.seconds(setting)
+        total += (guess or 0.0) * len(planned.seeds)
+        about = "?" if guess is None else f"{guess:.0f} s"
+        table.add_row(setting.label, str(setting.workers), str(setting.options["threads"]), str(len(planned.seeds)), about)
+    console.print(table)
+    runs: Any = len(planned.settings()) * len(planned.seeds)
+    budget = f"; seeds after the first are left out after {planned.budget_s:.0f} s" if planned.budget_s else ""
+    console.print(f"{runs} runs, about {total / 60:.0f} minutes on this machine (an estimate){budget}", highlight=False)

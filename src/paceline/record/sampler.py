@@ -13,6 +13,7 @@ from paceline.record.network import Sockets
 from paceline.record.resources import Task, Usage, pss_bytes
 from paceline.record.writer import Recorder
 
+MACHINE_EVERY_S = 2.0
 PSS_SHARE = 0.003  # of the time at most: it walks the page tables, which takes long where there are many
 
 
@@ -29,6 +30,7 @@ class Sampler:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._start = Usage.now(task)
+        self._next_machine = self._start.wall_s
         self._next_pss = self._start.wall_s + 1.0
         self._machine_start = container.usage() if whole_machine else {}
 
@@ -75,8 +77,10 @@ class Sampler:
         if now.wall_s >= self._next_pss:
             fields["pss_bytes"] = pss_bytes()
             self.pss_peak_bytes = max(self.pss_peak_bytes or 0, fields["pss_bytes"] or 0) or None
-            self._next_pss = now.wall_s + (time.perf_counter() - now.wall_s) / PSS_SHARE
-        if self.whole_machine:
+            self._next_machine = self._start.wall_s
+        self._next_pss = now.wall_s + (time.perf_counter() - now.wall_s) / PSS_SHARE
+        if self.whole_machine and now.wall_s >= self._next_machine:
+            self._next_machine = now.wall_s + MACHINE_EVERY_S
             used = container.usage()
             self._memory_peak_bytes = max(self._memory_peak_bytes or 0, used["memory_bytes"] or 0) or None
             fields["machine"] = {k: v for k, v in used.items() if k != "source"}

@@ -89,11 +89,11 @@ class Metered(Wrapper):
         return self.inner.wait_any([w.work if isinstance(w, _Timed) else w for w in works], patience_s)
 
     def send_note(self, tensor: Tensor, to: int) -> Work:
-        """A few numbers that go along with the payload and do not count as it."""
-        return self.inner.isend(tensor, to, NOTE_TAG)
+        """A few numbers that go along with the payload: their time counts, their bytes do not."""
+        return _Timed(self.inner.isend(tensor, to, NOTE_TAG), self.meter, "note", to)
 
     def recv_note(self, tensor: Tensor, source: int) -> Work:
-        return self.inner.irecv(tensor, source, NOTE_TAG)
+        return _Timed(self.inner.irecv(tensor, source, NOTE_TAG), self.meter, "note", source)
 
     def expect(self, tensor: Tensor, source: int) -> Work:
         """A receive that is made ready long before: its bytes count when it is waited for."""

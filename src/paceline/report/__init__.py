@@ -1,0 +1,1 @@
+"""A self-contained page made from records only."""

@@ -1,0 +1,367 @@
+"""What the data says, in plain sentences, each with the figures behind it; never a sentence that the data does not carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+from paceline.report.lines import Line, Study
+from paceline.report.noise import differ, lost_points, seen
+from paceline.report.tables import axis_rows
+from paceline.report.words import listed, milliseconds, percent, seconds, size, times, workers
+
+SLOW = 1.3  # times the median: a slow worker
+TELLING = 0.15  # a share of the time that explains something
+
+
+@dataclass(frozen=True)
+class Comment:
+    kind: str
+    text: str
+    figures: dict[str, str] = field(default_factory=dict)
+
+
+def comments(study: Study) -> list[Comment]:
+    """Everything that can be said."""
+    rules: tuple[Callable[[Study], Iterator[Comment]], ...] = (
+        failures, from_linear, slower_than_serial, beyond_the_cores, slow_workers, accuracy_paid, not_reached, within_noise,
+        bytes_moved, drift, along_the_data, measuring_cost, next_steps,
+    )  # fmt: skip
+    return [comment for rule in rules for comment in rule(study)]
+
+
+# --- the rules
+
+
+def failures(study: Study) -> Iterator[Comment]:
+    for line in study.lines:
+        if line.errors:
+            reason = line.errors[0].splitlines()[0]
+            yield Comment("failed", f"`{line.id}` failed in {len(line.errors)} of {len(line.runs)} runs: {reason}")
+
+
+def amdahl(points: list[tuple[int, float]]) -> float | None:
+    """The serial share s of S(P) = 1 / (s + (1-s)/P) that fits best (least squares in 1/S); None where it would be none."""
+    above = [(p, s) for p, s in points if p > 1 and s > 0]
+    weight = sum((1 - 1 / p) ** 2 for p, _ in above)
+    if not above or not weight:
+        return None
+    share = sum((1 - 1 / p) * (1 / s - 1 / p) for p, s in above) / weight
+    return share if 0.0 <= share <= 1.0 else None
+
+
+def from_linear(study: Study) -> Iterator[Comment]:
+    """How far from linear, and why: for the most workers that had a core each."""
+    for label in study.series:
+        own = [x for x in study.lines if x.label == label and not x.oversubscribed and x.train_s]
+        top = max((x for x in own if x.workers > 1), key=lambda x: x.workers, default=None)
+        if top is None:
+            continue
+        gain = study.own_speedup(top) or study.serial_speedup(top)
+        if gain is None:
+            continue
+        reasons, figures = _reasons(study, top)
+        points = [(x.workers, s.mean) for x in own if (s := study.own_speedup(x)) is not None]
+        serial_share = amdahl(points)
+        figures = {"speedup": times(gain.mean), "efficiency": percent(gain.mean / top.workers, 0), **figures}
+        linear = percent(gain.mean / top.workers, 0)
+        text = f"`{label}` with {workers(top.workers)} was {times(gain.mean)} as fast as with one, {linear} of linear"
+        if gain.mean >= 0.95 * top.workers:
+            yield Comment("linear", text + ": as good as linear.", figures)
+            continue
+        if serial_share is not None:
+            figures["serial share (Amdahl)"] = percent(serial_share, 0)
+            text += f", as if {percent(serial_share, 0)} of its work could not be divided (Amdahl's law)"
+        yield Comment("linear", f"{text}. {reasons}" if reasons else f"{text}.", figures)
+
+
+def _reasons(study: Study, line: Line) -> tuple[str, dict[str, str]]:
+    """What took the time, as far as it was measured."""
+    sync, idle = line.share("sync_s"), line.share("idle_s")
+    figures = {}
+    told = []
+    if sync is not None and idle is not None:
+        figures = {"exchange": percent(sync, 0), "waiting": percent(idle, 0)}
+        if sync >= TELLING:
+            told.append(f"{percent(sync, 0)} of a worker's time went into the exchange")
+        if idle >= TELLING:
+            told.append(f"{percent(idle, 0)} into waiting for the slowest")
+    grown = _compute_growth(study, line)
+    if grown is not None:
+        figures["computing per sample against one worker"] = times(grown)
+        if grown >= 1 + TELLING:
+            told.append(
+                f"computing one sample took {times(grown)} as long as in one worker (smaller batches"
+                + (", shared cores)" if line.oversubscribed else ", shared memory and caches)")
+            )
+    sent = line.per_step("payload_sent_bytes")
+    if sent is not None:
+        figures["bytes per worker and step"] = size(sent.mean)
+    text = "; ".join(told)
+    return (text[0].upper() + text[1:] + "." if text else ""), figures
+
+
+def _compute_growth(study: Study, line: Line) -> float | None:
+    """A worker's computing time per sample, against that of one worker."""
+    base = study.line(line.label, 1) or study.serial(line)
+    if base is None:
+        return None
+    each = [x.over_workers(lambda w: w["compute_s"] / w["samples"] if w["samples"] else None) for x in (line, base)]
+    return each[0].mean / each[1].mean if each[0] and each[1] and each[1].mean else None
+
+
+def slower_than_serial(study: Study) -> Iterator[Comment]:
+    for line in study.lines:
+        serial = study.serial(line)
+        if line.workers < 2 or serial is None or line.train_s is None or serial.train_s is None:
+            continue
+        gain = study.serial_speedup(line)
+        if gain is None or gain.mean >= 1 or not differ(line.train_s, serial.train_s, 0.03):
+            continue
+        reasons, figures = _reasons(study, line)
+        shared = f"{workers(line.workers)} shared {study.cores} cores" if line.oversubscribed else ""
+        why = " ".join(x for x in (f"{shared}." if shared else "", reasons) if x)
+        yield Comment(
+            "slower",
+            f"`{line.label}` with {workers(line.workers)} was slower than serial: {seconds(line.train_s.mean)} against "
+            f"{seconds(serial.train_s.mean)}{seen(line, serial)}. {why}".strip(),
+            {"speedup against serial": times(gain.mean), **figures},
+        )
+
+
+def beyond_the_cores(study: Study) -> Iterator[Comment]:
+    """What more workers than cores did to the time, over all strategies that tried."""
+    worse: list[tuple[str, Line, float]] = []
+    better: list[tuple[str, Line, float]] = []
+    for label in study.series:
+        own = [x for x in study.lines if x.label == label and x.train_s]
+        fitting, more = [x for x in own if not x.oversubscribed], [x for x in own if x.oversubscribed]
+        if not fitting or not more:
+            continue
+        best = min(fitting, key=lambda x: x.train_s.mean if x.train_s else math.inf)
+        last = max(more, key=lambda x: x.workers)
+        assert best.train_s is not None
+        assert last.train_s is not None
+        if differ(last.train_s, best.train_s, 0.03):
+            ratio = last.train_s.mean / best.train_s.mean
+            (worse if ratio > 1 else better).append((label, last, ratio))
+    if worse:
+        most = max(worse, key=lambda w: w[2])
+        yield Comment(
+            "oversubscribed",
+            f"More workers than the {study.cores} cores made {listed([w[0] for w in worse])} slower; most of all "
+            f"`{most[0]}`, which took "
+            f"{times(most[2])} as long with {workers(most[1].workers)} as at its best without oversubscription.",
+            {f"{label} x {line.workers}": times(ratio) for label, line, ratio in worse},
+        )
+    if better:
+        yield Comment(
+            "oversubscribed",
+            f"{listed([b[0] for b in better])} gained from more workers than cores.",
+            {f"{label} x {line.workers}": times(ratio) for label, line, ratio in better},
+        )
+
+
+def slow_workers(study: Study) -> Iterator[Comment]:
+    """A worker that took much longer over its samples than the others, in every run."""
+    for line in study.lines:
+        if line.workers < 2 or not line.completed:
+            continue
+        slow: list[set[int]] = []
+        ratios: dict[int, float] = {}
+        for run in line.completed:
+            each = {
+                w["rank"]: w["compute_s"] / w["samples"]
+                for w in run.record["workers"]
+                if w["role"] == "worker" and w["samples"]
+            }
+            if len(each) < 2:
+                slow.append(set())
+                continue
+            found = set()
+            for rank, own in each.items():
+                usual = median(v for r, v in each.items() if r != rank)
+                if usual > 0 and own >= SLOW * usual:
+                    found.add(rank)
+                    ratios[rank] = own / usual
+            slow.append(found)
+        for rank in sorted(set.intersection(*slow) if slow else set()):
+            idle = line.share("idle_s")
+            waited = f" The workers waited {percent(idle, 0)} of the time." if idle is not None and idle >= TELLING else ""
+            yield Comment(
+                "slow worker",
+                f"Worker {rank} of `{line.id}` was slow: it took {times(ratios[rank])} as long for a sample as the "
+                f"others did.{waited}",
+                {"times the median of the others": times(ratios[rank])},
+            )
+
+
+def accuracy_paid(study: Study) -> Iterator[Comment]:
+    paid = []
+    for line in study.lines:
+        serial = study.serial(line)
+        if (
+            serial is not None
+            and line is not serial
+            and line.strategy != "serial"
+            and (lost := lost_points(line, serial)) is not None
+        ):
+            paid.append((line, lost))
+    if not paid:
+        kept = [x for x in study.lines if x.strategy != "serial" and x.workers > 1 and x.accuracy and study.serial(x)]
+        if kept and all(len(x.completed) >= 2 for x in kept):
+            yield Comment("accuracy", "No strategy lost accuracy against serial training that could be told from noise.")
+        return
+    worst = max(paid, key=lambda p: p[1])
+    names = list(dict.fromkeys(line.label for line, _ in paid))
+    assert worst[0].accuracy is not None
+    yield Comment(
+        "accuracy",
+        f"Accuracy was paid for speed by {listed(names)}: up to {100 * worst[1]:.1f} points below serial "
+        f"(`{worst[0].label}` with "
+        f"{workers(worst[0].workers)}, {percent(worst[0].accuracy.mean)}){seen(worst[0])}.",
+        {line.id: f"-{100 * lost:.1f} points" for line, lost in sorted(paid, key=lambda p: -p[1])[:12]},
+    )
+
+
+def not_reached(study: Study) -> Iterator[Comment]:
+    if study.target is None:
+        return
+    missing = [x for x in study.lines if x.completed and x.reached[0] < x.reached[1]]
+    if missing:
+        names = [x.id for x in missing]
+        text = f"The target of {100 * study.target:g}% was not reached in every run by {listed(names)}."
+        yield Comment("target", text, {x.id: "{} of {} runs".format(*x.reached) for x in missing})
+
+
+def within_noise(study: Study) -> Iterator[Comment]:
+    """Settings that cannot be told from the fastest."""
+    lines = [x for x in study.lines if x.train_s and x.strategy != "serial" and x.workers > 1]
+    if len(lines) < 2:
+        return
+    fastest = max(lines, key=lambda x: x.samples / x.train_s.mean if x.train_s else 0.0)
+    assert fastest.train_s is not None
+    if fastest.train_s.n < 2:
+        yield Comment(
+            "noise", "Every setting was run once: differences of some per cent cannot be told from noise. Give more `seeds`."
+        )
+        return
+    same = [
+        x
+        for x in lines
+        if x is not fastest and x.train_s and x.samples == fastest.samples and not differ(x.train_s, fastest.train_s)
+    ]
+    if same:
+        yield Comment(
+            "noise",
+            f"{listed([x.id for x in same])} cannot be told from the fastest, `{fastest.id}`: their times overlap.",
+            {x.id: f"{x.train_s.low:.2f} to {x.train_s.high:.2f} s" for x in (fastest, *same) if x.train_s},
+        )
+
+
+def bytes_moved(study: Study) -> Iterator[Comment]:
+    counts = sorted({x.workers for x in study.lines if x.workers > 1 and x.strategy != "serial"})
+    if not counts:
+        return
+    at = max((c for c in counts if c <= study.cores), default=counts[0])
+    moved = {x.label: s.mean for x in study.lines if x.workers == at and (s := x.per_step("payload_sent_bytes")) is not None}
+    if len(moved) < 2:
+        return
+    least, most = min(moved, key=lambda k: moved[k]), max(moved, key=lambda k: moved[k])
+    if moved[most] <= 1.05 * moved[least]:
+        return
+    yield Comment(
+        "bytes",
+        f"With {workers(at)}, `{least}` sent the least ({size(moved[least])} per worker and step) and `{most}` the most "
+        f"({size(moved[most])}).",
+        {label: size(value) for label, value in sorted(moved.items(), key=lambda item: item[1])},
+    )
+
+
+def drift(study: Study) -> Iterator[Comment]:
+    far = [
+        (x, d) for x in study.lines if (d := x.over_workers(lambda w: w.get("replica_distance_max"))) is not None and d.mean > 0
+    ]
+    if far:
+        line, distance = max(far, key=lambda f: f[1].mean)
+        text = f"Replicas drifted farthest apart in `{line.id}`: {percent(distance.mean, 1)} of the length of their mean."
+        yield Comment("drift", text, {x.id: percent(d.mean, 2) for x, d in sorted(far, key=lambda f: -f[1].mean)[:12]})
+    stale = [(x, s) for x in study.lines if (s := x.over_workers(lambda w: w.get("staleness_mean"))) is not None and s.mean > 0]
+    if stale:
+        line, mean = max(stale, key=lambda f: f[1].mean)
+        text = f"Gradients were stalest in `{line.id}`: {mean.mean:.1f} updates by others behind, on average."
+        yield Comment("drift", text, {x.id: f"{s.mean:.2f}" for x, s in sorted(stale, key=lambda f: -f[1].mean)[:12]})
+
+
+def slope(points: list[tuple[float, float]]) -> float | None:
+    """Of log y against log x, by least squares; None for fewer than three points."""
+    logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
+    if len(logs) < 3:
+        return None
+    mx, my = sum(x for x, _ in logs) / len(logs), sum(y for _, y in logs) / len(logs)
+    spread = sum((x - mx) ** 2 for x, _ in logs)
+    return sum((x - mx) * (y - my) for x, y in logs) / spread if spread else None
+
+
+def along_the_data(study: Study) -> Iterator[Comment]:
+    """Time against the number of samples: 1 is proportional."""
+    by_series: dict[str, list[tuple[float, float]]] = {}
+    for row in axis_rows(study, "data_share"):
+        if row["train_s"] is not None:
+            by_series.setdefault(row["series"], []).append((row["samples"], row["train_s"]))
+    slopes = {name: s for name, points in by_series.items() if (s := slope(sorted(points))) is not None}
+    if slopes:
+        low, high = min(slopes.values()), max(slopes.values())
+        text = (
+            f"Training time grew as the {low:.2f}th"
+            if low == high
+            else f"Training time grew as the {low:.2f}th to {high:.2f}th"
+        )
+        verdict = "in proportion" if all(abs(s - 1) <= 0.1 for s in slopes.values()) else "not in proportion"
+        yield Comment(
+            "data", f"{text} power of the number of samples: {verdict}.", {name: f"slope {s:.2f}" for name, s in slopes.items()}
+        )
+
+
+def measuring_cost(study: Study) -> Iterator[Comment]:
+    shares = [
+        sum(w["measuring_s"] for w in own) / total
+        for run in study.runs
+        if (own := [w for w in run.record["workers"] if w.get("measuring_s") is not None])
+        and (total := sum(w["measured_s"] for w in own))
+    ]
+    if shares:
+        text = f"Measuring itself (events, samples) took {percent(sum(shares) / len(shares), 2)} of the workers' time."
+        yield Comment("measuring", text, {"highest in one run": percent(max(shares), 2)})
+
+
+def next_steps(study: Study) -> Iterator[Comment]:
+    """What to try next, each from something that was seen."""
+    lines = [x for x in study.lines if x.workers > 1 and not x.oversubscribed and x.train_s]
+    talking = [x for x in lines if (x.share("sync_s") or 0) >= 0.25]
+    if talking:
+        worst = max(talking, key=lambda x: x.share("sync_s") or 0)
+        each = worst.per_step("sync_s")
+        yield Comment(
+            "next",
+            f"The exchange took {percent(worst.share('sync_s'), 0)} of `{worst.id}`: try to talk less often "
+            "(`local-sgd:every=16`), larger batches "
+            "(`--global-batch-size`), or another transport.",
+            {"exchange per step": milliseconds(each.mean) if each else "–"},
+        )
+    waiting = [x for x in lines if (x.share("idle_s") or 0) >= 0.25]
+    if waiting:
+        worst = max(waiting, key=lambda x: x.share("idle_s") or 0)
+        yield Comment(
+            "next",
+            f"The workers of `{worst.id}` waited {percent(worst.share('idle_s'), 0)} of the time for the slowest: try a "
+            "strategy that lets them run "
+            "apart (`ps:consistency=async`, `local-sgd`), or smaller batches for the slow one (`--batch-size 96,32`).",
+        )
+    noisy = [x.train_s.relative for x in study.lines if x.train_s and x.train_s.n >= 2]
+    if noisy and median(noisy) > 0.1:
+        yield Comment(
+            "next", f"Times of equal runs varied by ±{percent(median(noisy), 0)} (median): more `seeds`, or a quieter machine."
+        )

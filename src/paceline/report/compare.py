@@ -1,0 +1,146 @@
+"""Two studies side by side: what has changed, and what of it is more than noise."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import BadRequest, RunFailed
+from paceline.report import palette
+from paceline.report.lines import Line, Spread, Study, read_study
+from paceline.report.marks import NEUTRAL, Spec, quantity, tips
+from paceline.report.noise import differ
+from paceline.report.page import document, prose, table
+from paceline.report.render import library, put
+from paceline.report.words import percent, plus_minus, times
+
+
+def compare(one: str | Path, other: str | Path, path: Path) -> Path:
+    """A page on the settings that both have."""
+    a, b = read_study(one), read_study(other)
+    pairs = [(x, y) for x in a.lines if (y := b.line(x.label, x.workers)) is not None and x.train_s and y.train_s]
+    if not pairs:
+        raise BadRequest(f"{one} and {other} have no setting in common: there is nothing to compare")
+    try:
+        put(path, _page(a, b, pairs))
+    except OSError as error:
+        raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def ratio(x: Line, y: Line) -> Spread:
+    """Samples per second of the second over the first's."""
+    assert x.train_s is not None
+    assert y.train_s is not None
+    scale = y.samples / x.samples if x.samples else 1.0
+    own, new = x.train_s, y.train_s
+    return Spread(scale * own.mean / new.mean, scale * own.low / new.high, scale * own.high / new.low, min(own.n, new.n))
+
+
+def verdict(x: Line, y: Line) -> str:
+    """What can be said about the change in speed and in accuracy."""
+    assert x.train_s is not None
+    assert y.train_s is not None
+    told = []
+    speed = ratio(x, y)
+    if differ(y.train_s, x.train_s):
+        told.append(f"{times(speed.mean)} as fast")
+    if x.accuracy and y.accuracy and x.accuracy.n >= 2 and y.accuracy.n >= 2:
+        apart = x.accuracy.low > y.accuracy.high or y.accuracy.low > x.accuracy.high
+        if apart:
+            told.append(f"accuracy {100 * (y.accuracy.mean - x.accuracy.mean):+.2f} points")
+    if told:
+        return ", ".join(told)
+    return "within noise" if x.train_s.n >= 2 and y.train_s.n >= 2 else "one run each: no difference that is more than noise"
+
+
+def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
+    faster = [(x, y) for x, y in pairs if x.train_s and y.train_s and differ(y.train_s, x.train_s)]
+    up, down = [p for p in faster if ratio(*p).mean > 1], [p for p in faster if ratio(*p).mean < 1]
+    told = [
+        f"{len(pairs)} settings are in both: {len(up)} became faster, {len(down)} slower, {len(pairs) - len(faster)} "
+        "stayed within noise."
+    ]
+    for name, group, pick in (("gain", up, max), ("loss", down, min)):
+        if group:
+            most = pick(group, key=lambda p: ratio(*p).mean)
+            told.append(f"The largest {name} was `{most[0].id}`: {times(ratio(*most).mean)} as fast as before.")
+    machines = [
+        f"{s.environment.get('cpu')}, {s.environment.get('cores')} cores, torch {s.environment.get('torch')}" for s in (a, b)
+    ]
+    if machines[0] != machines[1]:
+        told.append(
+            f"They were measured on different machines ({machines[0]}; {machines[1]}): differences may come from those."
+        )
+    return told
+
+
+def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
+    title = f"{a.folder.name} and {b.folder.name}"
+    rows: list[dict[str, Any]] = []
+    cells: list[list[str]] = []
+    for x, y in pairs:
+        found = ratio(x, y)
+        rows.append({"id": x.id, "ratio": found.mean, "ratio_low": found.low, "ratio_high": found.high})
+        cells.append(
+            [
+                f"<code>{html.escape(x.id)}</code>",
+                plus_minus(x.train_s, ".2f", 1, " s"),
+                plus_minus(y.train_s, ".2f", 1, " s"),
+                times(found.mean),
+                percent(x.accuracy.mean if x.accuracy else None),
+                percent(y.accuracy.mean if y.accuracy else None),
+                html.escape(verdict(x, y)),
+            ]
+        )
+    names = [html.escape(s.folder.name) for s in (a, b)]
+    head = ["setting", f"training<br>{names[0]}", f"training<br>{names[1]}", "times<br>as fast", f"accuracy<br>{names[0]}"]
+    head += [f"accuracy<br>{names[1]}", "verdict"]
+    missing = [line.id for line in a.lines if b.line(line.label, line.workers) is None]
+    missing += [line.id for line in b.lines if a.line(line.label, line.workers) is None]
+    left_out = f"<p class=note>In one of them only: {prose(', '.join(f'`{m}`' for m in missing))}</p>" if missing else ""
+    body = (
+        f"<header><div><h1>{html.escape(title)}</h1><p class=soft>{html.escape(a.title)}</p></div>"
+        "<button id=theme type=button>light / dark</button></header><main><section class=answer id=answer>"
+        + "".join(f"<p>{prose(s)}</p>" for s in summary(a, b, pairs))
+        + f"</section><section><h2>Speed</h2><figure><h3>{names[1]} against {names[0]}</h3>"
+        "<div class=chart data-chart=ratio></div>"
+        "<figcaption>Samples per second of the second over the first's; 1 is no change. Lines are the range of the "
+        "runs.</figcaption></figure>"
+        f"{table(head, cells)}{left_out}</section></main>"
+    )
+    data: dict[str, Any] = {
+        "series": [],
+        "default_workers": 1,
+        "default_line": "",
+        "compared": [],
+        "charts": {"ratio": {"table": "ratios", "spec": _chart([r["id"] for r in rows])}},
+        "tables": {"ratios": rows, "lines": []},
+    }
+    return document(title, body, data, library(), "page.js")
+
+
+def _chart(order: list[str]) -> Spec:
+    y = {"field": "id", "type": "nominal", "title": None, "sort": order, "axis": {"labelLimit": 240}}
+    x, colour = quantity("ratio", "times as fast", zero=False), {"value": palette.COLOURS[0]}
+    tooltip = tips(
+        ("id", "setting", ""),
+        ("ratio", "times as fast", ".2f"),
+        ("ratio_low", "lowest", ".2f"),
+        ("ratio_high", "highest", ".2f"),
+    )
+    span = {"x": {**x, "field": "ratio_low"}, "x2": {"field": "ratio_high"}, "y": y, "color": colour}
+    layers: list[Spec] = [
+        {
+            "data": {"values": [{}]},
+            "mark": {"type": "rule", "color": NEUTRAL, "strokeDash": [4, 4]},
+            "encoding": {"x": {"datum": 1}},
+        },
+        {"mark": "rule", "encoding": span},
+        {
+            "mark": {"type": "point", "filled": True, "size": 70},
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
+        },
+    ]
+    return {"width": "container", "height": 24 * len(order), "params": [], "layer": layers}

@@ -1,0 +1,95 @@
+"""Pieces that charts are put together from, in Vega-Lite's own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Spec = dict[str, Any]
+Row = dict[str, Any]
+NEUTRAL = "#888888"
+PLAIN_X: Spec = {"field": "p", "type": "quantitative", "scale": {"zero": False, "nice": False}}
+LEGEND: Spec = {"orient": "bottom", "columns": 4, "labelLimit": 240}
+AXIS_FORMATS = {".2%": ".1%", ".1%": ".0%", ".0%": ".0%", ".3s": "~s", ".2e": "~g"}
+
+
+def quantity(field: str, title: str, number: str = "", **scale: Any) -> Spec:
+    """A number on an axis; `number` is how a tooltip shows it."""
+    axis = {"format": AXIS_FORMATS.get(number, ",.6~g"), "tickCount": 6}
+    return {"field": field, "type": "quantitative", "title": title, "axis": axis, "scale": scale}
+
+
+def colours_of(field: str, mapping: dict[str, str], title: str | None = None) -> Spec:
+    """A colour or shape per name, with a legend."""
+    scale = {"domain": list(mapping), "range": list(mapping.values())}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": {"title": title, **LEGEND}}
+
+
+def tips(*fields: tuple[str, str, str]) -> list[Spec]:
+    """(field, title, format) as tooltips."""
+    return [{"field": f, "title": title, **({"format": form} if form else {})} for f, title, form in fields]
+
+
+def only(name: str, series: str = "series") -> Spec:
+    """What is known, of the series that are chosen."""
+    return {"transform": [{"filter": f"isValid(datum['{name}']) && indexof(shown, datum.{series}) >= 0"}]}
+
+
+CHOSEN_WORKERS = (
+    "(datum.workers == workers || (datum.workers == 1 && indexof(datum.series, 'serial') == 0)) && "
+    "indexof(shown, datum.series) >= 0"
+)
+
+
+def ranged(here: Spec, x: Spec, y: Spec, colour: Spec, shape: Spec, tooltip: list[Spec], *, line: bool = True) -> list[Spec]:
+    """Means as points (hollow where oversubscribed), joined by lines, with the range of the runs."""
+    name = y["field"]
+    span = {"x": x, "y": {**y, "field": f"{name}_low"}, "y2": {"field": f"{name}_high"}, "color": colour}
+    hollow = {"condition": {"test": "datum.oversubscribed", "value": 0}, "value": 1}
+    marked = {"x": x, "y": y, "color": colour, "fill": colour, "shape": shape, "fillOpacity": hollow, "tooltip": tooltip}
+    joined = {
+        **here,
+        "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8},
+        "encoding": {"x": x, "y": y, "color": colour},
+    }
+    return [
+        *([joined] if line else []),
+        {**here, "mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": span},
+        {**here, "mark": {"type": "point", "size": 55, "strokeWidth": 1.5}, "encoding": marked},
+    ]
+
+
+def dashed(points: list[Row]) -> Spec:
+    """A law to compare with."""
+    return {
+        "data": {"values": points},
+        "mark": {"type": "line", "strokeDash": [5, 4], "color": NEUTRAL, "clip": True},
+        "encoding": {"x": PLAIN_X, "y": {"field": "v", "type": "quantitative"}},
+    }
+
+
+def level(value: float) -> Spec:
+    """A dashed line at one height."""
+    mark = {"type": "rule", "color": NEUTRAL, "strokeDash": [4, 4]}
+    return {"data": {"values": [{}]}, "mark": mark, "encoding": {"y": {"datum": value}}}
+
+
+def cores_line(cores: int, most: int) -> list[Spec]:
+    """Where workers begin to share cores."""
+    if cores >= most:
+        return []
+    data = {"values": [{"p": cores, "text": f"{cores} cores"}]}
+    x = PLAIN_X
+    text = {"type": "text", "align": "left", "dx": 4, "dy": 6, "baseline": "top", "color": NEUTRAL}
+    return [
+        {"data": data, "mark": {"type": "rule", "color": NEUTRAL, "strokeDash": [2, 3]}, "encoding": {"x": x}},
+        {"data": data, "mark": text, "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}}},
+    ]
+
+
+def with_legend(layer: Spec, legend: Spec) -> Spec:
+    """For a picture, which has no list of series beside it."""
+    encoding = dict(layer.get("encoding", {}))
+    for channel in ("color", "shape", "fill"):
+        if channel in encoding and encoding[channel].get("legend", 0) is None:
+            encoding[channel] = {**encoding[channel], "legend": legend}
+    return {**layer, "encoding": encoding}

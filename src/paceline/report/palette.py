@@ -1,0 +1,47 @@
+"""One colour and one shape per series, the same in every chart, and told apart with any kind of colour vision.
+
+Colours are Paul Tol's "bright" and "vibrant" schemes, which hold on white and on black; more series than those differ in shape.
+"""
+
+from __future__ import annotations
+
+from paceline.registry import strategies
+
+SERIAL = "#888888"
+COLOURS = (
+    "#4477AA",
+    "#EE7733",
+    "#228833",
+    "#CC3377",
+    "#009988",
+    "#CCAA22",
+    "#33BBEE",
+    "#AA55CC",
+    "#EE6677",
+    "#778833",
+    "#5566EE",
+)
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+PARTS = {"compute": "#4477AA", "sync": "#EE7733", "idle": "#BBBBBB"}
+
+
+def assign(series: list[str]) -> dict[str, tuple[str, str]]:
+    """(colour, shape) by label. The first of each strategy takes that strategy's own colour, the others what is left."""
+    order = [name for name in strategies.names() if name != "serial"]
+    own = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(order)}
+    taken: dict[str, str] = {}
+    for label in series:
+        name = label.split(",")[0].split(":")[0]
+        if name in own and own[name] not in taken.values():
+            taken[label] = own[name]
+    free = [c for c in COLOURS if c not in taken.values()]
+    found: dict[str, tuple[str, str]] = {}
+    for i, label in enumerate(series):
+        if label == "serial" or label.startswith("serial,"):
+            colour = SERIAL
+        elif label in taken:
+            colour = taken[label]
+        else:
+            colour = free.pop(0) if free else COLOURS[i % len(COLOURS)]
+        found[label] = (colour, SHAPES[i % len(SHAPES)])
+    return found

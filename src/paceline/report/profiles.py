@@ -1,0 +1,62 @@
+"""Profiles of runs that were made with `--profile`: serial's table beside each worker's."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from paceline.report.lines import RunRecord, Study
+
+MOST_ROWS, MOST_RUNS = 25, 4
+
+Profile = dict[str, Any]
+
+
+def profiles_of(run: RunRecord) -> dict[str, Profile]:
+    """The tables of each worker of a run."""
+    found = {}
+    for own in run.events:
+        for e in own:
+            if e["kind"] == "profile":
+                found[f"worker {e['rank']}"] = e
+    return found
+
+
+def profile_tables(study: Study) -> str:
+    """HTML; nothing where no run was profiled."""
+    profiled = [(line, run, tables) for line in study.lines for run in line.completed[:1] if (tables := profiles_of(run))]
+    if not profiled:
+        return ""
+    serial = next((next(iter(t.values())) for line, _, t in profiled if line.strategy == "serial"), None)
+    several = [p for p in profiled if p[0].strategy != "serial"] or profiled
+    parts = ["<section><h2>Profiles</h2><p class=note>Milliseconds of one step, own time; calls in one step in brackets.</p>"]
+    for line, _, tables in several[:MOST_RUNS]:
+        columns = {**({"serial": serial} if serial is not None and line.strategy != "serial" else {}), **tables}
+        for kind, steps, title in (
+            ("functions", "function_steps", "Python functions"),
+            ("operators", "operator_steps", "operators"),
+        ):
+            name = html.escape(line.id)
+            parts.append(f"<details open><summary>{name}: {title}</summary>{_table(columns, kind, steps)}</details>")
+    return "".join([*parts, "</section>"])
+
+
+def _table(columns: dict[str, Profile], kind: str, steps: str) -> str:
+    rows: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for column, profile in columns.items():
+        count = max(1, profile[steps])
+        for row in profile[kind]:
+            rows.setdefault(row["name"], {})[column] = (row["own_s"] / count, row["calls"] / count, row["total_s"] / count)
+    order = sorted(rows, key=lambda name: -max(v[0] for v in rows[name].values()))[:MOST_ROWS]
+    head = "".join(f"<th>{html.escape(c)}<br>own (calls)</th><th>total</th>" for c in columns)
+    body = []
+    for name in order:
+        cells = []
+        for column in columns:
+            value = rows[name].get(column)
+            own = "–" if value is None else f"{1e3 * value[0]:.3f} ({value[1]:.3g})"
+            cells.append(f"<td>{own}</td><td>{'–' if value is None else f'{1e3 * value[2]:.3f}'}</td>")
+        body.append(f"<tr><td><code>{html.escape(name[:90])}</code></td>{''.join(cells)}</tr>")
+    if not body:
+        return "<p class=note>Too few steps were made for this one.</p>"
+    return f"<div class=scroll><table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"

@@ -1,0 +1,55 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.report.lines import Spread
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
+
+
+def milliseconds(value: float) -> str:
+    return f"{1e3 * value:.2f} ms" if value < 0.1 else f"{1e3 * value:.0f} ms"
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{100 * value:.{digits}f}%"
+
+
+def times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}x"
+
+
+def size(value: float | None) -> str:
+    """Bytes with the unit that fits."""
+    if value is None:
+        return "–"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def plus_minus(spread: Spread | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
+    """The mean, and half the range where there is more than one run."""
+    if spread is None:
+        return "–"
+    text = f"{spread.mean * scale:{form}}{unit}"
+    return text if spread.n < 2 else f"{text} ± {(spread.high - spread.low) / 2 * scale:{form}}"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """`a`, `b` and `c`"""
+    shown = [f"`{n}`" for n in names[:most]]
+    if len(names) > most:
+        shown.append(f"{len(names) - most} more")
+    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1] if shown else ""
+
+
+def workers(count: int) -> str:
+    return f"{count} worker{'s' if count != 1 else ''}"

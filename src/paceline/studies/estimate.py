@@ -1,0 +1,78 @@
+"""How long a study will take, before it is run: a short serial run of each model on each data set is timed, the rest follows.
+
+An estimate, and shown as one: workers up to the number of cores are taken to help in full, more not at all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config import Config
+from paceline.data.base import Stream
+from paceline.errors import PacelineError
+from paceline.job import prepare
+from paceline.launch.run import run
+from paceline.record.machine import cores
+from paceline.studies.grid import Setting
+
+TRIAL_STEPS = 15
+CALIBRATES = (
+    "model",
+    "data",
+    "data_dir",
+    "data_share",
+    "batch_size",
+    "global_batch_size",
+    "optimizer",
+    "loss",
+    "metric",
+    "plugin",
+)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a short run showed."""
+
+    samples_per_s: float
+    start_s: float  # until the first step, and after the last
+    samples: int  # in one epoch
+
+
+class Estimator:
+    def __init__(self) -> None:
+        self._paces: dict[str, Pace | None] = {}
+
+    def seconds(self, setting: Setting) -> float | None:
+        """None where the trial failed: the run will say why."""
+        options = setting.options
+        trial = {k: options[k] for k in CALIBRATES if k in options}
+        key = repr(sorted((k, str(v)) for k, v in trial.items()))
+        if key not in self._paces:
+            self._paces[key] = _try_out(trial)
+        pace = self._paces[key]
+        if pace is None:
+            return None
+        helping = min(setting.workers * int(options.get("threads", 1)), cores())
+        samples = pace.samples * int(options.get("epochs") or 1)
+        if options.get("steps"):
+            batch = int(options.get("global_batch_size") or setting.workers * int(options.get("batch_size") or 64))
+            samples = min(samples, int(options["steps"]) * batch)
+        return pace.start_s + samples / (pace.samples_per_s * helping)
+
+
+def _try_out(options: dict[str, Any]) -> Pace | None:
+    with tempfile.TemporaryDirectory(prefix="paceline-estimate-") as folder:
+        config = {**options, "steps": TRIAL_STEPS, "threads": 1, "memory_format": "contiguous", "out": f"{folder}/trial"}
+        began = time.perf_counter()
+        try:
+            job = prepare(Config.make(config), lambda c: Path(folder))
+            result = run(job, lambda kind, content: None, clean=True)["result"]
+        except PacelineError:
+            return None
+        samples = 0 if isinstance(job.data.train, Stream) else len(job.data.train)
+        return Pace(result["samples_per_s"], time.perf_counter() - began - result["train_s"], samples)

@@ -1,0 +1,267 @@
+"""A study as a person writes it (`study.toml`), and the grid of runs that follows from it.
+
+title = "Which way is best here?"
+seeds = 3                       # or a list; every setting is run once with each
+target_accuracy = 0.95
+[base]                          # options of `train` that all runs share
+model = "cnn"
+global_batch_size = 120
+[axes]                          # every combination of these; any option of `train`, also inside a choice ("strategy.every")
+strategy = ["allreduce", "local-sgd:every=8"]
+workers = [1, 2, 4]
+[[also]]                        # further settings that are not in the grid; lists are axes of their own
+strategy = "ddp"
+workers = 2
+[short]                         # what `--short` puts in the place of the above
+seeds = 1
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.config import CHOICES, Config, apply_settings, read_toml
+from paceline.errors import BadRequest, UnknownName
+from paceline.record.machine import cores
+from paceline.registry import Spec, strategies
+
+BUILTIN = Path(__file__).parent / "builtin.toml"
+DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
+SERIAL_DOES_NOT_KNOW = (
+    "strategy",
+    "workers",
+    "servers",
+    "transport",
+    "codec",
+    "shard",
+    "partition",
+    "overlap",
+    "faults",
+    "init",
+)
+NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")  # shown without the option's name
+NOT_AN_AXIS = ("out", "resume", "seed", "plugin", "data_dir", "target_accuracy")
+MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the grid: the options of its runs, but for the seed."""
+
+    options: dict[str, Any]
+    varied: dict[str, str]  # those that differ between settings, as a person reads them
+    baseline: bool = False  # not asked for: serial, to compare with
+
+    @property
+    def strategy(self) -> str:
+        return str(self.options["strategy"])
+
+    @property
+    def workers(self) -> int:
+        return int(self.options["workers"])
+
+    @property
+    def label(self) -> str:
+        """What it is called, but for the number of workers."""
+        parts = [value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in self.varied.items()]
+        return ", ".join(parts) or self.strategy
+
+    @property
+    def slug(self) -> str:
+        words = [f"{self.label} p{self.workers}"]
+        return "-".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", w).strip("-") for w in words)
+
+
+@dataclass(frozen=True)
+class Study:
+    title: str = ""
+    question: str = ""
+    base: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, list[Any]] = field(default_factory=dict)
+    also: list[dict[str, Any]] = field(default_factory=list)
+    seeds: tuple[int, ...] = (0,)
+    scaling: Literal["strong", "weak"] = "strong"
+    target_accuracy: float | None = None
+    budget_s: float | None = None  # seeds after the first are begun only while there is time
+    all_cores: bool = True  # one line of serial with all cores
+    cut: str = ""  # what was left out to be quick, in words, for the report
+    name: str = "study"
+
+    @classmethod
+    def read(cls, path: str | Path, variant: Literal["", "short", "full"] = "") -> Study:
+        path = Path(path)
+        return cls.make(read_toml(path), path.stem if path != BUILTIN else "study", variant)
+
+    @classmethod
+    def make(cls, given: Mapping[str, Any], name: str = "study", variant: Literal["", "short", "full"] = "") -> Study:
+        """From a table as TOML gives it: names, kinds and sizes are checked here."""
+        table = dict(given)
+        variants = {key: table.pop(key, None) for key in ("short", "full")}
+        known = [k for k in cls.__dataclass_fields__ if k != "name"]
+        for part in (table, *(v for v in variants.values() if v)):
+            for key in part:
+                if key not in known:
+                    raise UnknownName("part of a study", key, [*known, *variants])
+        chosen = variants.get(variant)
+        if variant and chosen is None:
+            raise BadRequest(f"study {name} has no [{variant}] setting")
+        for key, value in (chosen or {}).items():
+            table[key] = {**table.get(key, {}), **value} if key in ("base", "axes") else value
+        if variant == "full" and "cut" not in (chosen or {}):
+            table["cut"] = ""
+        study = cls(**{**table, "seeds": _seeds(table.get("seeds", 1))}, name=name)
+        study._check()
+        return study
+
+    def changed(self, settings: Iterable[str] = (), *, seeds: int | None = None, **base: Any) -> Study:
+        """With other options for all runs: `lr=0.1`, `strategy.every=8`; an axis of that name is gone then."""
+        settings = list(settings)
+        given = {k: v for k, v in base.items() if v is not None}
+        options = apply_settings({**self.base, **given}, list(settings))
+        names = {*given, *(s.partition("=")[0].partition(".")[0].replace("-", "_") for s in settings)}
+        axes = {k: v for k, v in self.axes.items() if k not in names}
+        study = replace(self, base=options, axes=axes, seeds=self.seeds if seeds is None else _seeds(seeds))
+        study._check()
+        return study
+
+    def _check(self) -> None:
+        options = Config.options()
+        for name, values in self.axes.items():
+            _check_option(name, options, "axis")
+            if not isinstance(values, list):
+                raise BadRequest(f"axis {name} is {values!r}: write a list of values")
+            if not values:
+                raise BadRequest(f"axis {name} has no values: the grid is empty")
+            for value in values if "." not in name else ():
+                Config.make({name: value})
+        for table in (self.base, *self.also):
+            for name in table:
+                _check_option(name, options, "option")
+        if self.scaling not in ("strong", "weak"):
+            raise BadRequest(
+                f"scaling={self.scaling}: strong (the same work for every number of workers) or weak (each has the same)"
+            )
+        for name, low, high in (("target_accuracy", 0.0, 1.0), ("budget_s", 1.0, 1e9)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and low <= value <= high):
+                raise BadRequest(f"{name}={value}: it must be a number between {low:g} and {high:g}")
+        for setting in self.settings():
+            Config.make({**setting.options, "seed": self.seeds[0]})
+
+    # --- the grid
+
+    def settings(self) -> list[Setting]:
+        """Every setting once: the grid, what is added to it, and the serial baselines."""
+        points = [*_product(self.base, self.axes)] if self.axes or not self.also else []
+        for extra in self.also:
+            axes = {k: v for k, v in extra.items() if isinstance(v, list)}
+            points += _product({**self.base, **{k: v for k, v in extra.items() if k not in axes}}, axes)
+        points = [self._completed(p) for p in points]
+        baselines = [self._serial(p, 1) for p in points]
+        if self.all_cores and cores() > 1:
+            baselines += [self._serial(p, cores()) for p in points]
+        asked, all_points = _once(points), _once([*baselines, *points])
+        if len(all_points) * len(self.seeds) > MOST_RUNS:
+            raise BadRequest(f"{len(all_points) * len(self.seeds):,} runs: at most {MOST_RUNS:,}; take fewer values")
+        names = sorted({k for p in all_points for k in p}, key=list(Config.options()).index)
+        varied = [n for n in names if n not in ("workers", "threads") and len({_text(p.get(n)) for p in asked}) > 1]
+        strange = {"threads"} if len({p["threads"] for p in all_points}) > 1 else set()
+
+        def differs(point: dict[str, Any]) -> dict[str, str]:
+            shown = {n: _text(point[n]) for n in varied if n in point and (n == "strategy" or not _beside_the_point(n, point))}
+            if _is_serial(point) and "strategy" not in shown:
+                shown = {"strategy": "serial", **shown}
+            elif "strategy" not in shown and any(_is_serial(p) != _is_serial(point) for p in all_points):
+                shown = {"strategy": _text(point["strategy"]), **shown}
+            if strange and point["threads"] != 1:
+                shown["threads"] = str(point["threads"])
+            return shown
+
+        return [Setting(p, differs(p), p not in asked) for p in all_points]
+
+    def _completed(self, point: dict[str, Any]) -> dict[str, Any]:
+        """With the defaults of a study: one thread per worker, one global batch, serial with one worker."""
+        whole = {"strategy": "allreduce" if int(point.get("workers", 1)) > 1 else "serial", "workers": 1, "threads": 1, **point}
+        if self.target_accuracy is not None:
+            whole["target_accuracy"] = self.target_accuracy
+        if "batch_size" not in whole and "global_batch_size" not in whole:
+            whole["global_batch_size"] = DEFAULT_GLOBAL_BATCH
+        if _is_serial(whole):
+            whole = {k: v for k, v in whole.items() if k not in SERIAL_DOES_NOT_KNOW} | {"strategy": "serial", "workers": 1}
+        return whole
+
+    def _serial(self, point: dict[str, Any], threads: int) -> dict[str, Any]:
+        options = {k: v for k, v in point.items() if k not in SERIAL_DOES_NOT_KNOW}
+        return {**options, "strategy": "serial", "workers": 1, "threads": threads}
+
+    def described(self) -> dict[str, Any]:
+        """As JSON can hold it: two studies are the same when these are."""
+        return {
+            name: getattr(self, name) if name != "seeds" else list(self.seeds)
+            for name in self.__dataclass_fields__
+            if name not in ("name", "base", "axes", "also")
+        } | {
+            "base": {k: _text(v) for k, v in self.base.items()},
+            "axes": {k: [_text(v) for v in values] for k, values in self.axes.items()},
+            "also": [{k: [_text(x) for x in v] if isinstance(v, list) else _text(v) for k, v in e.items()} for e in self.also],
+        }
+
+
+def _check_option(name: str, options: Mapping[str, Any], kind: str) -> None:
+    outer, dot, _ = name.partition(".")
+    if outer not in options or (outer in NOT_AN_AXIS and kind == "axis") or outer in ("out", "resume", "seed"):
+        hint = " (seeds are given by `seeds`)" if outer == "seed" else ""
+        raise UnknownName(kind, name + hint, [o for o in options if o not in NOT_AN_AXIS])
+    if dot and outer not in CHOICES:
+        raise BadRequest(f"{kind} {name}: {outer} has no options of its own; these have: {', '.join(CHOICES)}")
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    if isinstance(given, bool) or not isinstance(given, (int, list, tuple)):
+        raise BadRequest(f"seeds={given!r}: a number of seeds, or a list of them")
+    seeds = tuple(range(given)) if isinstance(given, int) else tuple(given)
+    if not seeds or not all(isinstance(s, int) for s in seeds) or len(set(seeds)) < len(seeds):
+        raise BadRequest(f"seeds={given!r}: one or more different whole numbers")
+    return seeds
+
+
+def _product(base: dict[str, Any], axes: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    points = []
+    for values in itertools.product(*axes.values()):
+        point = dict(base)
+        for name, value in sorted(zip(axes, values, strict=True), key=lambda pair: "." in pair[0]):
+            outer, dot, inner = name.partition(".")
+            point[outer] = (
+                Spec.of(point.get(outer, Config.options()[outer].default)).with_option(inner, value) if dot else value
+            )
+        points.append(point)
+    return points
+
+
+def _is_serial(point: dict[str, Any]) -> bool:
+    spec = Spec.of(point["strategy"])
+    return spec.name in strategies and getattr(strategies.entry(spec.name).make, "most_workers", None) == 1
+
+
+def _beside_the_point(name: str, point: dict[str, Any]) -> bool:
+    return name in SERIAL_DOES_NOT_KNOW and _is_serial(point)
+
+
+def _once(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for point in points:
+        found.setdefault(repr(sorted((k, _text(v)) for k, v in point.items())), point)
+    return list(found.values())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    if isinstance(value, Mapping):
+        return str(Spec.of(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,224 @@
+"""Run a study: every setting with every seed, in random order, and go on where an earlier attempt was stopped.
+
+Fair means: the same model, data, global batch, initial weights, memory format and evaluation for all; one thread
+per worker for every number of workers, plus one line of serial with all cores; start-up, loading and evaluation left out
+of the training time; seeds as rounds, each in an order of its own, so that a slow moment of the machine hits anybody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config import Config
+from paceline.data.base import Stream
+from paceline.errors import BadRequest, DataUnavailable, Interrupted, PacelineError, RunFailed
+from paceline.job import Job, prepare
+from paceline.launch.joined import refuse_inside_a_launcher
+from paceline.launch.run import Listen, run
+from paceline.launch.seat import find as find_seat
+from paceline.record.machine import environment
+from paceline.record.reader import read_run, summarise
+from paceline.record.writer import write_json
+from paceline.studies.grid import Setting, Study
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a study."""
+
+    setting: Setting
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting.slug}-s{self.seed}"
+
+
+class Listener:
+    """What a study tells while it goes on; silent by default."""
+
+    def planned(self, study: Study, rounds: list[list[Planned]], done: dict[str, dict[str, Any]]) -> None: ...
+    def begun(self, planned: Planned, job: Job) -> Listen:
+        return lambda kind, content: None
+
+    def ended(self, planned: Planned, record: dict[str, Any]) -> None: ...
+    def notice(self, text: str) -> None: ...
+
+
+def rounds_of(study: Study) -> list[list[Planned]]:
+    """One round per seed, each in a random order of its own (the same whenever the study is started again)."""
+    rounds = []
+    for seed in study.seeds:
+        planned = [Planned(setting, seed) for setting in study.settings()]
+        random.Random(f"order {seed}").shuffle(planned)
+        rounds.append(planned)
+    return rounds
+
+
+def run_study(
+    study: Study, out: Path, listener: Listener | None = None, *, retry_failed: bool = False, clean: bool = False
+) -> dict[str, dict[str, Any]]:
+    """The record of every run, by its name. What is in `out` already is not run again.
+
+    `clean` promises that this process has run no multi-threaded torch operation (the CLI's has not).
+    """
+    refuse_inside_a_launcher(find_seat())
+    listener, rounds = listener or Listener(), rounds_of(study)
+    session = _Session.open(study, out)
+    records = {p.name: r for p in itertools.chain(*rounds) if (r := session.finished(p, retry_failed)) is not None}
+    listener.planned(study, rounds, records)
+    for number, planned_runs in enumerate(rounds):
+        left = [p for p in planned_runs if p.name not in records]
+        if left and number and not _fits(study, records, len(left)):
+            seeds = f"{number} of {len(rounds)} seeds"
+            session.note(cut_seeds=seeds)
+            listener.notice(
+                f"another round would take longer than the {study.budget_s:.0f} s that this study has: {seeds} were run"
+            )
+            break
+        for planned in left:
+            records[planned.name] = session.perform(planned, listener, clean)
+            listener.ended(planned, records[planned.name])
+    session.note(ended=time.time())
+    return records
+
+
+def _fits(study: Study, records: dict[str, dict[str, Any]], runs: int) -> bool:
+    """Whether so many further runs fit into the study's time, as long as those so far took."""
+    if study.budget_s is None:
+        return True
+    spent = float(sum(r["result"]["wall_s"] for r in records.values()))
+    return spent + runs * spent / max(1, len(records)) <= study.budget_s
+
+
+@dataclass
+class _Session:
+    """The study's folder: its definition, what was chosen for all runs, and the runs."""
+
+    study: Study
+    out: Path
+    about: dict[str, Any]
+
+    @classmethod
+    def open(cls, study: Study, out: Path) -> _Session:
+        path = out / "study.json"
+        if path.exists():
+            about = read_about(out)
+            changed = [k for k, v in study.described().items() if about["definition"].get(k) != v]
+            if changed:
+                raise BadRequest(f"{out} holds another study (it differs in {', '.join(changed)}): choose another --out")
+            return cls(study, out, about)
+        try:
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise BadRequest(f"out={out} is not empty and holds no study: choose another folder")
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
+        session = cls(
+            study, out, {"schema": SCHEMA, "name": study.name, "definition": study.described(), "started": time.time()}
+        )
+        session.note(
+            environment=environment(),
+            memory_format={},
+            runs=[
+                {
+                    "name": p.name,
+                    "label": p.setting.label,
+                    "workers": p.setting.workers,
+                    "seed": p.seed,
+                    "varied": p.setting.varied,
+                }
+                for setting in study.settings()
+                for p in (Planned(setting, seed) for seed in study.seeds)
+            ],
+        )
+        return session
+
+    def note(self, **fields: Any) -> None:
+        self.about.update(fields)
+        write_json(self.out / "study.json", self.about)
+
+    def folder(self, planned: Planned) -> Path:
+        return self.out / "runs" / planned.name
+
+    def finished(self, planned: Planned, retry_failed: bool) -> dict[str, Any] | None:
+        """The record of a run that need not be repeated."""
+        try:
+            record = read_run(self.folder(planned))
+        except BadRequest:
+            return None
+        return record if record["status"] == "completed" or (record["status"] == "failed" and not retry_failed) else None
+
+    def perform(self, planned: Planned, listener: Listener, clean: bool) -> dict[str, Any]:
+        """A run that fails is a record that says so; the rest goes on."""
+        folder = self.folder(planned)
+        if folder.exists():  # what a study that was stopped has left of it
+            shutil.rmtree(folder)
+        options = {**planned.setting.options, "seed": planned.seed, "out": str(folder)}
+        kind = f"{options.get('model')} on {options.get('data')}"
+        if "memory_format" not in options and kind in self.about["memory_format"]:
+            options["memory_format"] = self.about["memory_format"][kind]
+        started, job = time.perf_counter(), None
+        try:
+            job = prepare(Config.make(_scaled(options, self.study)), lambda config: folder)
+            record = run(job, listener.begun(planned, job), clean=clean)
+            if kind not in self.about["memory_format"]:  # chosen once, for all
+                self.note(memory_format={**self.about["memory_format"], kind: record["config"]["memory_format"]})
+            return record
+        except (Interrupted, DataUnavailable):  # nothing that another run would do better
+            raise
+        except PacelineError as error:
+            if (folder / "run.json").is_file():
+                return read_run(folder)
+            config = job.config.described() if job else {k: str(v) for k, v in options.items()}
+            record = summarise(
+                [], {"oversubscribed": False, **config}, environment(), "failed", str(error), time.perf_counter() - started
+            )
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_json(folder / "run.json", record)
+            except OSError as full:
+                raise RunFailed(f"{folder} cannot be written: {full.strerror}") from None
+            return record
+
+
+def _scaled(options: dict[str, Any], study: Study) -> dict[str, Any]:
+    """Strong scaling needs nothing. Weak: a worker has the batch and the number of steps that serial has."""
+    if study.scaling == "strong":
+        return options
+    if "global_batch_size" not in options:
+        return options
+    weak = {k: v for k, v in options.items() if k not in ("global_batch_size", "epochs", "steps")}
+    alone = prepare(
+        Config.make({**options, "strategy": "serial", "workers": 1, "transport": "auto", "faults": ()}), lambda c: Path(".")
+    )
+    if isinstance(alone.data.train, Stream):
+        raise BadRequest("weak scaling needs to know how many samples there are: a stream does not tell")
+    per_epoch = -(-len(alone.data.train) // alone.batch_sizes[0])
+    steps = min(s for s in (alone.steps, (alone.epochs or 1) * per_epoch) if s is not None)
+    return {**weak, "batch_size": alone.batch_sizes[0], "steps": steps, "epochs": None}
+
+
+def read_about(folder: str | Path) -> dict[str, Any]:
+    """A study's own file, checked."""
+    path = Path(folder) / "study.json"
+    try:
+        about = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadRequest(f"{folder} is not a study: it has no study.json") from None
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from None
+    if not isinstance(about, dict) or not isinstance(about.get("schema"), int):
+        raise BadRequest(f"{path} is not a study's record")
+    if about["schema"] > SCHEMA:
+        raise BadRequest(f"{path} has schema {about['schema']}; this Paceline knows {SCHEMA}: use a newer one")
+    return about
