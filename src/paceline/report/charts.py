@@ -241,7 +241,7 @@ class Charts:
         tooltip = tips(("series", "setting", ""), ("workers", "workers", ""), (over, x_title, ",.4~g"), (name, name, number))
         here: Spec = {"transform": [{"filter": CHOSEN_WORKERS}]}
         layers: list[Spec] = [
-            {**here, "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.85}, "encoding": encoding},
+            {**here, "mark": {"type": "line", "strokeWidth": 1.5, "strokeOpacity": 0.85}, "encoding": encoding},
             {
                 **here,
                 "mark": {"type": "point", "filled": True, "size": 24},

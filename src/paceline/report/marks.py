@@ -48,7 +48,7 @@ def ranged(here: Spec, x: Spec, y: Spec, colour: Spec, shape: Spec, tooltip: lis
     marked = {"x": x, "y": y, "color": colour, "fill": colour, "shape": shape, "fillOpacity": hollow, "tooltip": tooltip}
     joined = {
         **here,
-        "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8},
+        "mark": {"type": "line", "strokeWidth": 1.5, "strokeOpacity": 0.8},
         "encoding": {"x": x, "y": y, "color": colour},
     }
     return [

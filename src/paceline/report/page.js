@@ -25,7 +25,7 @@ async function draw(holder) {
   const spec = structuredClone(chart.spec);
   for (const param of spec.params) if (param.name in state) param.value = state[param.name];
   spec.data = { values: DATA.tables[chart.table] };
-  const options = { actions: false, renderer: "svg", mode: "vega-lite", config: theme(), tooltip: { theme: dark() ? "dark" : "light" } };
+  const options = { actions: false, renderer: "svg", mode: "vega-lite", logLevel: vega.Error, config: theme(), tooltip: { theme: dark() ? "dark" : "light" } };
   views.get(holder)?.finalize();
   const result = await vegaEmbed(holder, spec, options);
   views.set(holder, result.view);
@@ -116,5 +116,5 @@ if (document.getElementById("pair")) {
 
 const sight = new IntersectionObserver((entries) => { for (const e of entries) if (e.isIntersecting) drawLater(e.target); }, { rootMargin: "400px" });
 document.querySelectorAll(".chart").forEach((holder) => sight.observe(holder));
-(window.requestIdleCallback || ((f) => setTimeout(f, 300)))(drawAll);
+setTimeout(drawAll, 400);
 addEventListener("beforeprint", drawAll);

@@ -1,0 +1,220 @@
+"""Made-up records: what is said about them, and what is not."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.records import run, worker, write_study
+
+from paceline.report.answer import answer
+from paceline.report.commentary import amdahl, comments, slope
+from paceline.report.lines import Study, read_study
+
+
+@pytest.fixture
+def study(tmp_path: Path):
+    def make(*runs: dict[str, Any], **about: Any) -> Study:
+        return read_study(write_study(tmp_path / "s", list(runs), **about))
+
+    return make
+
+
+def said(found: Study, kind: str) -> str:
+    return " ".join(c.text for c in comments(found) if c.kind == kind)
+
+
+def twice(*args: Any, by: float = 0.02, **known: Any) -> list[dict[str, Any]]:
+    """Two seeds, a little apart."""
+    strategy, workers, train_s, accuracy = args
+    known.setdefault("target", None)
+    return [run(strategy, workers, train_s * (1 + s), accuracy + s / 20, **known) for s in (-by, by)]
+
+
+# --- the answer
+
+
+def test_the_fastest_is_named_with_its_figures(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 1, 4.1, 0.97), *twice("allreduce", 2, 2.2, 0.97),
+                  *twice("psgd", 2, 2.0, 0.90))  # fmt: skip
+    first, second, third = answer(found)
+    assert "Fastest was `psgd` with 2 workers: 2.00 s" in first
+    assert "2.00x as fast as serial (4.00 s)" in first
+    assert "90.00% (serial: 97.00%)" in first
+    assert "kept serial's accuracy was `allreduce` with 2 workers: 1.82x" in second
+    assert "Every strategy was fastest with 2 workers" in third
+    assert "seen in one run" not in first
+
+
+def test_no_winner_is_made_up(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 2, 3.95, 0.97, by=0.05))
+    first, second, *_ = answer(found)
+    assert "No setting was faster than serial" in first
+    assert "No setting was both faster than serial and as accurate" in second
+
+
+def test_nothing_is_paid_where_nothing_was_paid(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 2, 2.0, 0.97))
+    assert "paid no accuracy" in answer(found)[1]
+    assert "No strategy lost accuracy" in said(found, "accuracy")
+
+
+def test_single_runs_are_told_as_such(study) -> None:
+    found = study(run("serial", 1, 4.0), run("allreduce", 2, 2.0))
+    assert "seen in one run each" in answer(found)[0]
+    assert "Every setting was run once" in said(found, "noise") or len(found.lines) < 3
+    assert "No strategy lost accuracy" not in said(found, "accuracy")  # one run each does not carry that
+
+
+def test_without_serial_or_workers_the_answer_is_modest(study) -> None:
+    found = study(run("serial", 1, 4.0, 0.9))
+    assert answer(found) == ["`serial` with 1 worker trained for 4.00 s, to 90.00% accuracy."]
+
+
+def test_where_all_failed_nothing_is_claimed(study) -> None:
+    found = study(run("serial", error="out of luck"), run("psgd", 2, error="out of luck"))
+    assert answer(found) == ["No run was completed: see the reasons below."]
+    assert "failed in 1 of 1 runs: out of luck" in said(found, "failed")
+
+
+# --- the rules
+
+
+def test_how_far_from_linear_and_why(study) -> None:
+    waiting = [{"compute_s": 1.0, "sync_s": 0.3, "idle_s": 1.2}] * 2
+    found = study(
+        *twice("serial", 1, 4.0, 0.97), *twice("allreduce", 1, 4.0, 0.97), *twice("allreduce", 2, 2.5, 0.97, each=waiting)
+    )
+    text = said(found, "linear")
+    assert "1.60x as fast as with one, 80% of linear" in text
+    assert "as if 25% of its work could not be divided" in text
+    assert "48% into waiting for the slowest" in text
+    assert "went into the exchange" not in text  # 12% does not explain it
+
+
+def test_as_good_as_linear(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 2, 2.0, 0.97))
+    text = said(found, "linear")
+    assert "as good as linear" in text
+    assert "Amdahl" not in text
+
+
+def test_oversubscribed_workers_are_not_called_a_failure_to_scale(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 4, 4.5, 0.97))
+    assert said(found, "linear") == ""
+    assert "More workers than the 2 cores made `psgd` slower" in said(found, "oversubscribed")
+    assert "1.12x as long with 4 workers" in said(found, "oversubscribed")
+    assert "4 workers shared 2 cores" in said(found, "slower")
+
+
+def test_why_several_were_slower_than_one(study) -> None:
+    talking = [{"compute_s": 2.0, "sync_s": 3.0, "idle_s": 0.0}] * 2
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 2, 5.0, 0.97, each=talking))
+    text = said(found, "slower")
+    assert "`allreduce` with 2 workers was slower than serial: 5.00 s against 4.00 s" in text
+    assert "60% of a worker's time went into the exchange" in text
+    assert "shared" not in text
+    assert "try to talk less often" in said(found, "next")
+
+
+def test_slower_is_not_said_within_noise(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97, by=0.1), *twice("allreduce", 2, 4.2, 0.97, by=0.1))
+    assert said(found, "slower") == ""
+
+
+def test_which_worker_was_slow(study) -> None:
+    uneven = [{"compute_s": 1.0, "idle_s": 2.0}, {"compute_s": 3.0}, {"compute_s": 1.0, "idle_s": 2.0}]
+    found = study(*twice("serial", 1, 4.0, 0.97, cores=4), *twice("allreduce", 3, 3.0, 0.97, each=uneven, cores=4))
+    text = said(found, "slow worker")
+    assert "Worker 1 of `allreduce x 3` was slow: it took 3.00x as long" in text
+    assert "Worker 0" not in text
+    assert "waited" in text
+
+
+def test_a_worker_that_was_slow_once_is_not_called_slow(study) -> None:
+    uneven = [{"compute_s": 1.0}, {"compute_s": 3.0}]
+    found = study(run("serial", 1, 4.0), run("allreduce", 2, 3.0, each=uneven), run("allreduce", 2, 3.0, each=uneven[::-1]))
+    assert said(found, "slow worker") == ""
+
+
+def test_accuracy_that_was_paid(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 2, 2.0, 0.90), *twice("allreduce", 2, 2.0, 0.969))
+    text = said(found, "accuracy")
+    assert "paid for speed by `psgd`: up to 7.0 points below serial" in text
+    assert "allreduce" not in text
+
+
+def test_the_target_that_was_not_reached(study) -> None:
+    found = study(run("serial", 1, 4.0, reached_s=2.0, target=0.9), run("psgd", 2, 2.0, target=0.9))
+    assert "target of 90% was not reached in every run by `psgd x 2`" in said(found, "target")
+    assert found.line("psgd", 2).time_to_accuracy is None
+    everybody = read_study(write_study(found.folder / "t", [run("serial", 1, 4.0, reached_s=2.0, target=0.9)]))
+    assert said(everybody, "target") == ""
+
+
+def test_what_cannot_be_told_from_the_fastest(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 2, 2.0, 0.97, by=0.1), *twice("hogwild", 2, 2.1, 0.97, by=0.1),
+                  *twice("allreduce", 2, 3.0, 0.97))  # fmt: skip
+    text = said(found, "noise")
+    assert "`hogwild x 2` cannot be told from the fastest, `psgd x 2`" in text
+    assert "allreduce" not in text
+
+
+def test_bytes_and_drift(study) -> None:
+    def each(sent: int, apart: float | None, stale: float | None) -> list[dict[str, Any]]:
+        return [{"payload_sent_bytes": sent, "replica_distance_max": apart, "staleness_mean": stale}] * 2
+
+    found = study(
+        run("serial", 1, 4.0),
+        run("allreduce", 2, 2.0, each=each(800_000, None, None)),
+        run("stepwise", 2, 2.0, each=each(400_000, 0.05, None)),
+        run("ps", 2, 2.0, each=each(800_000, None, 1.5)),
+    )
+    assert "`stepwise` sent the least (40 kB per worker and step) and `allreduce` the most (80 kB)" in said(found, "bytes")
+    assert "farthest apart in `stepwise x 2`: 5.0%" in said(found, "drift")
+    assert "stalest in `ps x 2`: 1.5 updates" in said(found, "drift")
+    nothing = read_study(write_study(found.folder / "t", [run("serial", 1, 4.0), run("psgd", 2, 2.0), run("hogwild", 2, 2.0)]))
+    assert said(nothing, "bytes") == said(nothing, "drift") == ""
+
+
+def test_time_against_the_size_of_the_data(study) -> None:
+    runs = [
+        run("serial", 1, 4.0 * share, samples=int(8000 * share), varied={"data_share": share})
+        for share in (0.125, 0.25, 0.5, 1.0)
+    ]
+    found = study(*runs)
+    assert "1.00th power of the number of samples: in proportion" in said(found, "data")
+    few = read_study(write_study(found.folder / "t", runs[:2]))
+    assert said(few, "data") == ""
+
+
+def test_the_cost_of_measuring_is_told(study) -> None:
+    assert "took 0.50% of the workers' time" in said(study(run()), "measuring")
+
+
+@given(st.floats(0, 1), st.lists(st.integers(2, 64), min_size=1, max_size=5, unique=True))
+def test_amdahl_finds_the_share_that_made_the_speedups(share: float, counts: list[int]) -> None:
+    found = amdahl([(1, 1.0), *((p, 1 / (share + (1 - share) / p)) for p in counts)])
+    assert found is not None
+    assert math.isclose(found, share, abs_tol=1e-9)
+
+
+def test_amdahl_is_silent_where_it_does_not_hold() -> None:
+    assert amdahl([(1, 1.0)]) is None
+    assert amdahl([(1, 1.0), (2, 2.5)]) is None  # faster than linear
+    assert amdahl([(1, 1.0), (2, 0.5)]) is None  # slower than one
+
+
+@given(st.floats(0.2, 3), st.floats(0.01, 100))
+def test_the_slope_of_a_power_law(power: float, factor: float) -> None:
+    found = slope([(x, factor * x**power) for x in (1.0, 2.0, 5.0, 9.0)])
+    assert found is not None
+    assert math.isclose(found, power, rel_tol=1e-6)
+    assert slope([(1, 1), (2, 2)]) is None
+
+
+def test_a_worker_record_has_what_a_real_one_has(run_inproc) -> None:
+    real = run_inproc(steps=2).record["workers"][0]
+    assert set(worker(0)) == set(real)
