@@ -25,7 +25,7 @@ async function draw(holder) {
   const spec = structuredClone(chart.spec);
   for (const param of spec.params) if (param.name in state) param.value = state[param.name];
   spec.data = { values: DATA.tables[chart.table] };
-  const options = { actions: false, renderer: "svg", mode: "vega-lite", logLevel: vega.Error, config: theme(), tooltip: { theme: dark() ? "dark" : "light" } };
+  const options = { actions: false, renderer: "svg", mode: "vega-lite", logLevel: 1, config: theme(), tooltip: { theme: dark() ? "dark" : "light" } };
   views.get(holder)?.finalize();
   const result = await vegaEmbed(holder, spec, options);
   views.set(holder, result.view);
