@@ -17,6 +17,7 @@ def bench() -> None:
       paceline bench strategies
       paceline bench strategies --rounds 9 --json
       paceline bench collectives --workers 2 --sizes 4KB,1MB,10MB
+      paceline bench measuring
     """
 
 
@@ -145,6 +146,42 @@ def collectives(workers: str, sizes: str, rounds: int, as_json: bool, debug: boo
     console.print(
         "x gloo, x MPI: how many times as fast as gloo's and as Open MPI's own all-reduce in the same round. x limit: against "
         "the time in which one plain copy moves 2(P-1)/P of the buffer. Spread: half of max - min.",
+        highlight=False,
+    )
+    console.print(machine_line(env), style="dim", highlight=False)
+
+
+@bench.command()
+@click.option("--blocks", default=200, show_default=True, type=click.IntRange(2), help="pairs of blocks of 20 steps")
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1))
+@click.option("--sample-every-s", default=0.5, show_default=True, type=click.FloatRange(0), help="seconds between samples")
+@click.option("--data-dir", default=None, metavar="DIR", help="where MNIST is looked for first")
+@click.option("--json", "as_json", is_flag=True, help="print everything measured to standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def measuring(blocks: int, batch_size: int, sample_every_s: float, data_dir: str | None, as_json: bool, debug: bool) -> None:
+    """What recording and sampling cost: throughput with them over throughput without, block by block."""
+    import torch
+
+    torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
+    from rich.console import Console
+
+    from paceline.bench.measuring import bench_measuring
+    from paceline.cli.show import machine_line
+    from paceline.record.machine import environment
+
+    result = bench_measuring(data_dir, blocks, batch_size, sample_every_s)
+    result["environment"] = env = environment()
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return
+    console = Console()
+    low, _, high = result["quarters"]
+    console.print(
+        f"cnn on {result['data']}, 2 workers, batch {batch_size}, events, and samples every {sample_every_s:g} s: "
+        "throughput is "
+        f"{result['median']:.3f} of that without measuring (median of {result['pairs']} pairs of blocks, quarters "
+        f"{low:.3f} and "
+        f"{high:.3f}; goal {result['goal']:g}). Measuring itself took {100 * result['own_share']:.2f}% of the workers' time.",
         highlight=False,
     )
     console.print(machine_line(env), style="dim", highlight=False)

@@ -83,7 +83,7 @@ def study(
     try:
         with Board(quiet=quiet, live=progress) as board:
             records = run_study(planned, folder, board, retry_failed=retry_failed, clean=True)
-    except Interrupted:
+    except KeyboardInterrupt:
         raise Interrupted(f"interrupted; what was measured is in {folder}, and the same command goes on from there") from None
     if not quiet:
         messages.print(
@@ -129,7 +129,7 @@ def show_study(folder: Path, console: Console) -> None:
     console.print(notes, style="dim", highlight=False)
     for line in found.lines:
         if line.errors:
-            console.print(f"{line.id} failed: {line.errors[0]}", style="red", highlight=False, markup=False)
+            console.print(f"{line.id} failed: {line.errors[0]}", style="red", highlight=False, markup=False, soft_wrap=True)
     console.print(machine_line(found.environment), style="dim", highlight=False)
 
 

@@ -77,8 +77,7 @@ class Sampler:
         if now.wall_s >= self._next_pss:
             fields["pss_bytes"] = pss_bytes()
             self.pss_peak_bytes = max(self.pss_peak_bytes or 0, fields["pss_bytes"] or 0) or None
-            self._next_machine = self._start.wall_s
-        self._next_pss = now.wall_s + (time.perf_counter() - now.wall_s) / PSS_SHARE
+            self._next_pss = now.wall_s + (time.perf_counter() - now.wall_s) / PSS_SHARE
         if self.whole_machine and now.wall_s >= self._next_machine:
             self._next_machine = now.wall_s + MACHINE_EVERY_S
             used = container.usage()

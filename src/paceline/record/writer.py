@@ -38,7 +38,10 @@ class Recorder:
     def write(self, kind: str, **fields: Any) -> None:
         began = time.perf_counter()
         event = {"kind": kind, "rank": self.rank, "session": self.session, "t": time.time(), **fields}
-        line = json.dumps(clean(event)) + "\n"
+        try:
+            line = json.dumps(event, allow_nan=False) + "\n"
+        except ValueError:  # nan or inf somewhere in it
+            line = json.dumps(clean(event)) + "\n"
         with self._lock:
             try:
                 self._file.write(line)
