@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import pytest
+
+from paceline.report.lines import read_study
+from paceline.report.render import tables_of
 
 
 def worker(rank: int, **known: Any) -> dict[str, Any]:
@@ -105,3 +112,42 @@ def _events(record: dict[str, Any], w: dict[str, Any]) -> list[dict[str, Any]]:
         net = {"net_sent_bytes": 1000 * i, "net_received_bytes": 1000 * i}
         found.append({**base, "kind": "sample", "t": t, "elapsed_s": t, **used, **net})
     return found
+
+
+def recompute(folder: Path) -> int:
+    """Speedup, efficiency, bytes and the parts of a step, computed from the run.json files alone; how many settings "
+    "there were."""
+    about = json.loads((folder / "study.json").read_text())
+    records = {p["name"]: json.loads((folder / "runs" / p["name"] / "run.json").read_text()) for p in about["runs"]}
+    settings: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for planned in about["runs"]:
+        settings.setdefault((planned["label"], planned["workers"]), []).append(records[planned["name"]])
+    rows = {(r["series"], r["workers"]): r for r in tables_of(read_study(folder))["lines"]}
+    assert set(rows) == set(settings)
+
+    def train_s(runs: list[dict[str, Any]]) -> float:
+        return fmean(r["result"]["train_s"] for r in runs)
+
+    for (label, workers), runs in settings.items():
+        row = rows[label, workers]
+        serial = next(r for (name, _), r in settings.items() if name == "serial")
+        assert row["speedup_serial"] == pytest.approx(train_s(serial) / train_s(runs), rel=1e-4)
+        if (label, 1) in settings:
+            own = train_s(settings[label, 1]) / train_s(runs)
+            assert row["speedup"] == pytest.approx(own, rel=1e-4)
+            assert row["efficiency"] == pytest.approx(own / workers, rel=1e-4)
+        each = [w for r in runs for w in r["workers"] if w["role"] == "worker"]
+        for column, key in (("sent_bytes", "payload_sent_bytes"), ("net_sent_bytes", "net_sent_bytes")):
+            assert row[column] == pytest.approx(fmean(w[key] / w["steps"] for w in each), rel=1e-4)
+        for part in ("compute", "sync", "idle"):
+            assert row[f"{part}_ms"] == pytest.approx(fmean(1e3 * w[f"{part}_s"] / w["steps"] for w in each), rel=1e-4)
+        for run_ in runs:  # a worker's parts are its training time
+            slowest = max(w["compute_s"] + w["sync_s"] + w["idle_s"] for w in run_["workers"] if w["role"] == "worker")
+            assert slowest == pytest.approx(run_["result"]["train_s"], rel=0.02)
+    with (folder / "results.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == len(records)
+    for line in table:
+        assert float(line["train_s"]) == records[line["run"]]["result"]["train_s"]
+        assert float(line["speedup_serial"]) == pytest.approx(train_s(serial) / float(line["train_s"]), rel=1e-6)
+    return len(settings)

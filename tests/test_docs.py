@@ -39,12 +39,19 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_readmes_flags_exist() -> None:
     from paceline.cli.data import fetch
+    from paceline.cli.report import report
     from paceline.cli.study import study
     from paceline.cli.train import train
 
-    known = {flag for command in (train, study, fetch) for p in command.params for flag in p.opts}
+    known = {flag for command in (train, study, fetch, report) for p in command.params for flag in p.opts}
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for line in page.read_text().splitlines():
-            if re.match(r"^\s*paceline (train|study|data)", line):
+            if re.match(r"^\s*paceline (train|study|report|data)", line):
                 for flag in re.findall(r"(--[a-z-]+)", line):
                     assert flag in known, f"{page.name}: {flag} in {line!r}"
+
+
+def test_every_study_file_is_told_of() -> None:
+    text = (ROOT / "docs" / "studies.md").read_text()
+    for file in (ROOT / "studies").glob("*.toml"):
+        assert f"studies/{file.name}" in text, file.name

@@ -53,7 +53,9 @@ class Board(Listener):
             self._display = None
 
     def planned(self, study: Study, rounds: list[list[Planned]], done: dict[str, dict[str, Any]]) -> None:
-        self._records, self._planned = dict(done), [p for planned in rounds for p in planned]
+        order = {setting.slug: number for number, setting in enumerate(study.settings())}
+        self._planned = sorted((p for planned in rounds for p in planned), key=lambda p: order[p.setting.slug])
+        self._records = dict(done)
         self._done_before, self._began = len(done), time.monotonic()
         settings, seeds = len(rounds[0]), len(rounds)
         self._say(f"{study.title or study.name}: {settings} settings x {seeds} seed{'s' * (seeds > 1)}")

@@ -22,7 +22,7 @@ class Finding:
 
 
 def examine(data_dir: str | None = None) -> list[Finding]:
-    checks: list[Callable[[], Finding]] = [_machine, _gloo, _cuda, _shared_memory, _mpi, _npm]
+    checks: list[Callable[[], Finding]] = [_machine, _gloo, _cuda, _shared_memory, _mpi, _reports, _network_bytes, _npm]
     return [check() for check in checks] + [_data(name, data_dir) for name in RECIPES]
 
 
@@ -78,6 +78,24 @@ def _mpi() -> Finding:
         return Finding("transport mpi", False, missing)
     answer = subprocess.run([str(mpirun()), "--version"], capture_output=True, text=True, check=False)
     return Finding("transport mpi", answer.returncode == 0, (answer.stdout or answer.stderr).strip().splitlines()[0])
+
+
+def _reports() -> Finding:
+    try:
+        import vl_convert
+
+        vl_convert.vegalite_to_svg({"data": {"values": [{"a": 1}]}, "mark": "point", "encoding": {"x": {"field": "a"}}})
+    except Exception as error:  # whatever a foreign library raises
+        return Finding("reports", False, f"{error}: pip install vl-convert-python")
+    return Finding("reports", True, "charts as a page, PNG and SVG")
+
+
+def _network_bytes() -> Finding:
+    from paceline.record.network import Sockets
+
+    if Sockets().bytes() is None:
+        return Finding("network bytes", False, "this system does not count them per socket: net_* stays empty")
+    return Finding("network bytes", True, "counted per worker by the kernel (TCP_INFO)")
 
 
 def _npm() -> Finding:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.browser import CHROMIUM, look
+from tests.records import recompute
 
 from paceline.report.lines import read_study
 from paceline.report.render import render
@@ -167,3 +169,7 @@ def test_every_study_file_runs_in_its_short_setting(tmp_path: Path) -> None:
         assert {r["error"] for r in found.values()} == {None}, file.stem
         assert any(r["config"]["strategy"] == "serial" for r in found.values())
         assert (tmp_path / file.stem / "report.html").stat().st_size > 900_000
+    assert recompute(tmp_path / "builtin") >= 5
+    if CHROMIUM is not None:  # the page tests say so when there is none
+        for stem in ("builtin", "optimizers", "scale_of_data"):
+            look(tmp_path / stem / "report.html", tmp_path / f"profile-{stem}")

@@ -1,6 +1,7 @@
 """Made-up records: what is said about them, and what is not."""
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.records import run, worker, write_study
 from paceline.report.answer import answer
 from paceline.report.commentary import amdahl, comments, slope
 from paceline.report.lines import Study, read_study
+from paceline.report.noise import Noise, differ, time_noise
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def said(found: Study, kind: str) -> str:
     return " ".join(c.text for c in comments(found) if c.kind == kind)
 
 
-def twice(*args: Any, by: float = 0.02, **known: Any) -> list[dict[str, Any]]:
+def twice(*args: Any, by: float = 0.005, **known: Any) -> list[dict[str, Any]]:
     """Two seeds, a little apart."""
     strategy, workers, train_s, accuracy = args
     known.setdefault("target", None)
@@ -77,6 +79,34 @@ def test_where_all_failed_nothing_is_claimed(study) -> None:
     found = study(run("serial", error="out of luck"), run("psgd", 2, error="out of luck"))
     assert answer(found) == ["No run was completed: see the reasons below."]
     assert "failed in 1 of 1 runs: out of luck" in said(found, "failed")
+
+
+# --- noise
+
+
+def test_equal_settings_are_seldom_told_apart(study) -> None:
+    """40 settings of the same speed, three runs each, ±10%: at 99% confidence few of the 780 pairs may seem to differ."""
+    luck = random.Random(0)
+    runs = [run(f"s{n}", 2, 2.0 * math.exp(luck.gauss(0, 0.1))) for n in range(40) for _ in range(3)]
+    found = study(*runs)
+    noise = time_noise(found)
+    assert noise is not None
+    assert noise.freedom == 80
+    assert noise.deviation == pytest.approx(0.1, rel=0.2)
+    pairs = [(a, b) for i, a in enumerate(found.lines) for b in found.lines[:i]]
+    assert sum(differ(noise, a, b) for a, b in pairs) <= 0.03 * len(pairs)
+    twice_as_slow = read_study(write_study(found.folder / "t", [*runs, run("slow", 2, 4.0), run("slow", 2, 4.1)]))
+    slow = twice_as_slow.line("slow", 2)
+    assert all(differ(time_noise(twice_as_slow), x, slow) for x in twice_as_slow.lines if x is not slow)
+
+
+def test_few_runs_need_large_differences() -> None:
+    assert Noise.pooled([[1.0], [2.0]]) is None
+    two, many = Noise.pooled([[0.0, 0.1]]), Noise.pooled([[0.0, 0.1]] * 50)
+    assert two is not None
+    assert many is not None
+    assert two.deviation == pytest.approx(many.deviation)
+    assert two.threshold(2, 2) > 20 * many.threshold(2, 2)
 
 
 # --- the rules
@@ -155,8 +185,9 @@ def test_the_target_that_was_not_reached(study) -> None:
 
 
 def test_what_cannot_be_told_from_the_fastest(study) -> None:
-    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 2, 2.0, 0.97, by=0.1), *twice("hogwild", 2, 2.1, 0.97, by=0.1),
-                  *twice("allreduce", 2, 3.0, 0.97))  # fmt: skip
+    close = [*twice("psgd", 2, 2.0, 0.97, by=0.03), *twice("hogwild", 2, 2.05, 0.97, by=0.03)]
+    found = study(*twice("serial", 1, 4.0, 0.97), *close, *twice("allreduce", 2, 3.0, 0.97))
+    assert "1 other setting cannot be told from it" in answer(found)[0]
     text = said(found, "noise")
     assert "`hogwild x 2` cannot be told from the fastest, `psgd x 2`" in text
     assert "allreduce" not in text

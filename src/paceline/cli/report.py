@@ -32,7 +32,7 @@ def report(folders: tuple[str, ...], out: str | None, figures: bool, debug: bool
         raise BadRequest(f"{len(folders)} folders: one to report on, or two to compare")
     console = Console()
     if len(folders) == 2:
-        page = compare(folders[0], folders[1], Path(out or "compare.html"))
+        page = compare(folders[0], folders[1], out or "compare.html")
     else:
         if out:
             raise BadRequest("--out is for comparing two studies; the report of one goes into its own folder")

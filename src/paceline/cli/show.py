@@ -33,9 +33,10 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     metric = result["metric"]
     if metric and metric["name"] != "accuracy":
         rows.insert(0, (f"test {metric['name']}", number(metric["value"], ".4f")))
-    if config["until_accuracy"] is not None:
+    target = config.get("target_accuracy") or config["until_accuracy"]
+    if target is not None:
         reached = result["time_to_accuracy_s"]
-        goal = f"{100 * config['until_accuracy']:g}% accuracy after"
+        goal = f"{100 * target:g}% accuracy after"
         rows.append((goal, "not reached" if reached is None else f"{reached:.2f} s, {result['steps_to_accuracy']:,} steps"))
     for row in rows:
         if row[1] != "-":
@@ -46,6 +47,8 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     apart = _apart(record["workers"])
     if apart:
         console.print(apart, highlight=False)
+    if config.get("profile"):
+        _profile(console, out)
     if record.get("lost"):
         console.print(f"lost on the way: worker {', '.join(map(str, record['lost']))}; the others went on", style="yellow")
     if config["oversubscribed"]:
@@ -54,6 +57,22 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
             style="yellow",
         )
     console.print(f"record: {out / 'run.json'}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _profile(console: Console, out: Path) -> None:
+    """Worker 0's longest functions and operators."""
+    from paceline.record.reader import read_worker_events
+
+    found = [e for own in read_worker_events(out)[:1] for e in own if e["kind"] == "profile"]
+    for kind, steps in (("functions", "function_steps"), ("operators", "operator_steps")):
+        if not found or not found[0][kind]:
+            continue
+        table = Table(title=f"{kind} of worker 0, over {found[0][steps]} steps", title_justify="left")
+        for heading in ("name", "calls", "own", "total"):
+            table.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
+        for row in found[0][kind][:8]:
+            table.add_row(row["name"], f"{row['calls']:,}", seconds(row["own_s"]), seconds(row["total_s"]))
+        console.print(table)
 
 
 def _workers(workers: list[dict[str, Any]]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from paceline.report.lines import Line, Study
-from paceline.report.noise import differ, lost_points, mean_of, seen
+from paceline.report.noise import accuracy_noise, differ, lost_points, mean_of, seen, time_noise
 from paceline.report.words import listed, percent, seconds, times, workers
 
 
@@ -42,34 +42,35 @@ def _answer_without_comparison(study: Study) -> list[str]:
 
 def _fastest(study: Study, lines: list[Line], serial: Line) -> str:
     best = max(lines, key=lambda x: mean_of(study.serial_speedup(x)))
-    gain = study.serial_speedup(best)
-    assert serial.train_s is not None
-    if gain is None or best.train_s is None:
+    serial, gain, noise = study.serial(best) or serial, study.serial_speedup(best), time_noise(study)
+    if gain is None or best.train_s is None or serial.train_s is None:
         return ""
-    if gain.mean <= 1 or not differ(best.train_s, serial.train_s):
+    if gain.mean <= 1 or not differ(noise, best, serial):
         return (
             f"No setting was faster than serial training ({seconds(serial.train_s.mean)}) beyond noise; the nearest was "
-            f"`{best.label}` "
-            f"with {workers(best.workers)} ({seconds(best.train_s.mean)})."
+            f"`{best.label}` with {workers(best.workers)} ({seconds(best.train_s.mean)})."
         )
-    accuracy = (
-        f", ending at {percent(best.accuracy.mean)} (serial: {percent(serial.accuracy.mean)})"
-        if best.accuracy and serial.accuracy
-        else ""
-    )
+    ends = ""
+    if best.accuracy and serial.accuracy:
+        ends = f", ending at {percent(best.accuracy.mean)} (serial: {percent(serial.accuracy.mean)})"
+    same = [x for x in lines if x is not best and x.context == best.context and not differ(noise, x, best)]
+    others = f"; {len(same)} other setting{'s' * (len(same) > 1)} cannot be told from it" if same and noise else ""
     return (
         f"Fastest was `{best.label}` with {workers(best.workers)}: {seconds(best.train_s.mean)} of training, "
-        f"{times(gain.mean)} as fast as serial "
-        f"({seconds(serial.train_s.mean)}){accuracy}{seen(best, serial)}."
+        f"{times(gain.mean)} as fast as serial ({seconds(serial.train_s.mean)}){ends}{seen(best, serial)}{others}."
     )
 
 
 def _keeps_accuracy(study: Study, lines: list[Line], serial: Line) -> str:
     if serial.accuracy is None or serial.train_s is None:
         return ""
-    scored = [x for x in lines if x.accuracy is not None]
-    keeping = [x for x in scored if lost_points(x, study.serial(x) or serial) is None and mean_of(study.serial_speedup(x)) > 1]
-    keeping = [x for x in keeping if x.train_s and differ(x.train_s, serial.train_s)]
+    scored, accuracy, times_apart = [x for x in lines if x.accuracy is not None], accuracy_noise(study), time_noise(study)
+    keeping = [
+        x
+        for x in scored
+        if lost_points(accuracy, x, study.serial(x) or serial) is None and mean_of(study.serial_speedup(x)) > 1
+    ]
+    keeping = [x for x in keeping if differ(times_apart, x, serial)]
     if not keeping:
         return "No setting was both faster than serial and as accurate." if scored else ""
     best = max(keeping, key=lambda x: mean_of(study.serial_speedup(x)))
@@ -96,6 +97,8 @@ def _adding_workers(study: Study, lines: list[Line]) -> str:
     most = max(x.workers for x in lines)
     cores = f"this machine has {study.cores} cores"
     if len(counts) == 1:
+        if counts[0] == 1:
+            return f"Adding workers did not pay: every strategy was fastest with one ({cores})."
         if counts[0] == most:
             return f"Every strategy was fastest with {workers(most)}, the most that were tried ({cores})."
         return f"Adding workers paid up to {counts[0]}: every strategy was fastest there, and slower with more ({cores})."

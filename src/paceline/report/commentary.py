@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from paceline.report.lines import Line, Study
-from paceline.report.noise import differ, lost_points, seen
+from paceline.report.noise import accuracy_noise, differ, lost_points, seen, time_noise
 from paceline.report.tables import axis_rows
 from paceline.report.words import listed, milliseconds, percent, seconds, size, times, workers
 
@@ -26,8 +26,8 @@ class Comment:
 def comments(study: Study) -> list[Comment]:
     """Everything that can be said."""
     rules: tuple[Callable[[Study], Iterator[Comment]], ...] = (
-        failures, from_linear, slower_than_serial, beyond_the_cores, slow_workers, accuracy_paid, not_reached, within_noise,
-        bytes_moved, drift, along_the_data, measuring_cost, next_steps,
+        failures, accuracy_paid, not_reached, within_noise, slow_workers, slower_than_serial, beyond_the_cores, bytes_moved,
+        from_linear, drift, along_the_data, measuring_cost, next_steps,
     )  # fmt: skip
     return [comment for rule in rules for comment in rule(study)]
 
@@ -113,21 +113,27 @@ def _compute_growth(study: Study, line: Line) -> float | None:
 
 
 def slower_than_serial(study: Study) -> Iterator[Comment]:
-    for line in study.lines:
-        serial = study.serial(line)
-        if line.workers < 2 or serial is None or line.train_s is None or serial.train_s is None:
+    """Per setting: where it was slowest against serial, and why; how it was with other numbers of workers."""
+    for label in study.series:
+        slower: list[tuple[Line, Line, float]] = []
+        for line in (x for x in study.lines if x.label == label and x.workers > 1):
+            serial, gain = study.serial(line), study.serial_speedup(line)
+            if serial is None or gain is None or line.train_s is None or serial.train_s is None:
+                continue
+            if gain.mean < 1 and differ(time_noise(study), line, serial, 0.03):
+                slower.append((line, serial, gain.mean))
+        if not slower:
             continue
-        gain = study.serial_speedup(line)
-        if gain is None or gain.mean >= 1 or not differ(line.train_s, serial.train_s, 0.03):
-            continue
+        line, serial, _ = min(slower, key=lambda found: found[2])
+        assert line.train_s is not None
+        assert serial.train_s is not None
         reasons, figures = _reasons(study, line)
-        shared = f"{workers(line.workers)} shared {study.cores} cores" if line.oversubscribed else ""
-        why = " ".join(x for x in (f"{shared}." if shared else "", reasons) if x)
+        shared = f"{workers(line.workers)} shared {study.cores} cores." if line.oversubscribed else ""
         yield Comment(
             "slower",
-            f"`{line.label}` with {workers(line.workers)} was slower than serial: {seconds(line.train_s.mean)} against "
-            f"{seconds(serial.train_s.mean)}{seen(line, serial)}. {why}".strip(),
-            {"speedup against serial": times(gain.mean), **figures},
+            f"`{label}` with {workers(line.workers)} was slower than serial: {seconds(line.train_s.mean)} against "
+            f"{seconds(serial.train_s.mean)}{seen(line, serial)}. {shared} {reasons}".replace(".  ", ". ").strip(),
+            {**{f"against serial, {workers(x.workers)}": times(gain) for x, _, gain in slower}, **figures},
         )
 
 
@@ -144,7 +150,7 @@ def beyond_the_cores(study: Study) -> Iterator[Comment]:
         last = max(more, key=lambda x: x.workers)
         assert best.train_s is not None
         assert last.train_s is not None
-        if differ(last.train_s, best.train_s, 0.03):
+        if differ(time_noise(study), last, best, 0.03):
             ratio = last.train_s.mean / best.train_s.mean
             (worse if ratio > 1 else better).append((label, last, ratio))
     if worse:
@@ -206,7 +212,7 @@ def accuracy_paid(study: Study) -> Iterator[Comment]:
             serial is not None
             and line is not serial
             and line.strategy != "serial"
-            and (lost := lost_points(line, serial)) is not None
+            and (lost := lost_points(accuracy_noise(study), line, serial)) is not None
         ):
             paid.append((line, lost))
     if not paid:
@@ -251,12 +257,12 @@ def within_noise(study: Study) -> Iterator[Comment]:
     same = [
         x
         for x in lines
-        if x is not fastest and x.train_s and x.samples == fastest.samples and not differ(x.train_s, fastest.train_s)
+        if x is not fastest and x.train_s and x.samples == fastest.samples and not differ(time_noise(study), x, fastest)
     ]
     if same:
         yield Comment(
             "noise",
-            f"{listed([x.id for x in same])} cannot be told from the fastest, `{fastest.id}`: their times overlap.",
+            f"{listed([x.id for x in same])} cannot be told from the fastest, `{fastest.id}`: the difference is within noise.",
             {x.id: f"{x.train_s.low:.2f} to {x.train_s.high:.2f} s" for x in (fastest, *same) if x.train_s},
         )
 
@@ -360,8 +366,8 @@ def next_steps(study: Study) -> Iterator[Comment]:
             "strategy that lets them run "
             "apart (`ps:consistency=async`, `local-sgd`), or smaller batches for the slow one (`--batch-size 96,32`).",
         )
-    noisy = [x.train_s.relative for x in study.lines if x.train_s and x.train_s.n >= 2]
-    if noisy and median(noisy) > 0.1:
-        yield Comment(
-            "next", f"Times of equal runs varied by ±{percent(median(noisy), 0)} (median): more `seeds`, or a quieter machine."
-        )
+    noise = time_noise(study)
+    if noise is not None and noise.deviation > 0.1:
+        spread = f"±{percent(noise.deviation, 0)} (standard deviation)"
+        text = f"Times of equal runs differed by {spread}: more `seeds`, or a quieter machine."
+        yield Comment("next", text, {"known from": f"{noise.freedom} degrees of freedom"})

@@ -10,14 +10,15 @@ from paceline.errors import BadRequest, RunFailed
 from paceline.report import palette
 from paceline.report.lines import Line, Spread, Study, read_study
 from paceline.report.marks import NEUTRAL, Spec, quantity, tips
-from paceline.report.noise import differ
+from paceline.report.noise import Noise, accuracy_noise, differ, time_noise
 from paceline.report.page import document, prose, table
 from paceline.report.render import library, put
 from paceline.report.words import percent, plus_minus, times
 
 
-def compare(one: str | Path, other: str | Path, path: Path) -> Path:
-    """A page on the settings that both have."""
+def compare(one: str | Path, other: str | Path, path: str | Path) -> Path:
+    """A page on the settings that two studies (or runs, or folders of runs) both have, written to `path`."""
+    path = Path(path)
     a, b = read_study(one), read_study(other)
     pairs = [(x, y) for x in a.lines if (y := b.line(x.label, x.workers)) is not None and x.train_s and y.train_s]
     if not pairs:
@@ -38,25 +39,25 @@ def ratio(x: Line, y: Line) -> Spread:
     return Spread(scale * own.mean / new.mean, scale * own.low / new.high, scale * own.high / new.low, min(own.n, new.n))
 
 
-def verdict(x: Line, y: Line) -> str:
+def verdict(noise: Noise | None, points: Noise | None, x: Line, y: Line) -> str:
     """What can be said about the change in speed and in accuracy."""
     assert x.train_s is not None
     assert y.train_s is not None
     told = []
     speed = ratio(x, y)
-    if differ(y.train_s, x.train_s):
+    if differ(noise, y, x):
         told.append(f"{times(speed.mean)} as fast")
-    if x.accuracy and y.accuracy and x.accuracy.n >= 2 and y.accuracy.n >= 2:
-        apart = x.accuracy.low > y.accuracy.high or y.accuracy.low > x.accuracy.high
-        if apart:
-            told.append(f"accuracy {100 * (y.accuracy.mean - x.accuracy.mean):+.2f} points")
+    if x.accuracy and y.accuracy and points:
+        change = y.accuracy.mean - x.accuracy.mean
+        if abs(change) > points.threshold(x.accuracy.n, y.accuracy.n):
+            told.append(f"accuracy {100 * change:+.2f} points")
     if told:
         return ", ".join(told)
     return "within noise" if x.train_s.n >= 2 and y.train_s.n >= 2 else "one run each: no difference that is more than noise"
 
 
 def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
-    faster = [(x, y) for x, y in pairs if x.train_s and y.train_s and differ(y.train_s, x.train_s)]
+    faster = [(x, y) for x, y in pairs if differ(time_noise(a, b), y, x)]
     up, down = [p for p in faster if ratio(*p).mean > 1], [p for p in faster if ratio(*p).mean < 1]
     told = [
         f"{len(pairs)} settings are in both: {len(up)} became faster, {len(down)} slower, {len(pairs) - len(faster)} "
@@ -78,6 +79,7 @@ def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
 
 def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
     title = f"{a.folder.name} and {b.folder.name}"
+    noise, points = time_noise(a, b), accuracy_noise(a, b)
     rows: list[dict[str, Any]] = []
     cells: list[list[str]] = []
     for x, y in pairs:
@@ -91,7 +93,7 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
                 times(found.mean),
                 percent(x.accuracy.mean if x.accuracy else None),
                 percent(y.accuracy.mean if y.accuracy else None),
-                html.escape(verdict(x, y)),
+                html.escape(verdict(noise, points, x, y)),
             ]
         )
     names = [html.escape(s.folder.name) for s in (a, b)]

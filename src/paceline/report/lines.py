@@ -153,7 +153,7 @@ class Line:
         return own.mean / total if total and own else None
 
 
-@dataclass
+@dataclass(eq=False)
 class Study:
     """What a report is made from."""
 

@@ -1,34 +1,91 @@
 """Telling differences from noise.
 
-A difference is called one only when the ranges of the runs do not touch, there being two or more of each. With single runs
-it is told as seen once, and only where it is larger than `ONCE`.
+A few runs say little about how much equal runs differ, but all settings of a study together say it well: the noise is the
+standard deviation within settings, pooled over all of them (of the logarithm for times, so that it is relative). Two means
+differ when a t-test with that noise says so with 99% confidence. Where nothing was run twice the noise is unknown: then a
+difference in time is told as seen once, and only where it is larger than `ONCE`.
 """
 
 from __future__ import annotations
 
-from paceline.report.lines import Line, Spread
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+
+from paceline.report.lines import Line, Spread, Study
 
 ONCE = 0.10  # a difference in time that is told although it was seen in one run each
 POINTS = 0.005  # of accuracy: less is not called a loss
+T99 = (
+    (1, 63.7),
+    (2, 9.92),
+    (3, 5.84),
+    (4, 4.60),
+    (5, 4.03),
+    (6, 3.71),
+    (8, 3.36),
+    (10, 3.17),
+    (15, 2.95),
+    (30, 2.75),
+    (60, 2.66),
+)
 
 
-def differ(one: Spread, other: Spread, least: float = 0.0) -> bool:
-    """Whether two measurements differ by more than their runs do, and by more than `least` (relative)."""
-    if abs(one.mean - other.mean) <= least * abs(other.mean):
+@dataclass(frozen=True)
+class Noise:
+    """How much equal runs differ: a standard deviation, and from how many degrees of freedom it is known."""
+
+    deviation: float
+    freedom: int
+
+    @classmethod
+    def pooled(cls, groups: list[list[float]]) -> Noise | None:
+        several = [g for g in groups if len(g) > 1]
+        freedom = sum(len(g) - 1 for g in several)
+        if not freedom:
+            return None
+        return cls(math.sqrt(sum((v - fmean(g)) ** 2 for g in several for v in g) / freedom), freedom)
+
+    def threshold(self, one: int, other: int) -> float:
+        """Means of so many runs that are farther apart than this differ, with 99% confidence."""
+        quantile = next((t for freedom, t in reversed(T99) if freedom <= self.freedom), T99[0][1])
+        return quantile * self.deviation * math.sqrt(1 / one + 1 / other)
+
+
+@cache
+def time_noise(*studies: Study) -> Noise | None:
+    return _pooled(lambda line: [math.log(v) for v in line.values(lambda r: r["result"]["train_s"]) if v > 0], studies)
+
+
+@cache
+def accuracy_noise(*studies: Study) -> Noise | None:
+    return _pooled(lambda line: line.values(lambda r: r["result"]["test_accuracy"]), studies)
+
+
+def _pooled(values: Callable[[Line], list[float]], studies: tuple[Study, ...]) -> Noise | None:
+    return Noise.pooled([values(line) for study in studies for line in study.lines])
+
+
+def differ(noise: Noise | None, one: Line, other: Line, least: float = 0.0) -> bool:
+    """Whether the training times (per sample) of two settings differ by more than noise, and by more than `least`."""
+    if one.train_s is None or other.train_s is None or not one.samples or not other.samples:
         return False
-    if one.n >= 2 and other.n >= 2:
-        return one.low > other.high or other.low > one.high
-    return abs(one.mean - other.mean) > max(least, ONCE) * abs(other.mean)
+    apart = abs(math.log((one.train_s.mean / one.samples) / (other.train_s.mean / other.samples)))
+    if noise is None:
+        return apart > max(least, ONCE)
+    return apart > max(least, noise.threshold(one.train_s.n, other.train_s.n))
 
 
-def lost_points(line: Line, serial: Line) -> float | None:
+def lost_points(noise: Noise | None, line: Line, serial: Line) -> float | None:
     """Accuracy below serial's, where it is more than noise; None otherwise."""
     own, reference = line.accuracy, serial.accuracy
-    if own is None or reference is None or reference.mean - own.mean < POINTS:
+    if own is None or reference is None:
         return None
-    if own.n >= 2 and reference.n >= 2:
-        return reference.mean - own.mean if own.high < reference.low else None
-    return reference.mean - own.mean if reference.mean - own.mean >= 2 * POINTS else None
+    lost = reference.mean - own.mean
+    least = 2 * POINTS if noise is None else max(POINTS, noise.threshold(own.n, reference.n))
+    return lost if lost >= least else None
 
 
 def seen(*lines: Line) -> str:

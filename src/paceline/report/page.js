@@ -82,6 +82,19 @@ function format(value, kind) {
   return Number(value.toPrecision(4)).toLocaleString("en") + (kind === "s" ? " s" : kind === "x" ? "x" : "");
 }
 
+function threshold(noise, a, b) {
+  const [, quantile] = DATA.noise.quantiles.findLast(([freedom]) => freedom <= noise.freedom);
+  return quantile * noise.deviation * Math.sqrt(1 / a.runs + 1 / b.runs);
+}
+
+const TIMES = ["train_s", "samples_per_s", "speedup_serial", "efficiency", "time_to_accuracy_s", "compute_ms"];
+function differ(key, a, b) { // as in noise.py: times and accuracy by the noise of the whole study, the rest by their ranges
+  const { relative, accuracy } = DATA.noise;
+  if (TIMES.includes(key) && relative && a[key] > 0 && b[key] > 0) return Math.abs(Math.log(a[key] / b[key])) > threshold(relative, a, b);
+  if (key === "accuracy" && accuracy) return Math.abs(a[key] - b[key]) > threshold(accuracy, a, b);
+  return a[key + "_low"] > b[key + "_high"] || b[key + "_low"] > a[key + "_high"];
+}
+
 function compare() {
   const [a, b] = ["one", "other"].map((id) => DATA.tables.lines.find((row) => row.id === document.getElementById(id).value));
   const body = document.getElementById("pair");
@@ -90,7 +103,7 @@ function compare() {
     const x = a[key], y = b[key];
     if ((x === null || x === undefined) && (y === null || y === undefined)) continue;
     const known = x !== null && y !== null && x !== undefined && y !== undefined;
-    const apart = known && (a[key + "_low"] > b[key + "_high"] || b[key + "_low"] > a[key + "_high"]);
+    const apart = known && differ(key, a, b);
     let verdict = "";
     if (known && x === y) verdict = "the same";
     else if (known && Math.min(a.runs, b.runs) < 2) verdict = "one run: cannot be told from noise";

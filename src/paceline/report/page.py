@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -14,6 +15,7 @@ from paceline.report.answer import answer, best_lines
 from paceline.report.charts import Chart, Charts
 from paceline.report.commentary import Comment, comments
 from paceline.report.lines import Line, Study
+from paceline.report.noise import T99, accuracy_noise, time_noise
 from paceline.report.profiles import profile_tables
 from paceline.report.tables import Row, measured
 from paceline.report.words import percent, plus_minus, size, times
@@ -60,6 +62,11 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
             name: rows for name, rows in charts.tables.items() if name == "lines" or any(c.table == name for c in drawn)
         },
         "compared": COMPARED,
+        "noise": {
+            "relative": asdict(times_apart) if (times_apart := time_noise(study)) else None,
+            "accuracy": asdict(points) if (points := accuracy_noise(study)) else None,
+            "quantiles": T99,
+        },
     }
     body = "\n".join(
         (
@@ -186,7 +193,7 @@ def _comments(found: Sequence[Comment]) -> str:
         behind = f" <details class=figures><summary>figures</summary><dl>{figures}</dl></details>" if figures else ""
         kind = ' class="warn"' if comment.kind in ("failed", "slower", "slow worker") else ""
         items.append(f"<li><span{kind}>{prose(comment.text)}</span>{behind}</li>")
-    shown, rest = items[:8], items[8:]
+    shown, rest = items[:10], items[10:]
     more = f"<details><summary>{len(rest)} more</summary><ul class=comments>{''.join(rest)}</ul></details>" if rest else ""
     return f'<section id="comments"><h2>What was seen</h2><ul class=comments>{"".join(shown)}</ul>{more}</section>'
 
