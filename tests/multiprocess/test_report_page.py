@@ -105,7 +105,7 @@ def test_records_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         read_study(folder)
     for broken in ("{", "[]", '{"schema": 1}', '{"schema": 1, "runs": [{}]}'):
         (folder / "study.json").write_text(broken)
-        with pytest.raises(BadRequest, match=r"not a study's record|holds no finished run"):
+        with pytest.raises(BadRequest, match=r"not a study's record|holds no finished run|cannot be read"):
             read_study(folder)
     with pytest.raises(BadRequest, match="holds no run"):
         read_study(tmp_path / "nowhere")

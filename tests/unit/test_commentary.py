@@ -203,7 +203,7 @@ def test_bytes_and_drift(study) -> None:
         run("stepwise", 2, 2.0, each=each(400_000, 0.05, None)),
         run("ps", 2, 2.0, each=each(800_000, None, 1.5)),
     )
-    assert "`stepwise` sent the least (40 kB per worker and step) and `allreduce` the most (80 kB)" in said(found, "bytes")
+    assert "`stepwise` sent the least (40.0 kB per worker and step) and `allreduce` the most (80.0 kB)" in said(found, "bytes")
     assert "farthest apart in `stepwise x 2`: 5.0%" in said(found, "drift")
     assert "stalest in `ps x 2`: 1.5 updates" in said(found, "drift")
     nothing = read_study(write_study(found.folder / "t", [run("serial", 1, 4.0), run("psgd", 2, 2.0), run("hogwild", 2, 2.0)]))

@@ -113,9 +113,9 @@ def collectives(workers: str, sizes: str, rounds: int, as_json: bool, debug: boo
 
     from paceline.bench.collectives import bench_collectives
     from paceline.cli.show import machine_line
-    from paceline.cli.show import size as in_words
     from paceline.errors import BadRequest
     from paceline.record.machine import environment
+    from paceline.report.words import size as in_words
 
     if not all(n.strip().isdigit() and int(n) > 1 for n in workers.split(",")):
         raise BadRequest(f"--workers {workers}: numbers of 2 or more, with commas between them")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.progress import headline
+from paceline.report.words import size
 
 
 def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
@@ -117,13 +118,3 @@ def number(value: float | None, form: str) -> str:
 
 def seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
-
-
-def size(value: float | None) -> str:
-    """Bytes with the unit that fits."""
-    if value is None:
-        return "-"
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:,.1f} {unit}" if value < 100 * scale else f"{value / scale:,.0f} {unit}"
-    return f"{value:.0f} B"

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import BadRequest
 
-SCHEMA = 1
+SCHEMA, STUDY_SCHEMA = 1, 1
 Event = dict[str, Any]
 
 ON_THE_NETWORK = ("gloo", "nccl")  # transports whose payload never goes through shared memory
@@ -34,18 +34,22 @@ def read_events(path: Path) -> list[Event]:
 
 def read_run(folder: str | Path) -> dict[str, Any]:
     """A run's run.json, checked."""
-    path = Path(folder) / "run.json"
+    return read_record(Path(folder) / "run.json", "run", SCHEMA)
+
+
+def read_record(path: Path, what: str, schema: int) -> dict[str, Any]:
+    """A file that says which schema it has; one that this version does not know is refused."""
     try:
-        run = json.loads(path.read_text())
+        record = json.loads(path.read_text())
     except FileNotFoundError:
-        raise BadRequest(f"{folder} is not a run: it has no run.json") from None
+        raise BadRequest(f"{path.parent} is not a {what}: it has no {path.name}") from None
     except (OSError, ValueError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
-    if not isinstance(run, dict) or not isinstance(run.get("schema"), int):
-        raise BadRequest(f"{path} is not a run's record")
-    if run["schema"] > SCHEMA:
-        raise BadRequest(f"{path} has schema {run['schema']}; this Paceline knows {SCHEMA}: use a newer one")
-    return run
+    if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
+        raise BadRequest(f"{path} is not a {what}'s record")
+    if record["schema"] > schema:
+        raise BadRequest(f"{path} has schema {record['schema']}; this Paceline knows {schema}: use a newer one")
+    return record
 
 
 def read_worker_events(folder: Path) -> list[list[Event]]:

@@ -6,7 +6,6 @@ work differs (weak scaling) both are per sample. Efficiency is speedup / P.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,9 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from paceline.errors import BadRequest
-from paceline.record.reader import Event, read_run, read_worker_events
+from paceline.record.reader import STUDY_SCHEMA, Event, read_record, read_run, read_worker_events
 
-STUDY_SCHEMA = 1
 ONLY_DISTRIBUTED = ("strategy", "workers", "servers", "transport", "codec", "shard", "partition", "overlap", "faults", "init")
 NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "batch_size", "resume", "servers", "overlap", "transport")
 
@@ -245,22 +243,16 @@ def read_study(folder: str | Path) -> Study:
 
 
 def _from_study(folder: Path) -> Study:
-    path = folder / "study.json"
+    about = read_record(folder / "study.json", "study", STUDY_SCHEMA)
+    lines: dict[tuple[str, int], Line] = {}
     try:
-        about = json.loads(path.read_text())
-        schema, planned = about["schema"], about["runs"]
-        if not isinstance(schema, int):
-            raise ValueError("its schema is not a number")
-        if schema > STUDY_SCHEMA:
-            raise BadRequest(f"{path} has schema {schema}; this Paceline knows {STUDY_SCHEMA}: use a newer one")
-        lines: dict[tuple[str, int], Line] = {}
-        for run in planned:
+        for run in about["runs"]:
             line = lines.setdefault((run["label"], run["workers"]), Line(run["label"], run["workers"], run["varied"]))
             own = folder / "runs" / run["name"]
             if (own / "run.json").is_file():
                 line.runs.append(RunRecord(run["name"], run["seed"], read_run(own), own))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadRequest(f"{path} is not a study's record: {error}") from None
+    except (KeyError, TypeError) as error:
+        raise BadRequest(f"{folder / 'study.json'} is not a study's record: {type(error).__name__} {error}") from None
     there = [line for line in lines.values() if line.runs]
     if not there:
         raise BadRequest(f"{folder} holds no finished run yet")

@@ -31,7 +31,7 @@ def size(value: float | None) -> str:
         return "–"
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
-            return f"{value / scale:.3g} {unit}"
+            return f"{value / scale:,.1f} {unit}" if value < 100 * scale else f"{value / scale:,.0f} {unit}"
     return f"{value:.0f} B"
 
 

@@ -8,7 +8,6 @@ of the training time; seeds as rounds, each in an order of its own, so that a sl
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import shutil
 import time
@@ -24,11 +23,9 @@ from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
 from paceline.record.machine import environment
-from paceline.record.reader import read_run, summarise
+from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
 from paceline.record.writer import write_json
 from paceline.studies.grid import Setting, Study
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class _Session:
     def open(cls, study: Study, out: Path) -> _Session:
         path = out / "study.json"
         if path.exists():
-            about = read_about(out)
+            about = read_record(path, "study", STUDY_SCHEMA)
             changed = [k for k, v in study.described().items() if about["definition"].get(k) != v]
             if changed:
                 raise BadRequest(f"{out} holds another study (it differs in {', '.join(changed)}): choose another --out")
@@ -124,7 +121,7 @@ class _Session:
         except OSError as error:
             raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
         session = cls(
-            study, out, {"schema": SCHEMA, "name": study.name, "definition": study.described(), "started": time.time()}
+            study, out, {"schema": STUDY_SCHEMA, "name": study.name, "definition": study.described(), "started": time.time()}
         )
         session.note(
             environment=environment(),
@@ -206,19 +203,3 @@ def _scaled(options: dict[str, Any], study: Study) -> dict[str, Any]:
     per_epoch = -(-len(alone.data.train) // alone.batch_sizes[0])
     steps = min(s for s in (alone.steps, (alone.epochs or 1) * per_epoch) if s is not None)
     return {**weak, "batch_size": alone.batch_sizes[0], "steps": steps, "epochs": None}
-
-
-def read_about(folder: str | Path) -> dict[str, Any]:
-    """A study's own file, checked."""
-    path = Path(folder) / "study.json"
-    try:
-        about = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise BadRequest(f"{folder} is not a study: it has no study.json") from None
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{path} cannot be read: {error}") from None
-    if not isinstance(about, dict) or not isinstance(about.get("schema"), int):
-        raise BadRequest(f"{path} is not a study's record")
-    if about["schema"] > SCHEMA:
-        raise BadRequest(f"{path} has schema {about['schema']}; this Paceline knows {SCHEMA}: use a newer one")
-    return about
