@@ -116,7 +116,7 @@ def study(
     """
     plan = Plan.make(file, variant=variant) if isinstance(file, dict) else Plan.read(file or BUILTIN, variant)
     plan = plan.changed(seeds=seeds, **base)
-    folder = Path(out) if out else Path("runs") / plan.name
+    folder = Path(out) if out else Path("runs") / "-".join(x for x in (plan.name, variant) if x)
     with Board(quiet=progress is False, live=progress) as board:
         run_study(plan, folder, board)
     render(folder)

@@ -175,7 +175,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     _check_device(config.device)
     if config.data_dir is not None and not Path(config.data_dir).is_dir():
         raise BadRequest(f"data_dir={config.data_dir} is not a folder")
-    config = _resolve_names(config)
+    config = resolve_names(config)
     strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
     _check_strategy(config, strategy)
     transport = _transport(config, strategy)
@@ -267,7 +267,8 @@ def load_config(folder: str | Path) -> dict[str, Any]:
     return {k: v for k, v in saved.items() if v is not None and k not in ("resume", "out")}
 
 
-def _resolve_names(config: Config) -> Config:
+def resolve_names(config: Config) -> Config:
+    """Every name looked up, with all its options; unknown ones are refused."""
     changes: dict[str, Any] = {}
     for name, registry in (
         ("strategy", strategies),

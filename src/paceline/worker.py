@@ -173,6 +173,8 @@ class Worker:
             if over:
                 break
         self.net.stop()
+        if self.profile is not None:
+            self.profile.pause()
         meter.phase = "finish"
 
     def _compute(self, batch: Batch) -> float:
@@ -333,6 +335,8 @@ class Worker:
         """Something that is not training: its time and its bytes are counted apart."""
         began = time.perf_counter()
         self.net.stop()
+        if self.profile is not None:
+            self.profile.pause()
         self._assemble()
         with self.meter.during("evaluate"):
             yield

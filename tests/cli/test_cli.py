@@ -281,7 +281,7 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
     assert code == 0, err
     assert all(word in out for word in ("serial", "allreduce", "local-sgd", "against", "cores", "report: file://"))
     files = {p.name for p in (tmp_path / "s").iterdir()}
-    assert files == {"study.json", "results.csv", "report.html", "figures", "runs"}
+    assert files == {"study.json", "results.csv", "report.html", "figures", "runs", ".lock"}
     assert {p.suffix for p in (tmp_path / "s" / "figures").iterdir()} == {".png", ".svg"}
     runs = {f: json.loads(f.read_text()) for f in (tmp_path / "s" / "runs").glob("*/run.json")}
     rows = (tmp_path / "s" / "results.csv").read_text().splitlines()

@@ -109,3 +109,30 @@ def test_records_that_cannot_be_read_are_told(tmp_path: Path) -> None:
             read_study(folder)
     with pytest.raises(BadRequest, match="holds no run"):
         read_study(tmp_path / "nowhere")
+
+
+def test_runs_that_nobody_planned_together_are_told_apart(tmp_path: Path) -> None:
+    for number, (transport, batch, seed) in enumerate((("gloo", 64, 0), ("shm", 64, 0), ("shm", 64, 1), ("shm", 512, 0))):
+        folder = tmp_path / "all" / str(number)
+        folder.mkdir(parents=True)
+        record = run("allreduce", 2, 1.0 + number, transport=transport, batch_size=batch)
+        record["config"]["seed"] = seed
+        (folder / "run.json").write_text(json.dumps(record))
+    damaged = tmp_path / "all" / "damaged"
+    damaged.mkdir()
+    (damaged / "run.json").write_text("{")
+    found = read_study(tmp_path / "all")
+    assert sorted(len(line.runs) for line in found.lines) == [1, 1, 2]
+    assert any("transport=gloo" in line.label for line in found.lines)
+    assert any("batch_size=512" in line.label for line in found.lines)
+    assert "damaged" in found.unreadable[0]
+    assert "A record is left out" in render(tmp_path / "all", figures=False).read_text()
+
+
+def test_a_comparison_says_what_else_differs(tmp_path: Path) -> None:
+    one = write_study(tmp_path / "a", [run("psgd", 2, 4.0, 0.95, lr=0.1), run("hogwild", 2)])
+    other = write_study(tmp_path / "b", [run("psgd", 2, 1.0, 0.45, lr=0.2), run("hogwild", 2, error="broken")])
+    text = compare(one, other, tmp_path / "c.html").read_text()
+    assert "<code>lr</code> (0.1, then 0.2)" in text
+    assert "accuracy -50.00 points" in text
+    assert "Completed in one of them only, or in none: <code>hogwild x 2</code>" in text

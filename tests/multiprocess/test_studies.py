@@ -97,8 +97,9 @@ def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
     )
     found = records(tmp_path / "s")
     assert sorted(r["status"] for r in found.values()) == ["completed"] * 4 + ["failed"]
+    assert all(r["config"]["data_share"] == 0.2 for r in found.values())  # a refused run's options too
     page = (tmp_path / "s" / "report.html").read_text()
-    assert "failed in 1 of 1 runs" in page
+    assert "was not completed in 1 of 1 runs" in page
     again = subprocess.run([*command, "--retry-failed"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert "4 of 5 runs are here already" in again.stderr
 

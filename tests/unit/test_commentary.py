@@ -42,31 +42,30 @@ def test_the_fastest_is_named_with_its_figures(study) -> None:
     found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 1, 4.1, 0.97), *twice("allreduce", 2, 2.2, 0.97),
                   *twice("psgd", 2, 2.0, 0.90))  # fmt: skip
     first, second, third = answer(found)
-    assert "Fastest was `psgd` with 2 workers: 2.00 s" in first
-    assert "2.00x as fast as serial (4.00 s)" in first
+    assert "Fastest was `psgd` with 2 workers: 2.00x as fast as serial, 2.00 s of training against serial's 4.00 s" in first
     assert "90.00% (serial: 97.00%)" in first
-    assert "kept serial's accuracy was `allreduce` with 2 workers: 1.82x" in second
+    assert "not known to have lost accuracy was `allreduce` with 2 workers: 1.82x as fast as serial" in second
     assert "Every strategy was fastest with 2 workers" in third
     assert "seen in one run" not in first
 
 
 def test_no_winner_is_made_up(study) -> None:
     found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 2, 3.95, 0.97, by=0.05))
-    first, second, *_ = answer(found)
-    assert "No setting was faster than serial" in first
-    assert "No setting was both faster than serial and as accurate" in second
+    (first,) = answer(found)
+    assert "No setting was faster than serial beyond noise" in first
 
 
 def test_nothing_is_paid_where_nothing_was_paid(study) -> None:
     found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 2, 2.0, 0.97))
-    assert "paid no accuracy" in answer(found)[1]
+    assert answer(found)[1] == "It ended no less accurate than serial."
     assert "No strategy lost accuracy" in said(found, "accuracy")
 
 
 def test_single_runs_are_told_as_such(study) -> None:
-    found = study(run("serial", 1, 4.0), run("allreduce", 2, 2.0))
-    assert "seen in one run each" in answer(found)[0]
-    assert "Every setting was run once" in said(found, "noise") or len(found.lines) < 3
+    found = study(run("serial", 1, 4.0), run("allreduce", 2, 2.0), run("psgd", 2, 2.1))
+    assert "(seen in one run)" in answer(found)[0]
+    assert "No setting was run twice" in said(found, "noise")
+    assert "cannot be told from the fastest" not in said(found, "noise")
     assert "No strategy lost accuracy" not in said(found, "accuracy")  # one run each does not carry that
 
 
@@ -78,7 +77,7 @@ def test_without_serial_or_workers_the_answer_is_modest(study) -> None:
 def test_where_all_failed_nothing_is_claimed(study) -> None:
     found = study(run("serial", error="out of luck"), run("psgd", 2, error="out of luck"))
     assert answer(found) == ["No run was completed: see the reasons below."]
-    assert "failed in 1 of 1 runs: out of luck" in said(found, "failed")
+    assert "`serial x 1` was not completed in 1 of 1 runs; failed: out of luck" in said(found, "failed")
 
 
 # --- noise
@@ -91,7 +90,7 @@ def test_equal_settings_are_seldom_told_apart(study) -> None:
     found = study(*runs)
     noise = time_noise(found)
     assert noise is not None
-    assert noise.freedom == 80
+    assert noise.freedom == 40  # of 80: the median uses half of what is known
     assert noise.deviation == pytest.approx(0.1, rel=0.2)
     pairs = [(a, b) for i, a in enumerate(found.lines) for b in found.lines[:i]]
     assert sum(differ(noise, a, b) for a, b in pairs) <= 0.03 * len(pairs)
@@ -102,11 +101,47 @@ def test_equal_settings_are_seldom_told_apart(study) -> None:
 
 def test_few_runs_need_large_differences() -> None:
     assert Noise.pooled([[1.0], [2.0]]) is None
-    two, many = Noise.pooled([[0.0, 0.1]]), Noise.pooled([[0.0, 0.1]] * 50)
+    two, three = Noise.pooled([[0.0, 0.1]]), Noise.pooled([[0.0, 0.1]] * 3)
     assert two is not None
-    assert many is not None
-    assert two.deviation == pytest.approx(many.deviation)
-    assert two.threshold(2, 2) > 20 * many.threshold(2, 2)
+    assert three is not None
+    assert two.deviation == pytest.approx(three.deviation)
+    assert two.threshold(2, 2) > 10 * three.threshold(2, 2)
+
+
+def test_one_wild_setting_does_not_hide_what_others_show(study) -> None:
+    """Three seeds at 10, 90 and 30% of one setting: ten points that another lost are still seen."""
+    calm = [r for n in range(6) for r in twice(f"s{n}", 2, 2.0, 0.95)]
+    wild = [run("wild", 2, 2.0, a) for a in (0.1, 0.9, 0.3)]
+    found = study(*twice("serial", 1, 4.0, 0.95), *calm, *wild, *twice("psgd", 2, 1.0, 0.85))
+    assert "psgd" in said(found, "accuracy")
+    assert "not known to have lost accuracy" in answer(found)[1]
+
+
+def test_every_setting_is_compared_with_its_own_serial(study) -> None:
+    def of(model: str, *args: Any) -> list[dict[str, Any]]:
+        return twice(*args, varied={"model": model})
+
+    found = study(*of("mlp", "serial", 1, 1.0, 0.5), *of("cnn", "serial", 1, 8.0, 0.99), *of("mlp", "psgd", 2, 1.01, 0.5),
+                  *of("cnn", "psgd", 2, 4.0, 0.99))  # fmt: skip
+    first, second, *_ = answer(found)
+    assert "`psgd, model=cnn` with 2 workers: 2.00x as fast as serial, 4.00 s of training against serial's 8.00 s" in first
+    assert "99.00% (serial: 99.00%)" in first
+    assert second == "It ended no less accurate than serial."
+
+
+def test_ddp_is_not_said_to_compute_longer(study) -> None:
+    """Its exchange is inside the backward pass: nobody can tell."""
+    hidden = [{"compute_s": 3.6, "sync_s": None, "idle_s": None}] * 2
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("ddp", 1, 4.0, 0.97), *twice("ddp", 2, 3.6, 0.97, each=hidden))
+    assert "as long as in one worker" not in said(found, "linear")
+
+
+def test_weak_scaling_is_told_per_sample(study) -> None:
+    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 2, 4.4, 0.97, samples=4000),
+                  *twice("psgd", 4, 8.8, 0.97, samples=8000))  # fmt: skip
+    assert "909 samples/s against serial's 500" in answer(found)[0]
+    assert "Amdahl" not in said(found, "linear")
+    assert said(found, "oversubscribed") == ""  # 4 workers: twice the time for twice the work
 
 
 # --- the rules
@@ -135,7 +170,7 @@ def test_oversubscribed_workers_are_not_called_a_failure_to_scale(study) -> None
     found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 4, 4.5, 0.97))
     assert said(found, "linear") == ""
     assert "More workers than the 2 cores made `psgd` slower" in said(found, "oversubscribed")
-    assert "1.12x as long with 4 workers" in said(found, "oversubscribed")
+    assert "1.12x as long for a sample with 4 workers" in said(found, "oversubscribed")
     assert "4 workers shared 2 cores" in said(found, "slower")
 
 
@@ -172,7 +207,7 @@ def test_a_worker_that_was_slow_once_is_not_called_slow(study) -> None:
 def test_accuracy_that_was_paid(study) -> None:
     found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 2, 2.0, 0.90), *twice("allreduce", 2, 2.0, 0.969))
     text = said(found, "accuracy")
-    assert "paid for speed by `psgd`: up to 7.0 points below serial" in text
+    assert "lost against serial by `psgd`: up to 7.0 points below serial" in text
     assert "allreduce" not in text
 
 

@@ -52,9 +52,10 @@ def test_what_a_resume_undid_does_not_count() -> None:
 
 
 def test_idle_is_waiting_for_the_last_to_arrive() -> None:
-    first = [step(1, arrived=10.0), step(2, arrived=20.0), step(3, arrived=30.0)]
-    second = [step(1, arrived=10.5), step(2, arrived=19.0)]
+    first = [step(1, arrived=10.0, sync_s=2.0), step(2, arrived=20.0, sync_s=2.0), step(3, arrived=30.0, sync_s=2.0)]
+    second = [step(1, arrived=10.5, sync_s=2.0), step(2, arrived=19.0, sync_s=2.0)]
     assert idle_seconds([first, second]) == [0.5, 1.0]
+    assert idle_seconds([first, [step(1, arrived=15.0, sync_s=0.1)]]) == [2.0, 0.0]  # no more than the exchange took
     assert idle_seconds([first]) == [0.0]
 
 

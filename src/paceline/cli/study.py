@@ -101,6 +101,7 @@ def show_study(folder: Path, console: Console) -> None:
     """The answer, and one table."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     from paceline.cli.show import machine_line
     from paceline.report.answer import answer, best_lines
@@ -115,7 +116,11 @@ def show_study(folder: Path, console: Console) -> None:
         table.add_column(heading, justify="left" if heading == "setting" else "right", no_wrap=heading != "setting")
     for line in best_lines(found):
         gain, sent = found.serial_speedup(line), line.per_step("payload_sent_bytes")
-        row = [line.label + (" *" if line.oversubscribed else ""), str(line.workers), plus_minus(line.train_s, ".2f")]
+        row: list[Any] = [
+            Text(line.label + (" *" if line.oversubscribed else "")),
+            str(line.workers),
+            plus_minus(line.train_s, ".2f"),
+        ]
         row += [times(gain.mean if gain else None), plus_minus(line.accuracy, ".2f", 100)]
         if found.target is not None:
             row.append(plus_minus(line.time_to_accuracy, ".2f") if line.time_to_accuracy else "not reached")
@@ -129,7 +134,7 @@ def show_study(folder: Path, console: Console) -> None:
     console.print(notes, style="dim", highlight=False)
     for line in found.lines:
         if line.errors:
-            console.print(f"{line.id} failed: {line.errors[0]}", style="red", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{line.id} {line.errors[0]}", style="red", highlight=False, markup=False, soft_wrap=True)
     console.print(machine_line(found.environment), style="dim", highlight=False)
 
 
@@ -155,6 +160,7 @@ def _fetched(planned: Study, data_dir: str | None, messages: Console) -> Study:
 def _list_runs(planned: Study, console: Console) -> None:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     from paceline.studies.estimate import Estimator
 
@@ -166,7 +172,9 @@ def _list_runs(planned: Study, console: Console) -> None:
         guess = estimator.seconds(setting)
         total += (guess or 0.0) * len(planned.seeds)
         about = "?" if guess is None else f"{guess:.0f} s"
-        table.add_row(setting.label, str(setting.workers), str(setting.options["threads"]), str(len(planned.seeds)), about)
+        table.add_row(
+            Text(setting.label), str(setting.workers), str(setting.options["threads"]), str(len(planned.seeds)), about
+        )
     console.print(table)
     runs: Any = len(planned.settings()) * len(planned.seeds)
     budget = f"; seeds after the first are left out after {planned.budget_s:.0f} s" if planned.budget_s else ""

@@ -95,10 +95,13 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
     if lost:
         record["lost"] = sorted(lost)
     try:
-        write_trace(events, job.out / "trace.json")
         write_json(job.out / "run.json", record)
+        write_trace(events, job.out / "trace.json")
     except RunFailed as error:
-        failure = failure or error
+        if (job.out / "run.json").is_file():  # the timeline is a picture of the record; a run does not fail for it
+            listen("notice", {"text": str(error)})
+        else:
+            failure = failure or error
     if isinstance(failure, WorkerFailed) and failure.worker_traceback:
         failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
     if failure is not None:

@@ -19,6 +19,7 @@ class Sockets:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}  # by inode
+        self._told = True  # False on a kernel that does not count bytes
 
     def bytes(self) -> tuple[int, int] | None:
         """(sent, received) since the sockets were opened; None where the system does not tell."""
@@ -32,13 +33,19 @@ class Sockets:
             with contextlib.suppress(OSError, struct.error):  # closed meanwhile, or not a TCP socket
                 inode = os.readlink(f"/proc/self/fd/{name}")
                 if inode.startswith("socket:"):
-                    self._seen[inode] = _of_socket(int(name))
+                    counted = _of_socket(int(name))
+                    self._told = self._told and counted is not None
+                    self._seen[inode] = counted or (0, 0)
+        if not self._told:
+            return None
         return sum(s for s, _ in self._seen.values()), sum(r for _, r in self._seen.values())
 
 
-def _of_socket(number: int) -> tuple[int, int]:
+def _of_socket(number: int) -> tuple[int, int] | None:
     with socket.socket(fileno=os.dup(number)) as own:
         if own.family not in (socket.AF_INET, socket.AF_INET6) or own.type != socket.SOCK_STREAM:
             raise OSError("not TCP")
         info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LENGTH)
+    if len(info) < SENT + 8:
+        return None
     return struct.unpack_from("=Q", info, SENT)[0], struct.unpack_from("=Q", info, RECEIVED)[0]

@@ -35,8 +35,15 @@ class Profile:
         elif self._steps == WARM_UP + OPERATOR_STEPS + 1:
             self._end_operators(OPERATOR_STEPS)
             self._functions = cProfile.Profile()
+        if self._functions is not None:
             self._functions.enable()
-        self._function_steps += self._functions is not None
+            self._function_steps += 1
+
+    def pause(self) -> None:
+        """What is not a step is not profiled; operators are done then, wherever they were."""
+        self._end_operators(self._steps - WARM_UP)
+        if self._functions is not None:
+            self._functions.disable()
 
     def tables(self) -> dict[str, Any]:
         """Rows of name, calls, own_s and total_s, the longest first; and over how many steps."""

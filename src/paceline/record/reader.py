@@ -86,7 +86,7 @@ def summarise(
     there = [events for events in workers if events][:ranks]
     servers = [events for events in there if any(e.get("role") == "server" for e in events)]
     workers = [events for events in there if events not in servers]
-    idle = idle_seconds(workers)
+    idle: list[float | None] = [*idle_seconds(workers)] if not several_hosts(workers) else [None] * len(workers)
     steps = [[e for e in events if e["kind"] == "step"] for events in workers]
     last = max((s[-1]["step"] for s in steps if s), default=0)
     samples = sum(e["n"] for s in everybody for e in s)
@@ -139,17 +139,29 @@ def _machine(events: list[Event]) -> dict[str, Any] | None:
 
 
 def arrivals_by_step(workers: list[list[Event]]) -> dict[int, float]:
-    """When the last worker came to the exchange of each step that all of them recorded (clocks of one host agree)."""
+    """When the last worker came to the exchange of each step that all of them recorded; clocks of one host agree."""
     arrivals = [_arrivals(events) for events in workers]
-    if len(workers) < 2:
+    if len(workers) < 2 or several_hosts(workers):
         return {}
     return {step: max(a[step] for a in arrivals) for step in set.intersection(*(set(a) for a in arrivals))}
 
 
+def several_hosts(workers: list[list[Event]]) -> bool:
+    """Then nobody can say who waited for whom: their clocks do not agree."""
+    return len({e.get("host") for events in workers for e in events if e["kind"] == "start"}) > 1
+
+
 def idle_seconds(workers: list[list[Event]]) -> list[float]:
-    """How long each worker, done with its own part of a step, waited for the last one to arrive at the exchange."""
+    """How long each worker, done with its own part of a step, waited for the last one to arrive at the exchange.
+
+    In every step at most what it spent in the exchange: where messages come before the end of the backward pass, the rest of
+    the waiting was hidden.
+    """
     last = arrivals_by_step(workers)
-    return [sum(last[step] - at for step, at in _arrivals(events).items() if step in last) for events in workers]
+    return [
+        sum(min(last[e["step"]] - e["arrived"], e["sync_s"]) for e in events if e["kind"] == "step" and e["step"] in last)
+        for events in workers
+    ]
 
 
 def _arrivals(events: list[Event]) -> dict[int, float]:
@@ -164,12 +176,12 @@ def _train_loss(steps: list[list[Event]]) -> float | None:
     return sum(loss * n for loss, n in pairs) / weight if weight else None
 
 
-def _worker(events: list[Event], steps: list[Event], idle_s: float, config: dict[str, Any]) -> dict[str, Any]:
+def _worker(events: list[Event], steps: list[Event], idle_s: float | None, config: dict[str, Any]) -> dict[str, Any]:
     start: Event = next((e for e in events if e["kind"] == "start"), {})
     summary: Event = next((e for e in reversed(events) if e["kind"] == "summary"), {})
     known = summary.get("times_known", True)
     sync_s = sum(e["sync_s"] for e in steps)
-    idle_s = min(idle_s, sync_s)
+    idle_s = None if idle_s is None else min(idle_s, sync_s)
     counted = {
         "rank": events[0]["rank"],
         "role": start.get("role", "worker"),
@@ -177,7 +189,7 @@ def _worker(events: list[Event], steps: list[Event], idle_s: float, config: dict
         "samples": sum(e["n"] for e in steps),
         "steps": len(steps),
         "compute_s": sum(e["compute_s"] for e in steps),
-        "sync_s": sync_s - idle_s if known else None,
+        "sync_s": sync_s - (idle_s or 0.0) if known else None,
         "idle_s": idle_s if known else None,
         "payload_sent_bytes": sum(e["sent"] for e in steps),
         "payload_received_bytes": sum(e["received"] for e in steps),
@@ -186,6 +198,8 @@ def _worker(events: list[Event], steps: list[Event], idle_s: float, config: dict
         **_apart(events, steps),
         "traffic": summary.get("traffic"),
     }
+    if summary.get("session"):  # of the last session only, where the payload is of the whole run: not to be compared
+        counted |= {"net_sent_bytes": None, "net_received_bytes": None}
     return {**counted, **through_memory(counted, str(config.get("transport")))}
 
 

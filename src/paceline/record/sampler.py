@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+import psutil
+
 from paceline.errors import RunFailed
 from paceline.record import container
 from paceline.record.network import Sockets
@@ -32,7 +34,10 @@ class Sampler:
         self._start = Usage.now(task)
         self._next_machine = self._start.wall_s
         self._next_pss = self._start.wall_s + 1.0
-        self._machine_start = container.usage() if whole_machine else {}
+        self._machine_start: dict[str, Any] = {}
+        if whole_machine:
+            with contextlib.suppress(OSError, psutil.Error):
+                self._machine_start = container.usage()
 
     def start(self) -> None:
         if self.every_s > 0:
@@ -55,7 +60,7 @@ class Sampler:
         self.pss_peak_bytes = max(self.pss_peak_bytes or 0, pss_bytes() or 0) or None
         used = Usage.now(self.task).since(self._start)
         machine = {}
-        if self.whole_machine:
+        if self._machine_start:
             end = container.usage()
             peak = max((m for m in (self._memory_peak_bytes, end["memory_bytes"]) if m is not None), default=None)
             machine = {"machine": container.difference(self._machine_start, end, used["measured_s"], peak)}
@@ -65,11 +70,13 @@ class Sampler:
     def _run(self) -> None:
         while True:
             began = time.thread_time()
-            with contextlib.suppress(RunFailed):  # a full disk is reported by the worker's own events
+            last = self._over.is_set()
+            with contextlib.suppress(RunFailed, OSError, psutil.Error):  # a full disk is reported by the worker's own events
                 self._sample()
             self.spent_s += time.thread_time() - began
-            if self._over.wait(self.every_s):
+            if last:
                 return
+            self._over.wait(self.every_s)
 
     def _sample(self) -> None:
         now, net = Usage.now(self.task), self.net_bytes()

@@ -15,6 +15,7 @@ from paceline.errors import RunFailed
 from paceline.record.reader import Event, arrivals_by_step
 
 MICRO = 1e6
+MOST_STEPS = 10_000  # of a worker: what comes after is as what came before, and a viewer has its limits
 STEPS, RESOURCES = 1, 2  # the threads of a worker, as the format calls its rows
 Part = tuple[str, str, float, float, dict[str, Any]]  # name, category, start, seconds, more
 
@@ -22,8 +23,7 @@ Part = tuple[str, str, float, float, dict[str, Any]]  # name, category, start, s
 def write_trace(workers: list[list[Event]], path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as file:
-            json.dump({"traceEvents": spans(workers), "displayTimeUnit": "ms"}, file, separators=(",", ":"))
+        temporary.write_text(json.dumps({"traceEvents": spans(workers), "displayTimeUnit": "ms"}, separators=(",", ":")))
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -45,7 +45,8 @@ def spans(workers: list[list[Event]]) -> list[dict[str, Any]]:
         found.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": name}})
         found.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": STEPS, "args": {"name": "steps"}})
         shift = wall - clock - zero  # from this worker's own clock to seconds since the run's first event
-        found += [_span(rank, shift, part) for e in events for part in _parts(e, last)]
+        shown = [e for e in events if e["kind"] == "aside"] + [e for e in events if e["kind"] == "step"][:MOST_STEPS]
+        found += [_span(rank, shift, part) for e in shown for part in _parts(e, last)]
         found += _counters(rank, zero, events)
     return found
 

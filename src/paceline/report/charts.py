@@ -179,7 +179,7 @@ class Charts:
         wide = values[0] > 0 and values[-1] / values[0] >= 8
         both = wide and name != "accuracy"
         colours = palette.assign(list(dict.fromkeys(r["series"] for r in rows)))
-        x = quantity("value", axis, type="log" if wide else "linear", zero=False)
+        x = quantity("value", axis, **({"type": "log"} if wide else {"zero": False}))
         if len(values) <= 8:
             x["axis"] = {"values": values, "format": "~g"}
         y = quantity(name, title, number, **({"type": "log"} if both else {"zero": False}))
@@ -257,10 +257,9 @@ class Charts:
 
     def _time(self) -> list[Chart | None]:
         self.tables["parts"] = [
-            {"series": r["series"], "workers": r["workers"], "part": part, "ms": r[f"{part}_ms"]}
+            {"series": r["series"], "workers": r["workers"], "part": part, "ms": ms}
             for r in self.lines
-            for part in palette.PARTS
-            if r[f"{part}_ms"] is not None
+            for part, ms in _parts(r).items()
         ]
         found: list[Chart | None] = []
         if self.tables["parts"]:
@@ -326,6 +325,13 @@ class Charts:
         if line:
             params.append({"name": "line", "value": self.default_line})
         return {"width": "container", "height": height, "params": params, "layer": layers}
+
+
+def _parts(row: Row) -> dict[str, float]:
+    """What a step's time consists of; DDP's exchange hides inside the backward pass."""
+    if row["sync_ms"] is None and row["compute_ms"] is not None:
+        return {palette.TOGETHER: row["compute_ms"]}
+    return {part: row[f"{part}_ms"] for part in ("compute", "sync", "idle") if row[f"{part}_ms"] is not None}
 
 
 def _names(field_name: str, order: list[str]) -> Spec:

@@ -39,7 +39,9 @@ def failures(study: Study) -> Iterator[Comment]:
     for line in study.lines:
         if line.errors:
             reason = line.errors[0].splitlines()[0]
-            yield Comment("failed", f"`{line.id}` failed in {len(line.errors)} of {len(line.runs)} runs: {reason}")
+            yield Comment("failed", f"`{line.id}` was not completed in {len(line.errors)} of {len(line.runs)} runs; {reason}")
+    for damage in study.unreadable:
+        yield Comment("failed", f"A record is left out: {damage}")
 
 
 def amdahl(points: list[tuple[int, float]]) -> float | None:
@@ -59,18 +61,21 @@ def from_linear(study: Study) -> Iterator[Comment]:
         top = max((x for x in own if x.workers > 1), key=lambda x: x.workers, default=None)
         if top is None:
             continue
-        gain = study.own_speedup(top) or study.serial_speedup(top)
+        one = study.own_speedup(top)
+        gain = one or study.serial_speedup(top)
         if gain is None:
             continue
         reasons, figures = _reasons(study, top)
-        points = [(x.workers, s.mean) for x in own if (s := study.own_speedup(x)) is not None]
-        serial_share = amdahl(points)
         figures = {"speedup": times(gain.mean), "efficiency": percent(gain.mean / top.workers, 0), **figures}
         linear = percent(gain.mean / top.workers, 0)
-        text = f"`{label}` with {workers(top.workers)} was {times(gain.mean)} as fast as with one, {linear} of linear"
+        reference = "with one" if one is not None else "serial"
+        text = f"`{label}` with {workers(top.workers)} was {times(gain.mean)} as fast as {reference}, {linear} of linear"
         if gain.mean >= 0.95 * top.workers:
             yield Comment("linear", text + ": as good as linear.", figures)
             continue
+        same_work = len({round(x.samples, -2) for x in own}) == 1
+        points = [(x.workers, s.mean) for x in own if (s := study.own_speedup(x)) is not None]
+        serial_share = amdahl(points) if same_work else None
         if serial_share is not None:
             figures["serial share (Amdahl)"] = percent(serial_share, 0)
             text += f", as if {percent(serial_share, 0)} of its work could not be divided (Amdahl's law)"
@@ -88,7 +93,7 @@ def _reasons(study: Study, line: Line) -> tuple[str, dict[str, str]]:
             told.append(f"{percent(sync, 0)} of a worker's time went into the exchange")
         if idle >= TELLING:
             told.append(f"{percent(idle, 0)} into waiting for the slowest")
-    grown = _compute_growth(study, line)
+    grown = _compute_growth(study, line) if sync is not None else None  # otherwise the exchange is in it
     if grown is not None:
         figures["computing per sample against one worker"] = times(grown)
         if grown >= 1 + TELLING:
@@ -125,16 +130,28 @@ def slower_than_serial(study: Study) -> Iterator[Comment]:
         if not slower:
             continue
         line, serial, _ = min(slower, key=lambda found: found[2])
-        assert line.train_s is not None
-        assert serial.train_s is not None
         reasons, figures = _reasons(study, line)
-        shared = f"{workers(line.workers)} shared {study.cores} cores." if line.oversubscribed else ""
+        shared = f"{_crowd(line)} shared {study.cores} cores." if line.oversubscribed else ""
         yield Comment(
             "slower",
-            f"`{label}` with {workers(line.workers)} was slower than serial: {seconds(line.train_s.mean)} against "
-            f"{seconds(serial.train_s.mean)}{seen(line, serial)}. {shared} {reasons}".replace(".  ", ". ").strip(),
+            f"`{label}` with {workers(line.workers)} was slower than serial: {_times_of(line, serial)}{seen(line, serial)}. "
+            f"{shared} {reasons}".replace(".  ", ". ").strip(),
             {**{f"against serial, {workers(x.workers)}": times(gain) for x, _, gain in slower}, **figures},
         )
+
+
+def _crowd(line: Line) -> str:
+    """Who was there: workers with their threads, and servers."""
+    servers = max((sum(w["role"] == "server" for w in r.record["workers"]) for r in line.completed), default=0)
+    threads = f" with {line.threads} threads each" if line.threads > 1 else ""
+    return f"{workers(line.workers)}{threads}" + (f" and {servers} server{'s' * (servers > 1)}" if servers else "")
+
+
+def _times_of(line: Line, serial: Line) -> str:
+    if line.train_s and serial.train_s and math.isclose(line.samples, serial.samples, rel_tol=0.01):
+        return f"{seconds(line.train_s.mean)} against {seconds(serial.train_s.mean)}"
+    each = [f"{1e6 * (x.sample_s or 0):.0f} µs" for x in (line, serial)]
+    return f"{each[0]} for a sample against {each[1]}"
 
 
 def beyond_the_cores(study: Study) -> Iterator[Comment]:
@@ -146,20 +163,18 @@ def beyond_the_cores(study: Study) -> Iterator[Comment]:
         fitting, more = [x for x in own if not x.oversubscribed], [x for x in own if x.oversubscribed]
         if not fitting or not more:
             continue
-        best = min(fitting, key=lambda x: x.train_s.mean if x.train_s else math.inf)
+        best = min(fitting, key=lambda x: x.sample_s or math.inf)
         last = max(more, key=lambda x: x.workers)
-        assert best.train_s is not None
-        assert last.train_s is not None
-        if differ(time_noise(study), last, best, 0.03):
-            ratio = last.train_s.mean / best.train_s.mean
+        if best.sample_s and last.sample_s and differ(time_noise(study), last, best, 0.03):
+            ratio = last.sample_s / best.sample_s
             (worse if ratio > 1 else better).append((label, last, ratio))
     if worse:
         most = max(worse, key=lambda w: w[2])
         yield Comment(
             "oversubscribed",
             f"More workers than the {study.cores} cores made {listed([w[0] for w in worse])} slower; most of all "
-            f"`{most[0]}`, which took "
-            f"{times(most[2])} as long with {workers(most[1].workers)} as at its best without oversubscription.",
+            f"`{most[0]}`, which took {times(most[2])} as long for a sample with {workers(most[1].workers)} as at its best "
+            "without oversubscription.",
             {f"{label} x {line.workers}": times(ratio) for label, line, ratio in worse},
         )
     if better:
@@ -225,7 +240,7 @@ def accuracy_paid(study: Study) -> Iterator[Comment]:
     assert worst[0].accuracy is not None
     yield Comment(
         "accuracy",
-        f"Accuracy was paid for speed by {listed(names)}: up to {100 * worst[1]:.1f} points below serial "
+        f"Accuracy was lost against serial by {listed(names)}: up to {100 * worst[1]:.1f} points below serial "
         f"(`{worst[0].label}` with "
         f"{workers(worst[0].workers)}, {percent(worst[0].accuracy.mean)}){seen(worst[0])}.",
         {line.id: f"-{100 * lost:.1f} points" for line, lost in sorted(paid, key=lambda p: -p[1])[:12]},
@@ -249,10 +264,9 @@ def within_noise(study: Study) -> Iterator[Comment]:
         return
     fastest = max(lines, key=lambda x: x.samples / x.train_s.mean if x.train_s else 0.0)
     assert fastest.train_s is not None
-    if fastest.train_s.n < 2:
-        yield Comment(
-            "noise", "Every setting was run once: differences of some per cent cannot be told from noise. Give more `seeds`."
-        )
+    if time_noise(study) is None:
+        text = "No setting was run twice: differences of some per cent cannot be told from noise. Give more `seeds`."
+        yield Comment("noise", text)
         return
     same = [
         x

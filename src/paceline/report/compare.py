@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.errors import BadRequest, RunFailed
 from paceline.report import palette
-from paceline.report.lines import Line, Spread, Study, read_study
+from paceline.report.lines import NOT_COMPARED, Line, Spread, Study, read_study
 from paceline.report.marks import NEUTRAL, Spec, quantity, tips
-from paceline.report.noise import Noise, accuracy_noise, differ, time_noise
+from paceline.report.noise import Noise, accuracy_noise, differ, least_points, time_noise
 from paceline.report.page import document, prose, table
 from paceline.report.render import library, put
 from paceline.report.words import percent, plus_minus, times
@@ -47,13 +47,13 @@ def verdict(noise: Noise | None, points: Noise | None, x: Line, y: Line) -> str:
     speed = ratio(x, y)
     if differ(noise, y, x):
         told.append(f"{times(speed.mean)} as fast")
-    if x.accuracy and y.accuracy and points:
+    if x.accuracy and y.accuracy:
         change = y.accuracy.mean - x.accuracy.mean
-        if abs(change) > points.threshold(x.accuracy.n, y.accuracy.n):
+        if abs(change) >= least_points(points, x, y):
             told.append(f"accuracy {100 * change:+.2f} points")
     if told:
         return ", ".join(told)
-    return "within noise" if x.train_s.n >= 2 and y.train_s.n >= 2 else "one run each: no difference that is more than noise"
+    return "within noise" if noise is not None else "nothing was run twice: no difference above 10%"
 
 
 def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
@@ -67,6 +67,9 @@ def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
         if group:
             most = pick(group, key=lambda p: ratio(*p).mean)
             told.append(f"The largest {name} was `{most[0].id}`: {times(ratio(*most).mean)} as fast as before.")
+    others = changed_options(pairs)
+    if others:
+        told.append(f"They differ in more than time, so what changed may come from that: {', '.join(others)}.")
     machines = [
         f"{s.environment.get('cpu')}, {s.environment.get('cores')} cores, torch {s.environment.get('torch')}" for s in (a, b)
     ]
@@ -75,6 +78,18 @@ def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
             f"They were measured on different machines ({machines[0]}; {machines[1]}): differences may come from those."
         )
     return told
+
+
+def changed_options(pairs: list[tuple[Line, Line]]) -> list[str]:
+    """Options that are not the same in both, with their values."""
+    found: dict[str, tuple[str, str]] = {}
+    for x, y in pairs:
+        configs = [line.completed[0].record["config"] for line in (x, y)]
+        for key in configs[0].keys() | configs[1].keys():
+            one, other = (str(c.get(key)) for c in configs)
+            if key not in NOT_COMPARED and one != other:
+                found.setdefault(key, (one, other))
+    return [f"`{key}` ({one}, then {other})" for key, (one, other) in sorted(found.items())]
 
 
 def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
@@ -99,9 +114,13 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
     names = [html.escape(s.folder.name) for s in (a, b)]
     head = ["setting", f"training<br>{names[0]}", f"training<br>{names[1]}", "times<br>as fast", f"accuracy<br>{names[0]}"]
     head += [f"accuracy<br>{names[1]}", "verdict"]
-    missing = [line.id for line in a.lines if b.line(line.label, line.workers) is None]
-    missing += [line.id for line in b.lines if a.line(line.label, line.workers) is None]
-    left_out = f"<p class=note>In one of them only: {prose(', '.join(f'`{m}`' for m in missing))}</p>" if missing else ""
+    both = {x.id for x, _ in pairs}
+    missing = list(dict.fromkeys(x.id for x in (*a.lines, *b.lines) if x.id not in both))
+    left_out = (
+        f"<p class=note>Completed in one of them only, or in none: {prose(', '.join(f'`{m}`' for m in missing))}</p>"
+        if missing
+        else ""
+    )
     body = (
         f"<header><div><h1>{html.escape(title)}</h1><p class=soft>{html.escape(a.title)}</p></div>"
         "<button id=theme type=button>light / dark</button></header><main><section class=answer id=answer>"

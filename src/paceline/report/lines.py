@@ -17,7 +17,15 @@ from paceline.errors import BadRequest
 from paceline.record.reader import STUDY_SCHEMA, Event, read_record, read_run, read_worker_events
 
 ONLY_DISTRIBUTED = ("strategy", "workers", "servers", "transport", "codec", "shard", "partition", "overlap", "faults", "init")
-NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "batch_size", "resume", "servers", "overlap", "transport")
+NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "resume", "workers", "data_dir")
+FOLLOW = (
+    "batch_size",
+    "servers",
+    "overlap",
+    "transport",
+    "threads",
+)  # from strategy and workers, unless a person has said otherwise
+NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")
 
 
 @dataclass(frozen=True)
@@ -74,11 +82,17 @@ class Line:
 
     @property
     def errors(self) -> list[str]:
-        return [str(r.record["error"]) for r in self.runs if r.record["status"] != "completed"]
+        """Why runs did not come to their end."""
+        return [
+            f"{r.record['status']}: {r.record['error'] or 'no reason was recorded'}"
+            for r in self.runs
+            if r not in self.completed
+        ]
 
     @property
     def threads(self) -> int:
-        return next((int(r.record["config"].get("threads") or 1) for r in self.runs), 1)
+        given = next((r.record["config"].get("threads") for r in self.runs), 1)
+        return given if isinstance(given, int) else 1  # a run that was refused may not have come so far
 
     @property
     def oversubscribed(self) -> bool:
@@ -105,6 +119,11 @@ class Line:
     @property
     def accuracy(self) -> Spread | None:
         return self.result("test_accuracy")
+
+    @property
+    def sample_s(self) -> float | None:
+        """Seconds of training per sample."""
+        return self.train_s.mean / self.samples if self.train_s and self.samples else None
 
     @property
     def samples(self) -> float:
@@ -159,6 +178,7 @@ class Study:
     folder: Path
     lines: list[Line]
     about: dict[str, Any]  # the study's own file; empty for runs that were not made by a study
+    unreadable: list[str] = field(default_factory=list)  # records that are damaged
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -167,7 +187,8 @@ class Study:
 
     @property
     def target(self) -> float | None:
-        targets = {r.record["config"].get("target_accuracy") or r.record["config"].get("until_accuracy") for r in self.runs}
+        configs = [r.record["config"] for r in self.runs]
+        targets = {c.get("target_accuracy") or c.get("until_accuracy") for c in configs}
         return targets.pop() if len(targets) == 1 else None
 
     @property
@@ -245,33 +266,58 @@ def read_study(folder: str | Path) -> Study:
 def _from_study(folder: Path) -> Study:
     about = read_record(folder / "study.json", "study", STUDY_SCHEMA)
     lines: dict[tuple[str, int], Line] = {}
+    damaged: list[str] = []
     try:
         for run in about["runs"]:
             line = lines.setdefault((run["label"], run["workers"]), Line(run["label"], run["workers"], run["varied"]))
             own = folder / "runs" / run["name"]
-            if (own / "run.json").is_file():
-                line.runs.append(RunRecord(run["name"], run["seed"], read_run(own), own))
+            record = _record(own, damaged)
+            if record is not None:
+                line.runs.append(RunRecord(run["name"], run["seed"], record, own))
     except (KeyError, TypeError) as error:
         raise BadRequest(f"{folder / 'study.json'} is not a study's record: {type(error).__name__} {error}") from None
     there = [line for line in lines.values() if line.runs]
     if not there:
         raise BadRequest(f"{folder} holds no finished run yet")
-    return Study(about.get("definition", {}).get("title") or about.get("name", folder.name), folder, there, about)
+    return Study(about.get("definition", {}).get("title") or about.get("name", folder.name), folder, there, about, damaged)
+
+
+def _record(folder: Path, damaged: list[str]) -> dict[str, Any] | None:
+    """None where there is none; a damaged one costs that run only."""
+    if not (folder / "run.json").is_file():
+        return None
+    try:
+        return read_run(folder)
+    except BadRequest as error:
+        if "has schema" in str(error):  # newer than this Paceline: all of them are
+            raise
+        damaged.append(str(error))
+        return None
 
 
 def _from_runs(folder: Path, folders: list[Path]) -> Study:
     """Runs that nobody planned together: they are told apart by what differs in their configurations."""
-    records = [(f, read_run(f)) for f in folders]
+    damaged: list[str] = []
+    records = [(f, r) for f in folders if (r := _record(f, damaged)) is not None]
+    if not records:
+        raise BadRequest(damaged[0])
     configs = [r["config"] for _, r in records]
-    names = list(dict.fromkeys(k for c in configs for k in c if k not in NOT_COMPARED and k != "workers"))
+    names = [k for k in dict.fromkeys(k for c in configs for k in c) if k not in (*NOT_COMPARED, *FOLLOW)]
     differing = [k for k in names if len({str(c.get(k)) for c in configs}) > 1]
-    lines: dict[tuple[str, int], Line] = {}
+    groups: dict[tuple[str, ...], list[tuple[Path, dict[str, Any]]]] = {}
     for path, record in records:
         config = record["config"]
-        varied = {k: str(config.get(k)) for k in differing}
-        varied = {"strategy": str(config["strategy"]), **varied}
-        label = ", ".join(v if k in ("strategy", "model", "optimizer", "data") else f"{k}={v}" for k, v in varied.items())
-        line = lines.setdefault((label, int(config["workers"])), Line(label, int(config["workers"]), varied))
-        line.runs.append(RunRecord(path.name, int(config.get("seed") or 0), record, path))
+        groups.setdefault((str(config["workers"]), *(str(config.get(k)) for k in ("strategy", *differing))), []).append(
+            (path, record)
+        )
+    lines: dict[tuple[str, int], Line] = {}
+    for members in groups.values():
+        own = [k for k in FOLLOW if len({str(r["config"].get(k)) for _, r in members}) > 1]
+        for path, record in members:
+            config = record["config"]
+            varied = {"strategy": str(config["strategy"])} | {k: str(config.get(k)) for k in (*differing, *own)}
+            label = ", ".join(v if k in NAMES_THEMSELVES else f"{k}={v}" for k, v in varied.items())
+            line = lines.setdefault((label, int(config["workers"])), Line(label, int(config["workers"]), varied))
+            line.runs.append(RunRecord(path.name, int(config.get("seed") or 0), record, path))
     title = f"{configs[0].get('model')} on {configs[0].get('data')}" if len(records) == 1 else folder.resolve().name
-    return Study(title, folder, list(lines.values()), {})
+    return Study(title, folder, list(lines.values()), {}, damaged)

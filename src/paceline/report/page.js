@@ -82,17 +82,12 @@ function format(value, kind) {
   return Number(value.toPrecision(4)).toLocaleString("en") + (kind === "s" ? " s" : kind === "x" ? "x" : "");
 }
 
-function threshold(noise, a, b) {
-  const [, quantile] = DATA.noise.quantiles.findLast(([freedom]) => freedom <= noise.freedom);
-  return quantile * noise.deviation * Math.sqrt(1 / a.runs + 1 / b.runs);
-}
-
-const TIMES = ["train_s", "samples_per_s", "speedup_serial", "efficiency", "time_to_accuracy_s", "compute_ms"];
-function differ(key, a, b) { // as in noise.py: times and accuracy by the noise of the whole study, the rest by their ranges
-  const { relative, accuracy } = DATA.noise;
-  if (TIMES.includes(key) && relative && a[key] > 0 && b[key] > 0) return Math.abs(Math.log(a[key] / b[key])) > threshold(relative, a, b);
-  if (key === "accuracy" && accuracy) return Math.abs(a[key] - b[key]) > threshold(accuracy, a, b);
-  return a[key + "_low"] > b[key + "_high"] || b[key + "_low"] > a[key + "_high"];
+function differ(key, a, b) { // as in noise.py: a t-test with the noise of the whole study
+  const noise = DATA.noise[key];
+  if (!noise) return false;
+  const found = DATA.quantiles.findLast(([freedom]) => freedom <= noise.freedom) || DATA.quantiles[0];
+  const apart = noise.relative ? Math.abs(Math.log(a[key] / b[key])) : Math.abs(a[key] - b[key]);
+  return apart > found[1] * noise.deviation * Math.sqrt(1 / a.runs + 1 / b.runs);
 }
 
 function compare() {
@@ -106,7 +101,7 @@ function compare() {
     const apart = known && differ(key, a, b);
     let verdict = "";
     if (known && x === y) verdict = "the same";
-    else if (known && Math.min(a.runs, b.runs) < 2) verdict = "one run: cannot be told from noise";
+    else if (known && !DATA.noise[key]) verdict = "nothing was run twice: cannot be told from noise";
     else if (known && !apart) verdict = "within noise";
     else if (known && better) verdict = ((x < y) === (better === "low") ? a.id : b.id) + " is better";
     else if (known) verdict = "they differ";

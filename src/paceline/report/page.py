@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -15,9 +14,9 @@ from paceline.report.answer import answer, best_lines
 from paceline.report.charts import Chart, Charts
 from paceline.report.commentary import Comment, comments
 from paceline.report.lines import Line, Study
-from paceline.report.noise import T99, accuracy_noise, time_noise
+from paceline.report.noise import T99
 from paceline.report.profiles import profile_tables
-from paceline.report.tables import Row, measured
+from paceline.report.tables import Row, column_noise, measured
 from paceline.report.words import percent, plus_minus, size, times
 
 COMPARED = (
@@ -62,11 +61,8 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
             name: rows for name, rows in charts.tables.items() if name == "lines" or any(c.table == name for c in drawn)
         },
         "compared": COMPARED,
-        "noise": {
-            "relative": asdict(times_apart) if (times_apart := time_noise(study)) else None,
-            "accuracy": asdict(points) if (points := accuracy_noise(study)) else None,
-            "quantiles": T99,
-        },
+        "noise": column_noise(study),
+        "quantiles": T99,
     }
     body = "\n".join(
         (
@@ -92,7 +88,7 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
 def document(title: str, body: str, data: dict[str, Any], library: str, script: str) -> str:
     """A page with everything inside."""
     library = library.replace("</script", "<\\/script")
-    content = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    content = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     folder = files("paceline.report")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -309,7 +305,9 @@ def _configuration(study: Study) -> str:
     machine = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in told.items())
     parts = [f"<section><h2>To repeat it</h2><dl>{machine}</dl>"]
     if definition:
-        strong = "the same global batch and the same samples for every number of workers (strong scaling)"
+        own_batch = "batch_size" in definition.get("base", {}) or "batch_size" in definition.get("axes", {})
+        batch = "the same batch for every worker" if own_batch else "the same global batch"
+        strong = f"{batch} and the same samples for every number of workers (strong scaling)"
         weak = "the same batch and number of steps for each worker (weak scaling)"
         parts.append(
             "<p>Fair means here: the same model, data, initial weights (by seed), memory format and evaluation for all; "

@@ -22,7 +22,8 @@ COLOURS = (
     "#5566EE",
 )
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
-PARTS = {"compute": "#4477AA", "sync": "#EE7733", "idle": "#BBBBBB"}
+TOGETHER = "computing and exchange, not told apart"
+PARTS = {"compute": "#4477AA", "sync": "#EE7733", "idle": "#BBBBBB", TOGETHER: "#AA55CC"}
 
 
 def assign(series: list[str]) -> dict[str, tuple[str, str]]:

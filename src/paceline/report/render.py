@@ -32,9 +32,6 @@ def write(study: Study, folder: Path, figures: bool, say: Say) -> Path:
         put(path, page(study, charts, drawn, library()))
         if figures:
             (folder / "figures").mkdir(exist_ok=True)
-            for old in (folder / "figures").iterdir():
-                if old.suffix in (".png", ".svg"):
-                    old.unlink()
             for number, chart in enumerate(drawn):
                 say(f"figure {number + 1} of {len(drawn)}")
                 draw(chart, charts, folder / "figures")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import itertools
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.record.reader import Event
 from paceline.report.lines import Line, RunRecord, Spread, Study
+from paceline.report.noise import Noise
 
 Row = dict[str, Any]
 MOST_POINTS = 60  # of one worker's resources over time
@@ -71,6 +73,22 @@ def measured(study: Study, line: Line) -> dict[str, Spread | None]:
         "staleness": line.over_workers(lambda w: w.get("staleness_mean")),
         "distance": line.over_workers(lambda w: w.get("replica_distance_max")),
     }
+
+
+def column_noise(study: Study) -> dict[str, Row]:
+    """How much equal runs differ, for every column of the lines' table; of the logarithm where all values are above 0."""
+    groups: dict[str, list[list[float]]] = {}
+    for line in study.lines:
+        each = [measured(study, Line(line.label, line.workers, line.varied, [run])) for run in line.completed]
+        for name in each[0] if each else ():
+            groups.setdefault(name, []).append([spread.mean for e in each if (spread := e[name]) is not None])
+    found = {}
+    for name, values in groups.items():
+        relative = all(v > 0 for group in values for v in group)
+        noise = Noise.pooled([[math.log(v) for v in group] for group in values] if relative else values)
+        if noise is not None:
+            found[name] = {"deviation": noise.deviation, "freedom": noise.freedom, "relative": relative}
+    return found
 
 
 def _spread(name: str, spread: Spread | None) -> Row:
@@ -218,7 +236,8 @@ def write_results(study: Study, path: Path) -> None:
     """`results.csv`: one row per run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     varied = list(dict.fromkeys(k for line in study.lines for k in line.varied if k != "strategy"))
-    with path.open("w", newline="") as file:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         head = ["run", "label", "strategy", "workers", "threads", *(v for v in varied if v != "threads"), "seed", "status"]
         worker = [
@@ -249,6 +268,7 @@ def write_results(study: Study, path: Path) -> None:
                         *(m.mean if m else "" for m in means), run.record["error"] or "",
                     ]
                 )  # fmt: skip
+    os.replace(temporary, path)
 
 
 def itemgetter_or_none(key: str) -> Callable[[Row], float | None]:

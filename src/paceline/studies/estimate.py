@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 from paceline.job import prepare
 from paceline.launch.run import run
 from paceline.record.machine import cores
-from paceline.studies.grid import Setting
+from paceline.studies.grid import Setting, alone
 
 TRIAL_STEPS = 15
 CALIBRATES = (
@@ -41,6 +41,7 @@ class Pace:
     samples_per_s: float
     start_s: float  # until the first step, and after the last
     samples: int  # in one epoch
+    batch: int
 
 
 class Estimator:
@@ -50,18 +51,20 @@ class Estimator:
     def seconds(self, setting: Setting) -> float | None:
         """None where the trial failed: the run will say why."""
         options = setting.options
-        trial = {k: options[k] for k in CALIBRATES if k in options}
+        trial = {k: v for k, v in alone(options).items() if k in CALIBRATES}
         key = repr(sorted((k, str(v)) for k, v in trial.items()))
         if key not in self._paces:
             self._paces[key] = _try_out(trial)
         pace = self._paces[key]
         if pace is None:
             return None
-        helping = min(setting.workers * int(options.get("threads", 1)), cores())
-        samples = pace.samples * int(options.get("epochs") or 1)
+        threads = options.get("threads", 1)
+        helping = cores() if threads == "auto" else min(setting.workers * int(threads), cores())
+        samples: float = pace.samples * int(options.get("epochs") or 1)
         if options.get("steps"):
-            batch = int(options.get("global_batch_size") or setting.workers * int(options.get("batch_size") or 64))
-            samples = min(samples, int(options["steps"]) * batch)
+            batch = pace.batch * (1 if options.get("global_batch_size") else setting.workers)
+            by_steps = int(options["steps"]) * batch
+            samples = min(samples, by_steps) if options.get("epochs") else by_steps
         return pace.start_s + samples / (pace.samples_per_s * helping)
 
 
@@ -75,4 +78,4 @@ def _try_out(options: dict[str, Any]) -> Pace | None:
         except PacelineError:
             return None
         samples = 0 if isinstance(job.data.train, Stream) else len(job.data.train)
-        return Pace(result["samples_per_s"], time.perf_counter() - began - result["train_s"], samples)
+        return Pace(result["samples_per_s"], time.perf_counter() - began - result["train_s"], samples, job.batch_sizes[0])

@@ -27,8 +27,9 @@ from typing import Any, Literal
 
 from paceline.config import CHOICES, Config, apply_settings, read_toml
 from paceline.errors import BadRequest, UnknownName
+from paceline.job import resolve_names
 from paceline.record.machine import cores
-from paceline.registry import Spec, strategies
+from paceline.registry import Spec, load_plugin, strategies
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
@@ -101,14 +102,18 @@ class Study:
     def make(cls, given: Mapping[str, Any], name: str = "study", variant: Literal["", "short", "full"] = "") -> Study:
         """From a table as TOML gives it: names, kinds and sizes are checked here."""
         table = dict(given)
-        variants = {key: table.pop(key, None) for key in ("short", "full")}
+        variants = {key: _table(key, table.pop(key, None)) for key in ("short", "full")}
         known = [k for k in cls.__dataclass_fields__ if k != "name"]
         for part in (table, *(v for v in variants.values() if v)):
             for key in part:
                 if key not in known:
                     raise UnknownName("part of a study", key, [*known, *variants])
+            for key in ("base", "axes"):
+                _table(key, part.get(key))
+            if not isinstance(part.get("also", []), list) or not all(isinstance(e, dict) for e in part.get("also", [])):
+                raise BadRequest("also: write it as [[also]], once for each group of settings")
         chosen = variants.get(variant)
-        if variant and chosen is None:
+        if variant and not chosen:
             raise BadRequest(f"study {name} has no [{variant}] setting")
         for key, value in (chosen or {}).items():
             table[key] = {**table.get(key, {}), **value} if key in ("base", "axes") else value
@@ -122,10 +127,20 @@ class Study:
         """With other options for all runs: `lr=0.1`, `strategy.every=8`; an axis of that name is gone then."""
         settings = list(settings)
         given = {k: v for k, v in base.items() if v is not None}
-        options = apply_settings({**self.base, **given}, list(settings))
-        names = {*given, *(s.partition("=")[0].partition(".")[0].replace("-", "_") for s in settings)}
-        axes = {k: v for k, v in self.axes.items() if k not in names}
-        study = replace(self, base=options, axes=axes, seeds=self.seeds if seeds is None else _seeds(seeds))
+        options = apply_settings({**self.base, **given}, settings)
+        whole = {*given, *(s.partition("=")[0].strip().replace("-", "_") for s in settings)}  # `workers`, `strategy.every`
+
+        def kept(table: dict[str, Any]) -> dict[str, Any]:
+            return {k: v for k, v in table.items() if k not in whole and k.partition(".")[0] not in whole}
+
+        study = replace(
+            self,
+            base={k: v for k, v in options.items() if k != "target_accuracy"},
+            axes=kept(self.axes),
+            also=[kept(e) for e in self.also],
+            seeds=self.seeds if seeds is None else _seeds(seeds),
+            target_accuracy=float(options["target_accuracy"]) if "target_accuracy" in options else self.target_accuracy,
+        )
         study._check()
         return study
 
@@ -140,8 +155,11 @@ class Study:
             for value in values if "." not in name else ():
                 Config.make({name: value})
         for table in (self.base, *self.also):
-            for name in table:
+            for name, value in table.items():
                 _check_option(name, options, "option")
+                for each in value if isinstance(value, list) and table is not self.base else [value]:
+                    if "." not in name:
+                        Config.make({name: each})
         if self.scaling not in ("strong", "weak"):
             raise BadRequest(
                 f"scaling={self.scaling}: strong (the same work for every number of workers) or weak (each has the same)"
@@ -150,8 +168,10 @@ class Study:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and low <= value <= high):
                 raise BadRequest(f"{name}={value}: it must be a number between {low:g} and {high:g}")
+        for plugin in Config.make({"plugin": self.base.get("plugin", ())}).plugin:
+            load_plugin(plugin)
         for setting in self.settings():
-            Config.make({**setting.options, "seed": self.seeds[0]})
+            resolve_names(Config.make({**setting.options, "seed": self.seeds[0]}))
 
     # --- the grid
 
@@ -191,13 +211,10 @@ class Study:
             whole["target_accuracy"] = self.target_accuracy
         if "batch_size" not in whole and "global_batch_size" not in whole:
             whole["global_batch_size"] = DEFAULT_GLOBAL_BATCH
-        if _is_serial(whole):
-            whole = {k: v for k, v in whole.items() if k not in SERIAL_DOES_NOT_KNOW} | {"strategy": "serial", "workers": 1}
-        return whole
+        return alone(whole) if _is_serial(whole) else whole
 
     def _serial(self, point: dict[str, Any], threads: int) -> dict[str, Any]:
-        options = {k: v for k, v in point.items() if k not in SERIAL_DOES_NOT_KNOW}
-        return {**options, "strategy": "serial", "workers": 1, "threads": threads}
+        return {**alone(point), "threads": threads}
 
     def described(self) -> dict[str, Any]:
         """As JSON can hold it: two studies are the same when these are."""
@@ -210,6 +227,22 @@ class Study:
             "axes": {k: [_text(v) for v in values] for k, values in self.axes.items()},
             "also": [{k: [_text(x) for x in v] if isinstance(v, list) else _text(v) for k, v in e.items()} for e in self.also],
         }
+
+
+def alone(options: dict[str, Any]) -> dict[str, Any]:
+    """The same with one worker and nobody to talk to; uneven batches are one batch then."""
+    kept = {k: v for k, v in options.items() if k not in SERIAL_DOES_NOT_KNOW} | {"strategy": "serial", "workers": 1}
+    sizes = kept.get("batch_size")
+    if isinstance(sizes, (list, tuple)) or (isinstance(sizes, str) and "," in sizes):
+        each = sizes.split(",") if isinstance(sizes, str) else sizes
+        kept["batch_size"] = sum(int(size) for size in each)
+    return kept
+
+
+def _table(name: str, given: Any) -> dict[str, Any]:
+    if given is not None and not isinstance(given, dict):
+        raise BadRequest(f"{name} is {given!r}: write it as a table, [{name}]")
+    return given or {}
 
 
 def _check_option(name: str, options: Mapping[str, Any], kind: str) -> None:

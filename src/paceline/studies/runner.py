@@ -7,10 +7,13 @@ of the training time; seeds as rounds, each in an order of its own, so that a sl
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import random
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,10 @@ from paceline.job import Job, prepare
 from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
-from paceline.record.machine import environment
+from paceline.record.machine import cores, environment
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
 from paceline.record.writer import write_json
-from paceline.studies.grid import Setting, Study
+from paceline.studies.grid import Setting, Study, alone
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,24 @@ def run_study(
     refuse_inside_a_launcher(find_seat())
     listener, rounds = listener or Listener(), rounds_of(study)
     session = _Session.open(study, out)
+    with alone_in(out):
+        return _run_rounds(study, session, rounds, listener, retry_failed, clean)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """One study at a time in a folder: another would take its unfinished run for a leftover. The lock ends with the process."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadRequest(f"{folder}: this study is being run by another process") from None
+        yield
+
+
+def _run_rounds(
+    study: Study, session: _Session, rounds: list[list[Planned]], listener: Listener, retry_failed: bool, clean: bool
+) -> dict[str, dict[str, Any]]:
     records = {p.name: r for p in itertools.chain(*rounds) if (r := session.finished(p, retry_failed)) is not None}
     listener.planned(study, rounds, records)
     for number, planned_runs in enumerate(rounds):
@@ -111,6 +132,9 @@ class _Session:
         if path.exists():
             about = read_record(path, "study", STUDY_SCHEMA)
             changed = [k for k, v in study.described().items() if about["definition"].get(k) != v]
+            if about["environment"]["cores"] != cores():
+                was = about["environment"]["cores"]
+                raise BadRequest(f"{out} was begun on {was} cores, and here are {cores()}: choose another --out")
             if changed:
                 raise BadRequest(f"{out} holds another study (it differs in {', '.join(changed)}): choose another --out")
             return cls(study, out, about)
@@ -171,15 +195,16 @@ class _Session:
             if kind not in self.about["memory_format"]:  # chosen once, for all
                 self.note(memory_format={**self.about["memory_format"], kind: record["config"]["memory_format"]})
             return record
-        except (Interrupted, DataUnavailable):  # nothing that another run would do better
+        except Interrupted:
             raise
         except PacelineError as error:
+            if isinstance(error, DataUnavailable) and len({str(s.options.get("data")) for s in self.study.settings()}) == 1:
+                raise  # no other run would fare better
             if (folder / "run.json").is_file():
                 return read_run(folder)
-            config = job.config.described() if job else {k: str(v) for k, v in options.items()}
-            record = summarise(
-                [], {"oversubscribed": False, **config}, environment(), "failed", str(error), time.perf_counter() - started
-            )
+            config = job.config.described() if job else Config.make(options).described()
+            wall_s = time.perf_counter() - started
+            record = summarise([], {"oversubscribed": False, **config}, environment(), "failed", str(error), wall_s)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / "run.json", record)
@@ -192,14 +217,10 @@ def _scaled(options: dict[str, Any], study: Study) -> dict[str, Any]:
     """Strong scaling needs nothing. Weak: a worker has the batch and the number of steps that serial has."""
     if study.scaling == "strong":
         return options
-    if "global_batch_size" not in options:
-        return options
-    weak = {k: v for k, v in options.items() if k not in ("global_batch_size", "epochs", "steps")}
-    alone = prepare(
-        Config.make({**options, "strategy": "serial", "workers": 1, "transport": "auto", "faults": ()}), lambda c: Path(".")
-    )
-    if isinstance(alone.data.train, Stream):
+    lone = prepare(Config.make({**alone(options), "threads": 1}), lambda c: Path("."))
+    if isinstance(lone.data.train, Stream):
         raise BadRequest("weak scaling needs to know how many samples there are: a stream does not tell")
-    per_epoch = -(-len(alone.data.train) // alone.batch_sizes[0])
-    steps = min(s for s in (alone.steps, (alone.epochs or 1) * per_epoch) if s is not None)
-    return {**weak, "batch_size": alone.batch_sizes[0], "steps": steps, "epochs": None}
+    per_epoch = -(-len(lone.data.train) // lone.batch_sizes[0])
+    steps = min(s for s in (lone.steps, (lone.epochs or 1) * per_epoch) if s is not None)
+    kept = {k: v for k, v in options.items() if k not in ("global_batch_size", "epochs", "steps")}
+    return {**kept, "batch_size": options.get("batch_size", lone.batch_sizes[0]), "steps": steps, "epochs": None}
