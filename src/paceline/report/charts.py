@@ -52,6 +52,7 @@ class Charts:
         self.colours = palette.assign(self.series)
         self.workers = sorted({row["workers"] for row in self.lines})
         several = [row["workers"] for row in self.lines if row["strategy"] != "serial"]
+        self.several = len(set(several)) > 1  # numbers of workers, to draw lines over
         self.default_workers = _most_useful(several or self.workers, study.cores)
         self.default_line = self._fastest()
 
@@ -68,7 +69,7 @@ class Charts:
     # --- against the number of workers
 
     def _scaling(self) -> list[Chart | None]:
-        if len(self.workers) < 2:
+        if not self.several:
             return []
         target = "" if self.study.target is None else f" of {100 * self.study.target:g}%"
         ideal = [dashed([{"p": p, "v": p} for p in (min(self.workers), max(self.workers))])]
@@ -189,16 +190,16 @@ class Charts:
             ("series", "setting", ""), ("value", axis, ""), (name, title, number), (f"{name}_low", "lowest", number),
             (f"{name}_high", "highest", number),
         )  # fmt: skip
-        layers = ranged(only(name, "full"), x, y, colour, {**shape, "legend": None}, tooltip)
-        layers[-1]["encoding"]["fill"] = {**colour, "legend": None}
+        layers = ranged(only(name, "full"), x, y, colour, shape, tooltip)
         note = "Both axes are logarithmic." if both else ""
         where = (f"{name}_by_{axis}", f"Along {axis}", f"{title} against {axis}", note, f"axis_{axis}")
         return Chart(*where, self._spec(layers), own_legend=True)
 
     def _by_setting(self) -> list[Chart | None]:
-        if len({r["workers"] for r in self.lines if r["strategy"] != "serial"}) > 1:
+        if self.several:
             return []
         return [
+            self._dots("speedup_serial", "Speed", "Speedup against serial", ".2f"),
             self._dots("accuracy", "Accuracy", "Test accuracy", ".2%", zero=False),
             self._dots("time_to_accuracy_s", "Accuracy", "Time to the target accuracy (s)", ".2f"),
             self._dots("train_s", "Speed", "Training time (s)", ".2f"),
