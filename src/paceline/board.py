@@ -139,7 +139,7 @@ class Board(Listener):
         done, total = len(self._records), len(self._planned)
         here = self._progress.get("step", 0) / self._progress["total"] if self._progress.get("total") else 0.0
         elapsed, new = time.monotonic() - self._began, done - self._done_before + here
-        left = f", about {_clock((total - done - here) * elapsed / new)} left" if new >= 1 else ""
+        left = f", about {_clock(max(0.0, total - done - here) * elapsed / new)} left" if new >= 1 else ""
         row = Table.grid(padding=(0, 1))
         running = f"{self._current.setting.label} x {self._current.setting.workers}" if self._current else ""
         row.add_row(

@@ -294,8 +294,11 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
     assert code == 0
     assert f"{len(runs)} of {len(runs)} runs are here already" in err
     assert {f: f.stat().st_mtime_ns for f in runs} == when  # nothing was run again
+    code, _, err = cli("study", "--short", "--out", "s", "--seeds", "2", "--no-figures")  # more seeds: only those are run
+    assert (code, f"{len(runs)} of {2 * len(runs)} runs are here already" in err) == (0, True)
+    assert {f: f.stat().st_mtime_ns for f in runs} == when
     code, _, err = cli("study", "--short", "--out", "s", "--set", "lr=0.5")
-    assert (code, "holds another study" in err) == (2, True)
+    assert (code, "holds another study (it differs in lr)" in err) == (2, True)
     assert cli("report", "s", "--no-figures")[0] == 0
     (tmp_path / "t").mkdir()
     for bad in (
@@ -309,10 +312,18 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
         assert (code, err.count("\n")) == (2, 1), (bad, err)
 
 
+def test_a_study_without_its_data_leaves_nothing_and_says_what_to_do(cli, tmp_path: Path) -> None:
+    code, _, err = cli("study", "--short", "--set", "data=mnist", "--data-dir", str(tmp_path))
+    assert code != 0
+    assert "--set data=fashion-mini" in err
+    assert not (tmp_path / "runs" / "study-short").exists()
+
+
 def test_a_dry_run_lists_and_runs_nothing(cli, tmp_path: Path) -> None:
     code, out, err = cli("study", "--short", "--dry-run")
     assert code == 0, err
     assert "6 runs, about" in out or "5 runs, about" in out
+    assert " s on this machine" in out
     assert "an estimate" in out
     assert list(tmp_path.iterdir()) == []
 

@@ -18,8 +18,8 @@ from paceline.report.noise import Noise, differ, time_noise
 
 @pytest.fixture
 def study(tmp_path: Path):
-    def make(*runs: dict[str, Any], **about: Any) -> Study:
-        return read_study(write_study(tmp_path / "s", list(runs), **about))
+    def make(*runs: dict[str, Any], folder: str = "s", **about: Any) -> Study:
+        return read_study(write_study(tmp_path / folder, list(runs), **about))
 
     return make
 
@@ -251,9 +251,16 @@ def test_time_against_the_size_of_the_data(study) -> None:
         for share in (0.125, 0.25, 0.5, 1.0)
     ]
     found = study(*runs)
-    assert "1.00th power of the number of samples: in proportion" in said(found, "data")
+    assert "the number of samples to the power 1.00: in proportion" in said(found, "data")
     few = read_study(write_study(found.folder / "t", runs[:2]))
     assert said(few, "data") == ""
+
+
+def test_a_busy_machine_is_told(study) -> None:
+    quiet, busy = run("serial", 1, 4.0), run("serial", 1, 4.0)
+    quiet["machine"], busy["machine"] = {"cpu_percent": 104.0}, {"cpu_percent": 190.0}
+    assert "Something else used the machine: 91% of a core" in said(study(busy), "disturbed")
+    assert said(study(quiet, folder="t"), "disturbed") == ""
 
 
 def test_the_cost_of_measuring_is_told(study) -> None:

@@ -70,7 +70,9 @@ def _profile(console: Console, out: Path) -> None:
             continue
         table = Table(title=f"{kind} of worker 0, over {found[0][steps]} steps", title_justify="left")
         for heading in ("name", "calls", "own", "total"):
-            table.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
+            table.add_column(
+                heading, justify="left" if heading == "name" else "right", no_wrap=heading != "name", overflow="fold"
+            )
         for row in found[0][kind][:8]:
             table.add_row(row["name"], f"{row['calls']:,}", seconds(row["own_s"]), seconds(row["total_s"]))
         console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,7 @@ def study(
     from paceline.errors import BadRequest, Interrupted, RunFailed
     from paceline.report.render import render
     from paceline.studies.grid import BUILTIN, Study
-    from paceline.studies.runner import run_study
+    from paceline.studies.runner import rounds_of, run_study
 
     if short and full:
         raise BadRequest("--short or --full, not both")
@@ -93,8 +94,9 @@ def study(
     if not quiet:
         show_study(folder, console)
         console.print(f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False)
-    if all(r["status"] != "completed" for r in records.values()):
-        raise RunFailed("every run of the study failed: see above")
+    asked = {p.name for p in itertools.chain(*rounds_of(planned)) if not p.setting.baseline}
+    if not any(r["status"] == "completed" for name, r in records.items() if name in asked):
+        raise RunFailed("no run that was asked for was completed: see above")
 
 
 def show_study(folder: Path, console: Console) -> None:
@@ -113,7 +115,9 @@ def show_study(folder: Path, console: Console) -> None:
     headings = ["setting", "best\nworkers", "training", "against\nserial", "test\naccuracy"]
     headings += [f"time to\n{100 * found.target:g}%"] if found.target is not None else []
     for heading in (*headings, "sent\na step"):
-        table.add_column(heading, justify="left" if heading == "setting" else "right", no_wrap=heading != "setting")
+        table.add_column(
+            heading, justify="left" if heading == "setting" else "right", no_wrap=heading != "setting", overflow="fold"
+        )
     for line in best_lines(found):
         gain, sent = found.serial_speedup(line), line.per_step("payload_sent_bytes")
         row: list[Any] = [
@@ -176,6 +180,8 @@ def _list_runs(planned: Study, console: Console) -> None:
             Text(setting.label), str(setting.workers), str(setting.options["threads"]), str(len(planned.seeds)), about
         )
     console.print(table)
-    runs: Any = len(planned.settings()) * len(planned.seeds)
+    runs = len(planned.settings()) * len(planned.seeds)
     budget = f"; seeds after the first are left out after {planned.budget_s:.0f} s" if planned.budget_s else ""
-    console.print(f"{runs} runs, about {total / 60:.0f} minutes on this machine (an estimate){budget}", highlight=False)
+    about = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} minutes"
+    told = f"about {about} on this machine (an estimate)" if total else "for how long could not be tried out"
+    console.print(f"{runs} runs, {told}{budget}", highlight=False)

@@ -30,6 +30,7 @@ from paceline.report.marks import (
 from paceline.report.tables import axis_rows, numeric_axes
 
 HEIGHT, SMALL, ROW = 300, 180, 24
+PLACES = {part: place for place, part in enumerate(palette.PARTS)}
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Charts:
     def all(self) -> list[Chart]:
         found = [*self._scaling(), *self._axes(), *self._by_setting(), *self._curves(), *self._time(), *self._resources()]
         return [chart for chart in found if chart is not None]
+
+    def shown_at_first(self, chart: Chart) -> list[Row]:
+        """The rows that a picture of the chart shows: a picture has no choice of setting."""
+        return [r for r in self.tables[chart.table] if r.get("line", self.default_line) == self.default_line]
 
     def _fastest(self) -> str:
         """Of those with several workers: what the detailed charts show first."""
@@ -116,7 +121,7 @@ class Charts:
             ),
             self._against_workers(
                 "distance", "Drift", "Distance between replicas", "farthest from the mean, relative to its length", ".2e",
-                "Only strategies that let replicas differ have it.", zero=True,
+                "Seen at evaluations: 0 where one falls right after an average. Only where replicas may differ.", zero=True,
             ),
         ]  # fmt: skip
 
@@ -258,13 +263,13 @@ class Charts:
 
     def _time(self) -> list[Chart | None]:
         self.tables["parts"] = [
-            {"series": r["series"], "workers": r["workers"], "part": part, "ms": ms}
+            {"series": r["series"], "workers": r["workers"], "part": part, "place": PLACES[part], "ms": ms}
             for r in self.lines
             for part, ms in _parts(r).items()
         ]
         found: list[Chart | None] = []
         if self.tables["parts"]:
-            y, x = _names("series", self.series), quantity("ms", "milliseconds of one step, mean over the workers")
+            y, x = _names("series", self.series), quantity("ms", "ms of one step, mean over workers")
             tooltip = tips(
                 ("series", "setting", ""), ("workers", "workers", ""), ("part", "part", ""), ("ms", "milliseconds", ".2f")
             )
@@ -343,7 +348,7 @@ def _names(field_name: str, order: list[str]) -> Spec:
 
 def _stacked(x: Spec, y: Spec, which: str, tooltip: list[Spec]) -> Spec:
     """The parts of a time, one after the other."""
-    colour, order = colours_of("part", dict(palette.PARTS)), {"field": "part", "sort": "ascending"}
+    colour, order = colours_of("part", dict(palette.PARTS)), {"field": "place", "sort": "ascending"}
     encoding = {"x": x, "y": y, "color": colour, "order": order, "tooltip": tooltip}
     return {"transform": [{"filter": which}], "mark": {"type": "bar", "height": {"band": 0.7}}, "encoding": encoding}
 

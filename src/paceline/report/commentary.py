@@ -13,6 +13,7 @@ from paceline.report.tables import axis_rows
 from paceline.report.words import listed, milliseconds, percent, seconds, size, times, workers
 
 SLOW = 1.3  # times the median: a slow worker
+ELSEWHERE = 30.0  # per cent of a core: more than a launcher takes
 TELLING = 0.15  # a share of the time that explains something
 
 
@@ -26,8 +27,8 @@ class Comment:
 def comments(study: Study) -> list[Comment]:
     """Everything that can be said."""
     rules: tuple[Callable[[Study], Iterator[Comment]], ...] = (
-        failures, accuracy_paid, not_reached, within_noise, slow_workers, slower_than_serial, beyond_the_cores, bytes_moved,
-        from_linear, drift, along_the_data, measuring_cost, next_steps,
+        failures, disturbed, unlike_work, accuracy_paid, not_reached, within_noise, slow_workers, slower_than_serial,
+        beyond_the_cores, bytes_moved, from_linear, drift, along_the_data, measuring_cost, next_steps,
     )  # fmt: skip
     return [comment for rule in rules for comment in rule(study)]
 
@@ -42,6 +43,37 @@ def failures(study: Study) -> Iterator[Comment]:
             yield Comment("failed", f"`{line.id}` was not completed in {len(line.errors)} of {len(line.runs)} runs; {reason}")
     for damage in study.unreadable:
         yield Comment("failed", f"A record is left out: {damage}")
+
+
+def disturbed(study: Study) -> Iterator[Comment]:
+    """Was the machine ours? What the container used beyond what the workers did."""
+    others = []
+    for run in study.runs:
+        machine = (run.record.get("machine") or {}).get("cpu_percent")
+        own = [w["cpu_percent"] for w in run.record["workers"] if w.get("cpu_percent") is not None]
+        if machine is not None and own and len(own) == len(run.record["workers"]):
+            others.append(machine - sum(own))
+    if others and median(others) >= ELSEWHERE:
+        yield Comment(
+            "disturbed",
+            f"Something else used the machine: {median(others):.0f}% of a core beside the workers (median of "
+            f"{len(others)} runs). "
+            "Times and speedups are those of a busy machine.",
+            {"most in one run": f"{max(others):.0f}%"},
+        )
+    if any(run.record["config"].get("profile") for run in study.runs):
+        yield Comment("disturbed", "Some runs were profiled, which slows them down: their times are not for comparison.")
+
+
+def unlike_work(study: Study) -> Iterator[Comment]:
+    """Runs that were not planned together may differ in more than their names say."""
+    done = [x for x in study.lines if x.completed and not study.definition]
+    batches = {x.id: sum(x.completed[0].record["config"].get("batch_sizes") or [0]) for x in done}
+    if len({b for b in batches.values() if b}) > 1:
+        text = (
+            "These runs did not make the same steps: their global batches differ, so accuracy after training is not comparable."
+        )
+        yield Comment("unlike", text, {name: f"{batch} samples per step" for name, batch in batches.items()})
 
 
 def amdahl(points: list[tuple[int, float]]) -> float | None:
@@ -334,14 +366,12 @@ def along_the_data(study: Study) -> Iterator[Comment]:
     slopes = {name: s for name, points in by_series.items() if (s := slope(sorted(points))) is not None}
     if slopes:
         low, high = min(slopes.values()), max(slopes.values())
-        text = (
-            f"Training time grew as the {low:.2f}th"
-            if low == high
-            else f"Training time grew as the {low:.2f}th to {high:.2f}th"
-        )
+        powers = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
         verdict = "in proportion" if all(abs(s - 1) <= 0.1 for s in slopes.values()) else "not in proportion"
         yield Comment(
-            "data", f"{text} power of the number of samples: {verdict}.", {name: f"slope {s:.2f}" for name, s in slopes.items()}
+            "data",
+            f"Training time grew as the number of samples to the power {powers}: {verdict}.",
+            {name: f"slope {s:.2f}" for name, s in slopes.items()},
         )
 
 

@@ -19,6 +19,7 @@ from paceline.report.lines import Line, Spread, Study
 
 ONCE = 0.10  # a difference in time that is told although it was seen in one run each
 POINTS = 0.005  # of accuracy: less is not called a loss
+UNKNOWN_POINTS = 0.05  # ... where nothing was run twice
 FEW = 5  # groups: fewer are pooled plainly
 T99 = (
     (1, 63.7),
@@ -66,7 +67,21 @@ def _median_of_variance(freedom: int) -> float:
 
 @cache
 def time_noise(*studies: Study) -> Noise | None:
-    return _pooled(lambda line: [math.log(v) for v in line.values(lambda r: r["result"]["train_s"]) if v > 0], studies)
+    """Every strategy with one worker and no server does what serial does: those runs are repeats of each other too."""
+
+    def logs(line: Line) -> list[float]:
+        return [math.log(v) for v in line.values(lambda r: r["result"]["train_s"]) if v > 0]
+
+    groups = []
+    for study in studies:
+        alone: dict[object, list[float]] = {}
+        for line in study.lines:
+            if line.workers == 1 and line.threads == 1 and line.over_workers(lambda w: 1.0, "server") is None:
+                alone.setdefault(line.context, []).extend(logs(line))
+            else:
+                groups.append(logs(line))
+        groups += alone.values()
+    return Noise.pooled(groups)
 
 
 @cache
@@ -91,7 +106,7 @@ def differ(noise: Noise | None, one: Line, other: Line, least: float = 0.0) -> b
 def least_points(noise: Noise | None, one: Line, other: Line) -> float:
     """Of accuracy: what two settings must be apart to be called different."""
     if noise is None:
-        return 2 * POINTS
+        return UNKNOWN_POINTS
     return max(POINTS, noise.threshold(max(1, len(one.completed)), max(1, len(other.completed))))
 
 

@@ -101,6 +101,7 @@ function compare() {
     const apart = known && differ(key, a, b);
     let verdict = "";
     if (known && x === y) verdict = "the same";
+    else if (known && kind === "bytes" && key.endsWith("sent_bytes")) verdict = better ? (x < y ? a.id : b.id) + " sends less" : "they differ";
     else if (known && !DATA.noise[key]) verdict = "nothing was run twice: cannot be told from noise";
     else if (known && !apart) verdict = "within noise";
     else if (known && better) verdict = ((x < y) === (better === "low") ? a.id : b.id) + " is better";

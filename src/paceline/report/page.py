@@ -35,8 +35,8 @@ COMPARED = (
     ("net_sent_bytes", "... over the network", "bytes", ""),
     ("memory_sent_bytes", "... through shared memory", "bytes", ""),
     ("cpu_percent", "CPU of a worker (%)", "", ""),
-    ("rss_peak_bytes", "peak memory of a worker", "bytes", "low"),
-    ("pss_peak_bytes", "... shared pages in parts", "bytes", "low"),
+    ("rss_peak_bytes", "peak memory of a worker", "bytes", ""),
+    ("pss_peak_bytes", "... shared pages in parts", "bytes", ""),
     ("staleness", "staleness", "", "low"),
     ("distance", "distance between replicas", "", "low"),
 )
@@ -79,7 +79,7 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
             "</main>",
             f"<footer>Made by Paceline {html.escape(str(study.environment.get('paceline', '')))} from the records in "
             "this folder; "
-            f"<code>paceline report {html.escape(study.folder.name)}</code> makes it again.</footer>",
+            f"<code>paceline report {html.escape(str(study.folder))}</code> makes it again.</footer>",
         )
     )
     return document(study.title, body, data, library, "page.js")
@@ -125,12 +125,19 @@ def _head(study: Study) -> str:
         f"{env.get('cpu', '')}, {env.get('cores', '?')} cores, torch {env.get('torch', '')}, Python {env.get('python', '')}"
     )
     done = sum(len(x.completed) for x in study.lines)
+    work = f"{_all(study, 'model')} on {_all(study, 'data')}"
     facts = ", ".join(x for x in (f"{done} runs", f"{study.seeds} seed{'s' * (study.seeds != 1)}", when) if x)
+    facts = f"{html.escape(work)}: {facts}"
     return (
         f"<header><div><h1>{html.escape(study.title)}</h1><p "
         f"class=soft>{question}{'; ' if question else ''}{facts}.<br>{html.escape(machine)}</p></div>"
         "<button id=theme type=button>light / dark</button></header>"
     )
+
+
+def _all(study: Study, option: str) -> str:
+    found = list(dict.fromkeys(str(r.record["config"].get(option)) for r in study.runs))
+    return found[0] if len(found) == 1 else f"{len(found)} kinds of {option}"
 
 
 def _answer(study: Study) -> str:
@@ -141,7 +148,7 @@ def _answer(study: Study) -> str:
         notes.append(f"Cut to be quick: {cut}.")
     if study.about.get("cut_seeds"):
         notes.append(f"For lack of time {study.about['cut_seeds']} were run.")
-    if any(x.oversubscribed for x in study.lines):
+    if any(x.oversubscribed for x in best_lines(study)):
         notes.append(
             f"† oversubscribed: more workers and servers than the {study.cores} cores; those times hold for this machine only."
         )

@@ -34,7 +34,9 @@ def write(study: Study, folder: Path, figures: bool, say: Say) -> Path:
             (folder / "figures").mkdir(exist_ok=True)
             for number, chart in enumerate(drawn):
                 say(f"figure {number + 1} of {len(drawn)}")
-                draw(chart, charts, folder / "figures")
+                rows = charts.shown_at_first(chart)
+                if rows:
+                    draw(chart, charts, rows, folder / "figures")
     except OSError as error:
         raise RunFailed(f"the report cannot be written to {folder}: {error.strerror}") from None
     return path
@@ -49,10 +51,10 @@ def tables_of(study: Study) -> dict[str, list[Row]]:
     }
 
 
-def draw(chart: Chart, charts: Charts, folder: Path) -> None:
+def draw(chart: Chart, charts: Charts, rows: list[Row], folder: Path) -> None:
     """The same chart as a picture, twice."""
     convert = _vl_convert()
-    svg = convert.vegalite_to_svg(static_spec(chart, charts, charts.tables[chart.table]))
+    svg = convert.vegalite_to_svg(static_spec(chart, charts, rows))
     (folder / f"{chart.name}.svg").write_text(svg)
     (folder / f"{chart.name}.png").write_bytes(convert.svg_to_png(svg, scale=SCALE))
 

@@ -144,11 +144,11 @@ def worker_rows(study: Study) -> list[Row]:
             for w in run.record["workers"]:
                 ranks.setdefault((w["rank"], w["role"]), []).append(w)
         for (rank, role), found in sorted(ranks.items()):
-            for part in ("compute", "sync", "idle"):
+            for place, part in enumerate(("compute", "sync", "idle")):
                 values = [w[f"{part}_s"] for w in found if w.get(f"{part}_s") is not None]
                 if values and role == "worker":
                     mean = _round(sum(values) / len(values))
-                    rows.append({"line": line.id, "worker": f"{role} {rank}", "part": part, "seconds": mean})
+                    rows.append({"line": line.id, "worker": f"{role} {rank}", "part": part, "place": place, "seconds": mean})
     return rows
 
 

@@ -29,7 +29,7 @@ from paceline.config import CHOICES, Config, apply_settings, read_toml
 from paceline.errors import BadRequest, UnknownName
 from paceline.job import resolve_names
 from paceline.record.machine import cores
-from paceline.registry import Spec, load_plugin, strategies
+from paceline.registry import Spec, collectives, faults, load_plugin, strategies, transports
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
@@ -171,7 +171,18 @@ class Study:
         for plugin in Config.make({"plugin": self.base.get("plugin", ())}).plugin:
             load_plugin(plugin)
         for setting in self.settings():
-            resolve_names(Config.make({**setting.options, "seed": self.seeds[0]}))
+            config = resolve_names(Config.make({**setting.options, "seed": self.seeds[0]}))
+            transport = Spec.of(config.transport).name
+            if transport != "auto" and transport not in transports:
+                raise UnknownName("transport", transport, ["auto", *transports.names()])
+            for fault in config.faults:
+                rank = getattr(faults.build(fault), "rank", 0)
+                if rank not in range(config.workers + (config.servers or 1)):
+                    raise BadRequest(f"fault {fault}: there is no rank {rank} among {config.workers} workers")
+            if isinstance(config.strategy, Spec):
+                collective = Spec.of(str(config.strategy.options.get("collective", "auto"))).name
+                if collective != "auto" and collective not in collectives:
+                    raise UnknownName("collective", collective, ["auto", *collectives.names()])
 
     # --- the grid
 
@@ -269,11 +280,17 @@ def _product(base: dict[str, Any], axes: dict[str, list[Any]]) -> list[dict[str,
         point = dict(base)
         for name, value in sorted(zip(axes, values, strict=True), key=lambda pair: "." in pair[0]):
             outer, dot, inner = name.partition(".")
-            point[outer] = (
-                Spec.of(point.get(outer, Config.options()[outer].default)).with_option(inner, value) if dot else value
-            )
+            point[outer] = _with(point.get(outer, Config.options()[outer].default), inner, value) if dot else value
         points.append(point)
     return points
+
+
+def _with(choice: Any, key: str, value: Any) -> Spec:
+    """`local-sgd:every=8` with every=16 is `local-sgd:every=16`."""
+    spec = Spec.of(choice)
+    pairs = [p.partition("=") for p in spec.rest.split(",")] if "=" in spec.rest else []
+    options = {**{k.strip(): v for k, _, v in pairs}, **spec.options, key: value}
+    return Spec(spec.name, options, "" if pairs else spec.rest)
 
 
 def _is_serial(point: dict[str, Any]) -> bool:

@@ -74,8 +74,14 @@ def run_study(
     refuse_inside_a_launcher(find_seat())
     listener, rounds = listener or Listener(), rounds_of(study)
     session = _Session.open(study, out)
-    with alone_in(out):
-        return _run_rounds(study, session, rounds, listener, retry_failed, clean)
+    try:
+        with alone_in(out):
+            return _run_rounds(study, session, rounds, listener, retry_failed, clean)
+    except DataUnavailable as error:
+        if not (out / "runs").exists():  # nothing was measured: leave nothing behind
+            shutil.rmtree(out)
+        hint = "or `paceline study --fetch` to have it fetched, or `--set data=fashion-mini` for what is built in"
+        raise DataUnavailable(f"{str(error).rstrip('.')}; {hint}") from None
 
 
 @contextlib.contextmanager
@@ -131,13 +137,20 @@ class _Session:
         path = out / "study.json"
         if path.exists():
             about = read_record(path, "study", STUDY_SCHEMA)
-            changed = [k for k, v in study.described().items() if about["definition"].get(k) != v]
+            planned = _listed(study)
+            before = {run["name"]: run["options"] for run in about["runs"]}
+            changed = sorted(
+                {k for run in planned if run["name"] in before for k in _apart(run["options"], before[run["name"]])}
+            )
             if about["environment"]["cores"] != cores():
                 was = about["environment"]["cores"]
                 raise BadRequest(f"{out} was begun on {was} cores, and here are {cores()}: choose another --out")
-            if changed:
-                raise BadRequest(f"{out} holds another study (it differs in {', '.join(changed)}): choose another --out")
-            return cls(study, out, about)
+            if changed or not {run["name"] for run in planned} & set(before):
+                what = f"it differs in {', '.join(changed)}" if changed else "no run is in both"
+                raise BadRequest(f"{out} holds another study ({what}): choose another --out")
+            session = cls(study, out, about)  # the same, or one with more seeds, more values, more settings
+            session.note(definition=study.described(), runs=planned)
+            return session
         try:
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise BadRequest(f"out={out} is not empty and holds no study: choose another folder")
@@ -150,17 +163,7 @@ class _Session:
         session.note(
             environment=environment(),
             memory_format={},
-            runs=[
-                {
-                    "name": p.name,
-                    "label": p.setting.label,
-                    "workers": p.setting.workers,
-                    "seed": p.seed,
-                    "varied": p.setting.varied,
-                }
-                for setting in study.settings()
-                for p in (Planned(setting, seed) for seed in study.seeds)
-            ],
+            runs=_listed(study),
         )
         return session
 
@@ -211,6 +214,26 @@ class _Session:
             except OSError as full:
                 raise RunFailed(f"{folder} cannot be written: {full.strerror}") from None
             return record
+
+
+def _listed(study: Study) -> list[dict[str, Any]]:
+    """The runs as study.json has them, in the order of the grid."""
+    return [
+        {
+            "name": Planned(setting, seed).name,
+            "label": setting.label,
+            "workers": setting.workers,
+            "seed": seed,
+            "varied": setting.varied,
+            "options": {k: str(v) for k, v in setting.options.items()},
+        }
+        for setting in study.settings()
+        for seed in study.seeds
+    ]
+
+
+def _apart(one: dict[str, str], other: dict[str, str]) -> list[str]:
+    return [k for k in one.keys() | other.keys() if one.get(k) != other.get(k)]
 
 
 def _scaled(options: dict[str, Any], study: Study) -> dict[str, Any]:
