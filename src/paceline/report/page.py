@@ -212,7 +212,7 @@ def _controls(charts: Charts) -> str:
         chips.append(f'<label class=chip><input type=checkbox checked data-series="{name}">{glyph}{name}</label>')
     counts = sorted({r["workers"] for r in charts.lines})
     options = "".join(f"<option{' selected' if c == charts.default_workers else ''}>{c}</option>" for c in counts)
-    choose = f"<label class=chip>workers <select id=workers>{options}</select></label>" if len(counts) > 1 else ""
+    choose = f"<label class='chip pick'>workers <select id=workers>{options}</select></label>" if len(counts) > 1 else ""
     both = "<button type=button data-choose=all>all</button><button type=button data-choose=none>none</button>"
     return f'<div class=controls role="group" aria-label="what the charts show">{"".join(chips)}{both}{choose}</div>'
 
