@@ -3,9 +3,10 @@
     chunk c visits the ranks c + r, c + r + 1, ...; rank p keeps, for each chunk, the mean of those visited up to p
 
 Half the bytes and half the rounds of a ring all-reduce; the replicas drift apart. `rotate` moves the start r on from step to
-step, so that everybody is heard by everybody in turn; without it the head of the line never hears anybody, and accuracy suffers
-(8 to 20 points on MNIST at lr 0.05). `chunked=false,rotate=false` is the scheme as it is usually described: worker p goes on with the mean of
-workers 0..p. `full_every` makes an exact average now and then; there is always one at the end.
+step, so that everybody is heard by everybody in turn; without it the head of the line never hears anybody, and accuracy
+suffers (8 to 20 points on MNIST at lr 0.05: docs/strategies.md). `chunked=false,rotate=false` is the scheme as it is usually
+described: worker p goes on with the mean of workers 0..p. `full_every` makes an exact average now and then; there is always one
+at the end.
 """
 
 from __future__ import annotations
