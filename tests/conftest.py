@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ MNIST = Path(__file__).parent.parent / "data" / "MNIST" / "raw"
 
 hypothesis.settings.register_profile("paceline", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("paceline")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and so would what it starts
 
 for registry in ALL.values():
     registry.discover()
