@@ -114,7 +114,8 @@ def show_study(folder: Path, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     headings = ["setting", "best\nworkers", "training", "against\nserial", "test\naccuracy"]
     headings += [f"time to\n{100 * found.target:g}%"] if found.target is not None else []
-    for heading in (*headings, "sent\na step"):
+    narrow = console.width < 100  # then names matter more than the last columns
+    for heading in (*headings, *([] if narrow else ["sent\na step"])):
         table.add_column(
             heading, justify="left" if heading == "setting" else "right", no_wrap=heading != "setting", overflow="fold"
         )
@@ -127,8 +128,9 @@ def show_study(folder: Path, console: Console) -> None:
         ]
         row += [times(gain.mean if gain else None), plus_minus(line.accuracy, ".2f", 100)]
         if found.target is not None:
-            row.append(plus_minus(line.time_to_accuracy, ".2f") if line.time_to_accuracy else "not reached")
-        table.add_row(*row, size(sent.mean) if sent and line.workers > 1 else "–")
+            reached = line.time_to_accuracy
+            row.append("not reached" if reached is None else f"{reached.mean:.2f}" if narrow else plus_minus(reached, ".2f"))
+        table.add_row(*row, *([] if narrow else [size(sent.mean) if sent and line.workers > 1 else "–"]))
     for sentence in answer(found):
         console.print(sentence.replace("`", ""), highlight=False, markup=False)
     console.print(table)
