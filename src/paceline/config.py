@@ -14,6 +14,16 @@ from paceline.registry import Spec, convert
 
 CHOICES = ("model", "data", "loss", "metric", "strategy", "codec", "optimizer", "lr_schedule", "transport")
 
+NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")  # shown without the option's name
+SERIAL_DOES_NOT_KNOW = (
+    "strategy", "workers", "servers", "transport", "codec", "shard", "partition", "overlap", "faults", "init",
+)  # fmt: skip
+
+
+def label_of(options: Mapping[str, str]) -> str:
+    """What a setting is called by the options that tell it from others: `allreduce, lr=0.1`."""
+    return ", ".join(value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in options.items())
+
 
 def option(default: Any, kind: Any, help: str, group: str) -> Any:
     return field(default=default, metadata={"kind": kind, "help": help, "group": group})

@@ -178,7 +178,7 @@ def test_why_several_were_slower_than_one(study) -> None:
     talking = [{"compute_s": 2.0, "sync_s": 3.0, "idle_s": 0.0}] * 2
     found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 2, 5.0, 0.97, each=talking))
     text = said(found, "slower")
-    assert "`allreduce` with 2 workers was slower than serial: 5.00 s against 4.00 s" in text
+    assert "`allreduce` with 2 workers was slower than serial: 5.00 s of training against serial's 4.00 s" in text
     assert "60% of a worker's time went into the exchange" in text
     assert "shared" not in text
     assert "try to talk less often" in said(found, "next")

@@ -33,7 +33,7 @@ WARM_UP = 4 * BLOCK
 class InTurns:
     """A recorder that records some blocks of steps and not others, in the order + - - +, and times them all."""
 
-    def __init__(self, recorder: Recorder, sampler: SomeSamples) -> None:
+    def __init__(self, recorder: Recorder, sampler: PausingSampler) -> None:
         self.recorder, self.sampler = recorder, sampler
         self.steps, self.began = 0, 0.0
         self.blocks: dict[bool, list[float]] = {True: [], False: []}
@@ -56,7 +56,7 @@ class InTurns:
             self.sampler.on, self.began = self.on, now
 
 
-class SomeSamples(Sampler):
+class PausingSampler(Sampler):
     """Sleeps while it is not wanted."""
 
     on = True
@@ -99,7 +99,7 @@ def _rank(job: Job, rendezvous: Rendezvous, say: Any) -> dict[str, Any]:
     torch.set_num_threads(1)
     transport = transports.entry(job.transport).make.connect(rendezvous)  # type: ignore[attr-defined]
     recorder = Recorder(job.out / "events" / f"worker-{rendezvous.rank}.jsonl", rendezvous.rank)
-    sampler = SomeSamples(recorder, job.config.sample_every_s, Task(), whole_machine=rendezvous.rank == 0)
+    sampler = PausingSampler(recorder, job.config.sample_every_s, Task(), whole_machine=rendezvous.rank == 0)
     turns = InTurns(recorder, sampler)
     worker = Worker(job, transport, turns, lambda kind, content: None)
     sampler.start()

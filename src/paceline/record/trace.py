@@ -7,12 +7,11 @@ the update; what is not training (evaluation, checkpoints) has spans of its own;
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RunFailed
 from paceline.record.reader import Event, arrivals_by_step
+from paceline.record.writer import write_whole
 
 MICRO = 1e6
 MOST_STEPS = 10_000  # of a worker: what comes after is as what came before, and a viewer has its limits
@@ -21,13 +20,7 @@ Part = tuple[str, str, float, float, dict[str, Any]]  # name, category, start, s
 
 
 def write_trace(workers: list[list[Event]], path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps({"traceEvents": spans(workers), "displayTimeUnit": "ms"}, separators=(",", ":")))
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
+    write_whole(path, json.dumps({"traceEvents": spans(workers), "displayTimeUnit": "ms"}, separators=(",", ":")))
 
 
 def spans(workers: list[list[Event]]) -> list[dict[str, Any]]:

@@ -66,10 +66,14 @@ def clean(value: Any) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
+    write_whole(path, json.dumps(clean(content), indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(clean(content), indent=2) + "\n")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

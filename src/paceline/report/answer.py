@@ -9,7 +9,7 @@ import math
 
 from paceline.report.lines import Line, Study
 from paceline.report.noise import accuracy_noise, differ, lost_points, mean_of, seen, time_noise
-from paceline.report.words import listed, percent, seconds, times, workers
+from paceline.report.words import listed, pace_against, percent, seconds, times, workers
 
 
 def answer(study: Study) -> list[str]:
@@ -49,22 +49,12 @@ def _answer_without_comparison(study: Study) -> list[str]:
     return found
 
 
-def _speed(line: Line, serial: Line) -> str:
-    """In seconds where the work is the same, else in samples per second."""
-    if line.train_s is None or serial.train_s is None:
-        return ""
-    if math.isclose(line.samples, serial.samples, rel_tol=0.01):
-        return f"{seconds(line.train_s.mean)} of training against serial's {seconds(serial.train_s.mean)}"
-    rates = [x.samples / x.train_s.mean for x in (line, serial) if x.train_s]
-    return f"{rates[0]:,.0f} samples/s against serial's {rates[1]:,.0f}"
-
-
 def _fastest(study: Study, lines: list[Line]) -> str:
     best = max(lines, key=lambda x: mean_of(study.serial_speedup(x)))
     serial, gain, noise = study.serial(best), study.serial_speedup(best), time_noise(study)
     if gain is None or serial is None:
         return ""
-    speed = _speed(best, serial)
+    speed = pace_against(best, serial)
     if gain.mean <= 1 or not differ(noise, best, serial):
         return f"No setting was faster than serial beyond noise; the nearest was `{best.id}`: {speed}."
     ends = ""

@@ -10,7 +10,7 @@ from statistics import median
 from paceline.report.lines import Line, Study
 from paceline.report.noise import accuracy_noise, differ, lost_points, seen, time_noise
 from paceline.report.tables import axis_rows
-from paceline.report.words import listed, milliseconds, percent, seconds, size, times, workers
+from paceline.report.words import listed, milliseconds, pace_against, percent, size, times, workers
 
 SLOW = 1.3  # times the median: a slow worker
 ELSEWHERE = 30.0  # per cent of a core: more than a launcher takes
@@ -166,7 +166,7 @@ def slower_than_serial(study: Study) -> Iterator[Comment]:
         shared = f"{_crowd(line)} shared {study.cores} cores." if line.oversubscribed else ""
         yield Comment(
             "slower",
-            f"`{label}` with {workers(line.workers)} was slower than serial: {_times_of(line, serial)}{seen(line, serial)}. "
+            f"`{label}` with {workers(line.workers)} was slower than serial: {pace_against(line, serial)}{seen(line, serial)}. "
             f"{shared} {reasons}".replace(".  ", ". ").strip(),
             {**{f"against serial, {workers(x.workers)}": times(gain) for x, _, gain in slower}, **figures},
         )
@@ -177,13 +177,6 @@ def _crowd(line: Line) -> str:
     servers = max((sum(w["role"] == "server" for w in r.record["workers"]) for r in line.completed), default=0)
     threads = f" with {line.threads} threads each" if line.threads > 1 else ""
     return f"{workers(line.workers)}{threads}" + (f" and {servers} server{'s' * (servers > 1)}" if servers else "")
-
-
-def _times_of(line: Line, serial: Line) -> str:
-    if line.train_s and serial.train_s and math.isclose(line.samples, serial.samples, rel_tol=0.01):
-        return f"{seconds(line.train_s.mean)} against {seconds(serial.train_s.mean)}"
-    each = [f"{1e6 * (x.sample_s or 0):.0f} µs" for x in (line, serial)]
-    return f"{each[0]} for a sample against {each[1]}"
 
 
 def beyond_the_cores(study: Study) -> Iterator[Comment]:

@@ -6,13 +6,14 @@ import html
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import BadRequest, RunFailed
+from paceline.errors import BadRequest
+from paceline.record.writer import write_whole
 from paceline.report import palette
 from paceline.report.lines import NOT_COMPARED, Line, Spread, Study, read_study
 from paceline.report.marks import NEUTRAL, Spec, quantity, tips
 from paceline.report.noise import Noise, accuracy_noise, differ, least_points, time_noise
 from paceline.report.page import document, prose, table
-from paceline.report.render import library, put
+from paceline.report.render import library
 from paceline.report.words import percent, plus_minus, times
 
 
@@ -23,10 +24,7 @@ def compare(one: str | Path, other: str | Path, path: str | Path) -> Path:
     pairs = [(x, y) for x in a.lines if (y := b.line(x.label, x.workers)) is not None and x.train_s and y.train_s]
     if not pairs:
         raise BadRequest(f"{one} and {other} have no setting in common: there is nothing to compare")
-    try:
-        put(path, _page(a, b, pairs))
-    except OSError as error:
-        raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
+    write_whole(path, _page(a, b, pairs))
     return path
 
 

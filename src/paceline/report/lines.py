@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from paceline.config import SERIAL_DOES_NOT_KNOW, label_of
 from paceline.errors import BadRequest
 from paceline.record.reader import STUDY_SCHEMA, Event, read_record, read_run, read_worker_events
 
-ONLY_DISTRIBUTED = ("strategy", "workers", "servers", "transport", "codec", "shard", "partition", "overlap", "faults", "init")
 NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "resume", "workers", "data_dir")
 FOLLOW = (
     "batch_size",
@@ -25,7 +25,6 @@ FOLLOW = (
     "transport",
     "threads",
 )  # from strategy and workers, unless a person has said otherwise
-NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Line:
     @property
     def context(self) -> tuple[tuple[str, str], ...]:
         """What serial would share with it."""
-        return tuple(sorted((k, v) for k, v in self.varied.items() if k not in (*ONLY_DISTRIBUTED, "threads")))
+        return tuple(sorted((k, v) for k, v in self.varied.items() if k not in (*SERIAL_DOES_NOT_KNOW, "threads")))
 
     # --- measured
 
@@ -316,7 +315,7 @@ def _from_runs(folder: Path, folders: list[Path]) -> Study:
         for path, record in members:
             config = record["config"]
             varied = {"strategy": str(config["strategy"])} | {k: str(config.get(k)) for k in (*differing, *own)}
-            label = ", ".join(v if k in NAMES_THEMSELVES else f"{k}={v}" for k, v in varied.items())
+            label = label_of(varied)
             line = lines.setdefault((label, int(config["workers"])), Line(label, int(config["workers"]), varied))
             line.runs.append(RunRecord(path.name, int(config.get("seed") or 0), record, path))
     title = f"{configs[0].get('model')} on {configs[0].get('data')}" if len(records) == 1 else folder.resolve().name

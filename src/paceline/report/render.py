@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, RunFailed
+from paceline.record.writer import write_whole
 from paceline.report.charts import Chart, Charts, static_spec
 from paceline.report.lines import Study, read_study
 from paceline.report.page import page
@@ -29,7 +29,7 @@ def write(study: Study, folder: Path, figures: bool, say: Say) -> Path:
     path = folder / "report.html"
     try:
         write_results(study, folder / "results.csv")
-        put(path, page(study, charts, drawn, library()))
+        write_whole(path, page(study, charts, drawn, library()))
         if figures:
             (folder / "figures").mkdir(exist_ok=True)
             for number, chart in enumerate(drawn):
@@ -57,17 +57,6 @@ def draw(chart: Chart, charts: Charts, rows: list[Row], folder: Path) -> None:
     svg = convert.vegalite_to_svg(static_spec(chart, charts, rows))
     (folder / f"{chart.name}.svg").write_text(svg)
     (folder / f"{chart.name}.png").write_bytes(convert.svg_to_png(svg, scale=SCALE))
-
-
-def put(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @cache

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.config import label_of
 from paceline.record.reader import Event
+from paceline.record.writer import write_whole
 from paceline.report.lines import Line, RunRecord, Spread, Study
 from paceline.report.noise import Noise
 
@@ -200,8 +202,8 @@ def axis_rows(study: Study, axis: str) -> list[Row]:
         value = number(line.varied.get(axis))
         if value is None or not line.completed:
             continue
-        others = [v if k in ("strategy", "optimizer", "model") else f"{k}={v}" for k, v in line.varied.items() if k != axis]
-        name = ", ".join(others) + (f" x {line.workers}" if line.workers > 1 else "")
+        others = label_of({k: v for k, v in line.varied.items() if k != axis})
+        name = others + (f" x {line.workers}" if line.workers > 1 else "")
         row: Row = {"series": name, "full": line.label, "value": value, "samples": line.samples}
         for key, spread in (
             ("accuracy", line.accuracy),
@@ -234,44 +236,42 @@ def number(text: str | None) -> float | None:
 
 def write_results(study: Study, path: Path) -> None:
     """`results.csv`: one row per run."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     varied = list(dict.fromkeys(k for line in study.lines for k in line.varied if k != "strategy"))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", newline="") as file:
-        writer = csv.writer(file)
-        head = ["run", "label", "strategy", "workers", "threads", *(v for v in varied if v != "threads"), "seed", "status"]
-        worker = [
-            "compute_s",
-            "sync_s",
-            "idle_s",
-            "payload_sent_bytes",
-            "net_sent_bytes",
-            "memory_sent_bytes",
-            "cpu_percent",
-            "rss_peak_bytes",
-        ]
-        writer.writerow(
-            [*head, "oversubscribed", *RESULT_COLUMNS, "speedup", "speedup_serial", *(f"{w}_mean" for w in worker), "error"]
-        )
-        for line in study.lines:
-            for run in line.runs:
-                alone = Line(line.label, line.workers, line.varied, [run])
-                own, serial = study.own_speedup(alone), study.serial_speedup(alone)
-                config, result = run.record["config"], run.record["result"]
-                means = [alone.over_workers(itemgetter_or_none(key)) for key in worker]
-                writer.writerow(
-                    [
-                        run.name, line.label, config.get("strategy"), line.workers, config.get("threads"),
-                        *(line.varied.get(v, "") for v in varied if v != "threads"), run.seed, run.record["status"],
-                        bool(config.get("oversubscribed")), *(result[c] for c in RESULT_COLUMNS),
-                        own.mean if own else "", serial.mean if serial else "",
-                        *(m.mean if m else "" for m in means), run.record["error"] or "",
-                    ]
-                )  # fmt: skip
-    os.replace(temporary, path)
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    head = ["run", "label", "strategy", "workers", "threads", *(v for v in varied if v != "threads"), "seed", "status"]
+    worker = [
+        "compute_s",
+        "sync_s",
+        "idle_s",
+        "payload_sent_bytes",
+        "net_sent_bytes",
+        "memory_sent_bytes",
+        "cpu_percent",
+        "rss_peak_bytes",
+    ]
+    writer.writerow(
+        [*head, "oversubscribed", *RESULT_COLUMNS, "speedup", "speedup_serial", *(f"{w}_mean" for w in worker), "error"]
+    )
+    for line in study.lines:
+        for run in line.runs:
+            alone = Line(line.label, line.workers, line.varied, [run])
+            own, serial = study.own_speedup(alone), study.serial_speedup(alone)
+            config, result = run.record["config"], run.record["result"]
+            means = [alone.over_workers(field_of(key)) for key in worker]
+            writer.writerow(
+                [
+                    run.name, line.label, config.get("strategy"), line.workers, config.get("threads"),
+                    *(line.varied.get(v, "") for v in varied if v != "threads"), run.seed, run.record["status"],
+                    bool(config.get("oversubscribed")), *(result[c] for c in RESULT_COLUMNS),
+                    own.mean if own else "", serial.mean if serial else "",
+                    *(m.mean if m else "" for m in means), run.record["error"] or "",
+                ]
+            )  # fmt: skip
+    write_whole(path, file.getvalue())
 
 
-def itemgetter_or_none(key: str) -> Callable[[Row], float | None]:
+def field_of(key: str) -> Callable[[Row], float | None]:
     return lambda row: row.get(key)
 
 

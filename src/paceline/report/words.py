@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from paceline.report.lines import Spread
+from paceline.report.lines import Line, Spread
 
 
 def seconds(value: float | None) -> str:
@@ -53,3 +54,13 @@ def listed(names: Sequence[str], most: int = 6) -> str:
 
 def workers(count: int) -> str:
     return f"{count} worker{'s' if count != 1 else ''}"
+
+
+def pace_against(line: Line, serial: Line) -> str:
+    """In seconds where the work is the same, else in samples per second."""
+    if line.train_s is None or serial.train_s is None:
+        return ""
+    if math.isclose(line.samples, serial.samples, rel_tol=0.01):
+        return f"{seconds(line.train_s.mean)} of training against serial's {seconds(serial.train_s.mean)}"
+    rates = [x.samples / x.train_s.mean for x in (line, serial) if x.train_s]
+    return f"{rates[0]:,.0f} samples/s against serial's {rates[1]:,.0f}"

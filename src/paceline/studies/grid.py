@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.config import CHOICES, Config, apply_settings, read_toml
+from paceline.config import CHOICES, SERIAL_DOES_NOT_KNOW, Config, apply_settings, label_of, read_toml
 from paceline.errors import BadRequest, UnknownName
 from paceline.job import resolve_names
 from paceline.record.machine import cores
@@ -33,19 +33,6 @@ from paceline.registry import Spec, collectives, faults, load_plugin, strategies
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
-SERIAL_DOES_NOT_KNOW = (
-    "strategy",
-    "workers",
-    "servers",
-    "transport",
-    "codec",
-    "shard",
-    "partition",
-    "overlap",
-    "faults",
-    "init",
-)
-NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")  # shown without the option's name
 NOT_AN_AXIS = ("out", "resume", "seed", "plugin", "data_dir", "target_accuracy")
 MOST_RUNS = 10_000
 
@@ -69,13 +56,11 @@ class Setting:
     @property
     def label(self) -> str:
         """What it is called, but for the number of workers."""
-        parts = [value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in self.varied.items()]
-        return ", ".join(parts) or self.strategy
+        return label_of(self.varied) or self.strategy
 
     @property
     def slug(self) -> str:
-        words = [f"{self.label} p{self.workers}"]
-        return "-".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", w).strip("-") for w in words)
+        return re.sub(r"[^A-Za-z0-9._=-]+", "-", f"{self.label} p{self.workers}").strip("-")
 
 
 @dataclass(frozen=True)
