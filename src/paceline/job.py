@@ -27,6 +27,7 @@ from paceline.record.machine import cores
 from paceline.registry import (
     Spec,
     codecs,
+    collectives,
     faults,
     load_plugin,
     losses,
@@ -283,6 +284,15 @@ def resolve_names(config: Config) -> Config:
         value = getattr(config, name)
         if isinstance(value, Spec) and not (name in ("loss", "metric") and value.name in ("auto", "none")):
             changes[name] = registry.resolve(value)
+    transport = Spec.of(config.transport).name
+    if transport not in ("auto", *transports.names()):
+        raise UnknownName("transport", transport, ["auto", *transports.names()])
+    strategy = changes.get("strategy")
+    collective = Spec.of(str(strategy.options.get("collective", "auto"))).name if strategy else "auto"
+    if collective not in ("auto", *collectives.names()):
+        raise UnknownName("collective", collective, ["auto", *collectives.names()])
+    for fault in config.faults:
+        faults.build(fault)
     return config.merged(changes)
 
 
@@ -333,8 +343,6 @@ def _transport(config: Config, strategy: Strategy) -> str:
     name = spec.name
     if name == "auto":  # all workers are on this host
         name = "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"  # type: ignore[attr-defined]
-    if name not in transports:
-        raise UnknownName("transport", name, ["auto", *transports.names()])
     if strategy.needs_shared_memory and config.workers > 1 and not transports.entry(name).make.shares_memory:  # type: ignore[attr-defined]
         raise BadRequest(
             f"strategy {strategy.name} needs memory that all workers share: one host, and --transport shm, not {name}"

@@ -29,7 +29,7 @@ from paceline.config import CHOICES, SERIAL_DOES_NOT_KNOW, Config, apply_setting
 from paceline.errors import BadRequest, UnknownName
 from paceline.job import resolve_names
 from paceline.record.machine import cores
-from paceline.registry import Spec, collectives, faults, load_plugin, strategies, transports
+from paceline.registry import Spec, load_plugin, strategies
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
@@ -156,18 +156,7 @@ class Study:
         for plugin in Config.make({"plugin": self.base.get("plugin", ())}).plugin:
             load_plugin(plugin)
         for setting in self.settings():
-            config = resolve_names(Config.make({**setting.options, "seed": self.seeds[0]}))
-            transport = Spec.of(config.transport).name
-            if transport != "auto" and transport not in transports:
-                raise UnknownName("transport", transport, ["auto", *transports.names()])
-            for fault in config.faults:
-                rank = getattr(faults.build(fault), "rank", 0)
-                if rank not in range(config.workers + (config.servers or 1)):
-                    raise BadRequest(f"fault {fault}: there is no rank {rank} among {config.workers} workers")
-            if isinstance(config.strategy, Spec):
-                collective = Spec.of(str(config.strategy.options.get("collective", "auto"))).name
-                if collective != "auto" and collective not in collectives:
-                    raise UnknownName("collective", collective, ["auto", *collectives.names()])
+            resolve_names(Config.make({**setting.options, "seed": self.seeds[0]}))
 
     # --- the grid
 
@@ -186,7 +175,7 @@ class Study:
             raise BadRequest(f"{len(all_points) * len(self.seeds):,} runs: at most {MOST_RUNS:,}; take fewer values")
         names = sorted({k for p in all_points for k in p}, key=list(Config.options()).index)
         varied = [n for n in names if n not in ("workers", "threads") and len({_text(p.get(n)) for p in asked}) > 1]
-        strange = {"threads"} if len({p["threads"] for p in all_points}) > 1 else set()
+        threads_differ = len({p["threads"] for p in all_points}) > 1
 
         def differs(point: dict[str, Any]) -> dict[str, str]:
             shown = {n: _text(point[n]) for n in varied if n in point and (n == "strategy" or not _beside_the_point(n, point))}
@@ -194,7 +183,7 @@ class Study:
                 shown = {"strategy": "serial", **shown}
             elif "strategy" not in shown and any(_is_serial(p) != _is_serial(point) for p in all_points):
                 shown = {"strategy": _text(point["strategy"]), **shown}
-            if strange and point["threads"] != 1:
+            if threads_differ and point["threads"] != 1:
                 shown["threads"] = str(point["threads"])
             return shown
 

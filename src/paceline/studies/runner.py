@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import os
 import random
 import shutil
 import time
@@ -29,6 +30,8 @@ from paceline.record.machine import cores, environment
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
 from paceline.record.writer import write_json
 from paceline.studies.grid import Setting, Study, alone
+
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,10 @@ def run_study(
     """
     refuse_inside_a_launcher(find_seat())
     listener, rounds = listener or Listener(), rounds_of(study)
-    session = _Session.open(study, out)
+    _claim(out)
     try:
         with alone_in(out):
+            session = _Session.open(study, out)
             return _run_rounds(study, session, rounds, listener, retry_failed, clean)
     except DataUnavailable as error:
         if not (out / "runs").exists():  # nothing was measured: leave nothing behind
@@ -84,10 +88,20 @@ def run_study(
         raise DataUnavailable(f"{str(error).rstrip('.')}; {hint}") from None
 
 
+def _claim(out: Path) -> None:
+    """A folder that holds this study, or nothing."""
+    try:
+        if out.exists() and not (out / "study.json").exists() and (not out.is_dir() or set(os.listdir(out)) - {LOCK}):
+            raise BadRequest(f"out={out} is not empty and holds no study: choose another folder")
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
+
+
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """One study at a time in a folder: another would take its unfinished run for a leftover. The lock ends with the process."""
-    with (folder / ".lock").open("w") as lock:
+    with (folder / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -151,12 +165,6 @@ class _Session:
             session = cls(study, out, about)  # the same, or one with more seeds, more values, more settings
             session.note(definition=study.described(), runs=planned)
             return session
-        try:
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise BadRequest(f"out={out} is not empty and holds no study: choose another folder")
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
         session = cls(
             study, out, {"schema": STUDY_SCHEMA, "name": study.name, "definition": study.described(), "started": time.time()}
         )
