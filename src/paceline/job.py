@@ -39,8 +39,8 @@ from paceline.registry import (
     strategies,
     transports,
 )
-from paceline.replica import refuse_closures
-from paceline.strategies.base import Strategy
+from paceline.replica import layout_of, refuse_closures
+from paceline.strategies.base import Strategy, codec_for
 
 DEFAULT_BATCH = 64
 OPEN_ENDED_EPOCHS = 100  # the most that an --until rule may take when no other end is given
@@ -232,7 +232,11 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     job.started, job.out_is_given = started, out_is_given
     if resume_from is not None:
         job.memory_format = checkpoint.about(resume_from).get("memory_format", job.memory_format)
-    job.optimizer(_on_meta(job))  # refuses what cannot be built, before any process starts
+    on_meta = _on_meta(job)
+    job.optimizer(on_meta)  # refuses what cannot be built, before any process starts
+    codec = codec_for(strategy, config.codec)
+    if workers > 1:
+        codec.message_bytes(layout_of(on_meta))
     job.schedule(), job.metric()
     for fault in job.faults():
         if getattr(fault, "rank", 0) not in range(job.ranks):

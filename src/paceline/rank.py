@@ -13,10 +13,10 @@ from paceline.data.base import Stream
 from paceline.data.batches import to_device
 from paceline.faults.base import Fault
 from paceline.job import Job
-from paceline.registry import Spec, codecs
+from paceline.registry import Spec
 from paceline.replica import Replica, measure_memory_format
 from paceline.seeding import derive, generator, seed_everything
-from paceline.strategies.base import Context, Strategy
+from paceline.strategies.base import Context, Strategy, codec_for
 from paceline.transport.base import Transport
 from paceline.transport.metered import Meter, Metered
 from paceline.types import RecorderLike
@@ -46,7 +46,7 @@ def line_up(
         worker_index=-1 if serves else rank,
         workers=workers,
         servers=tuple(range(workers, transport.size)),
-        codec=codecs.build(codec),
+        codec=codec_for(strategy, codec),
         collective=lambda name: choose(name, ctx.peers),
         recorder=recorder,
         random=generator(seed, "strategy", rank),

@@ -380,6 +380,11 @@ def measure_memory_format(model: nn.Module, loss: Callable[[Any, Any], Tensor], 
     return "channels_last" if min(times["contiguous"]) > 1.1 * min(times["channels_last"]) else "contiguous"
 
 
+def layout_of(model: nn.Module) -> Layout:
+    """Where a model's trainable parameters will lie (also of a model without memory)."""
+    return Layout(tuple(_slots([(n, p) for n, p in model.named_parameters() if p.requires_grad], {}, 0)[0]))
+
+
 def _slots(tensors: list[tuple[str, Tensor]], groups: dict[int, int], offset: int) -> tuple[list[Slot], int]:
     slots = []
     for name, tensor in tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -60,6 +60,11 @@ class Layout:
     @property
     def numel(self) -> int:
         return sum(s.numel for s in self.slots)
+
+    def cut(self, low: int, high: int) -> Layout:
+        """The tensors of one stretch, as a buffer of their own."""
+        inside = [s for s in self.slots if s.offset >= low and s.offset + s.numel <= high]
+        return Layout(tuple(replace(s, offset=s.offset - low) for s in inside))
 
 
 class RecorderLike(Protocol):

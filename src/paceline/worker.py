@@ -114,9 +114,20 @@ class Worker:
             clock=time.perf_counter(),
             parameters=self.replica.parameter_count,
             memory_format="channels_last" if self.replica.channels_last else "contiguous",
+            **self._message(),
         )
 
     # --- setting up
+
+    def _message(self) -> dict[str, int]:
+        """The bytes of one message, everything counted, and of the numbers that it stands for."""
+        codec, regions = self.ctx.codec, self.replica.regions
+        if codec.lossless or self.ctx.workers == 1:
+            return {}
+        return {
+            "message_bytes": sum(codec.message_bytes(r.grad_layout) for r in regions),
+            "plain_bytes": sum(r.grads.nbytes for r in regions),
+        }
 
     def _batches(self) -> Batches:
         job, train = self.job, self.job.data.train
@@ -221,13 +232,14 @@ class Worker:
         now = self.meter.totals["train"]
         sync_s = now.seconds - before.seconds
         waits = self.strategy.in_step and now.calls > before.calls
+        encode_s, decode_s = self.ctx.codec.clock.taken()
         self.recorder.write(
             "step",
             step=self.step,
             epoch=batch.epoch,
             n=batch.weight,
             loss=loss,
-            compute_s=seconds - sync_s,
+            compute_s=seconds - sync_s - encode_s - decode_s,
             sync_s=sync_s,
             began=began,
             arrived=arrived,
@@ -236,6 +248,7 @@ class Worker:
             sent=now.sent_bytes - before.sent_bytes,
             received=now.received_bytes - before.received_bytes,
             messages=now.messages - before.messages,
+            **({} if self.ctx.codec.lossless else {"encode_s": encode_s, "decode_s": decode_s}),
             **self.strategy.observed,
         )
         if self.ctx.worker_index:

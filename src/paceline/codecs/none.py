@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.codecs.base import Codec
+from paceline.codecs.base import Codec, State, aligned
 from paceline.collectives.base import Collective
 from paceline.registry import codecs
 from paceline.types import Layout
 
 
 @codecs.register("none")
+@dataclass
 class NoCodec(Codec):
     """The numbers as they are."""
 
+    kind = "none"
     lossless = True
 
-    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: dict[str, Any]) -> None:
+    def message_bytes(self, layout: Layout) -> int:
+        return aligned(8 * layout.numel)  # as long as the longest numbers need
+
+    def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
+        message[: values.nbytes].view(values.dtype).copy_(values)
+        return values.nbytes
+
+    def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
+        values.copy_(message[: values.nbytes].view(values.dtype))
+
+    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
+        if sent is not None:
+            sent.copy_(buffer)
         collective.all_reduce(buffer)

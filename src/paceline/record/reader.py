@@ -118,6 +118,7 @@ def summarise(
             *(_worker(events, own, idle[i], config) for i, (events, own) in enumerate(zip(workers, steps, strict=True))),
             *(_server(events, config) for events in servers),
         ],
+        "codec": _codec(workers[0] if workers else []),
         "machine": _machine(workers[0] if workers else []),
     }
 
@@ -131,6 +132,12 @@ def chosen(events: list[Event]) -> dict[str, Any]:
         elif event["kind"] == "choice":
             found.update({k: v for k, v in event.items() if k == "collective"})
     return found
+
+
+def _codec(events: list[Event]) -> dict[str, int] | None:
+    """The bytes of one message, and of the numbers that it stands for; None where no codec was used."""
+    start = next((e for e in events if e["kind"] == "start" and "message_bytes" in e), None)
+    return {key: start[key] for key in ("message_bytes", "plain_bytes")} if start else None
 
 
 def _machine(events: list[Event]) -> dict[str, Any] | None:
@@ -191,6 +198,8 @@ def _worker(events: list[Event], steps: list[Event], idle_s: float | None, confi
         "compute_s": sum(e["compute_s"] for e in steps),
         "sync_s": sync_s - (idle_s or 0.0) if known else None,
         "idle_s": idle_s if known else None,
+        "encode_s": sum(e.get("encode_s", 0.0) for e in steps),
+        "decode_s": sum(e.get("decode_s", 0.0) for e in steps),
         "payload_sent_bytes": sum(e["sent"] for e in steps),
         "payload_received_bytes": sum(e["received"] for e in steps),
         "messages_sent": sum(e["messages"] for e in steps),

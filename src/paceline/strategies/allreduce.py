@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor
 
+from paceline.codecs.base import Codec
 from paceline.collectives.base import choose
 from paceline.errors import BadRequest
 from paceline.registry import strategies
-from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context, Strategy
+from paceline.strategies.exchange import Exchange
+from paceline.strategies.velocity import Velocity
 from paceline.transport.metered import Metered
 from paceline.types import Batch, ReplicaLike
 
@@ -50,7 +51,8 @@ class AllReduce(Strategy):
             self._collective.prepare(region.grads)
         if self._collective.choices:
             ctx.recorder.write("choice", collective=self._collective.choices)
-        self._codec_states = [ctx.codec.start(r.grad_layout, ctx.random, ctx.shared_random) for r in replica.regions]
+        self._exchange = Exchange(ctx, replica, self._collective, weights=self.exchange == "weights")
+        self._velocity = Velocity.taken(ctx, replica) if self.exchange == "gradients" else None
         self._collected = [torch.zeros_like(r.grads) for r in replica.regions] if self.when == "epoch" else []
         self._samples = 0.0
         self._overlaps = (
@@ -61,10 +63,13 @@ class AllReduce(Strategy):
             collective = choose(self.collective, self._hidden)
             replica.exchange_in_buckets(collective.all_reduce)
 
+    def refuses(self, codec: Codec) -> str | None:
+        return None
+
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         if self.exchange == "weights":
             replica.update()
-            self._sum([trained(r.params, r.grads).mul_(batch.share) for r in replica.regions], replica)
+            self._exchange.average(replica, batch.share)
         elif self.when == "epoch":
             self._collect(replica, batch)
         elif self._overlaps:
@@ -73,12 +78,17 @@ class AllReduce(Strategy):
             self.ctx.peers.count(self._hidden.meter.taken("setup"), time.perf_counter() - began)
             replica.update()
         else:
-            self._sum([region.grads for region in replica.regions], replica)
-            replica.update(marked=self.ctx.codec.lossless)
+            self._sum_gradients(replica, batch)
+            replica.update(marked=not self._exchange.compresses)
 
-    def _sum(self, buffers: list[Tensor], replica: ReplicaLike) -> None:
-        for buffer, region, state in zip(buffers, replica.regions, self._codec_states, strict=True):
-            self.ctx.codec.reduce(buffer, region.grad_layout, self._collective, state)
+    def _sum_gradients(self, replica: ReplicaLike, batch: Batch) -> None:
+        if self._velocity is not None:
+            if replica.clip_norm is not None:
+                raise BadRequest(
+                    f"clip_norm with codec {self.ctx.codec.name}: momentum comes before it, clipping after: set momentum=0"
+                )
+            self._velocity.advance(replica, batch.share)
+        self._exchange.sum([region.grads for region in replica.regions])
 
     def _collect(self, replica: ReplicaLike, batch: Batch) -> None:
         """The epoch's gradient is the mean over its samples: each step counts by how many it had."""
@@ -90,17 +100,21 @@ class AllReduce(Strategy):
                 region.grads.copy_(collected).div_(self._samples)
                 collected.zero_()
             self._samples = 0.0
-            self._sum([region.grads for region in replica.regions], replica)
+            self._sum_gradients(replica, batch)
             replica.update(marked=False)
 
     def state(self) -> dict[str, Any]:
         return {
-            "codec": self._codec_states,
+            "exchange": self._exchange.state(),
+            "velocity": self._velocity.state() if self._velocity is not None else [],
             "collective": self._collective.choices,
             "collected": self._collected,
             "samples": self._samples,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._codec_states, self._collected, self._samples = state["codec"], state["collected"], state["samples"]
+        self._collected, self._samples = state["collected"], state["samples"]
+        self._exchange.load(state["exchange"])
+        if self._velocity is not None:
+            self._velocity.load(state["velocity"])
         self._collective.obey(state["collective"])

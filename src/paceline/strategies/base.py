@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from paceline.codecs.base import Codec
+from paceline.codecs.base import Codec, build_codec
 from paceline.collectives.base import Collective
-from paceline.errors import ReplicasDiffer
+from paceline.errors import BadRequest, ReplicasDiffer
+from paceline.registry import Spec
 from paceline.transport.metered import Metered
 from paceline.types import Batch, RecorderLike, ReplicaLike, Role
 
@@ -71,6 +72,10 @@ class Strategy(ABC):
         """
         return batch.share if self.exchanges == "gradients" else 1.0
 
+    def refuses(self, codec: Codec) -> str | None:
+        """Why it cannot be combined with a (lossy) codec; None: it can."""
+        return f"strategy {self.name} sends nothing that a codec could make smaller"
+
     @abstractmethod
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         """The gradients of this worker's batch are in place: talk, update, or both."""
@@ -108,6 +113,14 @@ class Strategy(ABC):
     def serve(self, ctx: Context, replica: ReplicaLike) -> None:
         """What a server does until the workers have left (only where `serves` is "ranks")."""
         raise NotImplementedError(f"{self.name} has no servers")
+
+
+def codec_for(strategy: Strategy, choice: Spec | str) -> Codec:
+    """The codec of that name, unless the strategy has a reason against it."""
+    codec = build_codec(choice)
+    if not codec.lossless and (reason := strategy.refuses(codec)) is not None:
+        raise BadRequest(f"codec {codec.name}: {reason}")
+    return codec
 
 
 def distance_to(replica: ReplicaLike, weights: Sequence[Tensor]) -> float:

@@ -13,6 +13,7 @@ from typing import Annotated
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy
@@ -45,6 +46,9 @@ class DDP(Strategy):
         replica.forward = DistributedDataParallel(replica.model, bucket_cap_mb=self.bucket_cap_mb)
         self._gradients = sum(p.numel() for p in replica.model.parameters() if p.requires_grad)
         self._itemsize = next(replica.model.parameters()).element_size()
+
+    def refuses(self, codec: Codec) -> str | None:
+        return "ddp's exchange is PyTorch's own, with hooks of its own: use strategy allreduce"
 
     def scale(self, batch: Batch) -> float:
         return batch.share * self.ctx.workers

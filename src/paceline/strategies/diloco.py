@@ -32,6 +32,7 @@ class DiLoCo(LocalSteps):
     outer_momentum: float = 0.9
     collective: Annotated[str, "how the average is made: auto, native, ring, tree, ..."] = "auto"
 
+    averages = False
     alone_is_serial = False  # the outer step is taken by one worker too
 
     def __post_init__(self) -> None:
@@ -48,13 +49,14 @@ class DiLoCo(LocalSteps):
         self._moved = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
 
     def exchange(self, replica: ReplicaLike, share: float) -> None:
-        for region, common, velocity, moved in zip(replica.regions, self._common, self._velocity, self._moved, strict=True):
-            own = trained(region.params, region.grads)
-            torch.sub(common, own, out=moved).mul_(share)
-            self._collective.all_reduce(moved)
+        own = [trained(region.params, region.grads) for region in replica.regions]
+        for weights, common, moved in zip(own, self._common, self._moved, strict=True):
+            torch.sub(common, weights, out=moved).mul_(share)
+        self._exchange.sum(self._moved)
+        for weights, common, velocity, moved in zip(own, self._common, self._velocity, self._moved, strict=True):
             velocity.mul_(self.outer_momentum).add_(moved)
             common.sub_(moved.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)
-            own.copy_(common)
+            weights.copy_(common)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "common": self._common, "velocity": self._velocity}

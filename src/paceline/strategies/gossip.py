@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
+from paceline.codecs.base import Codec
 from paceline.errors import BadRequest, PeerLost
 from paceline.registry import strategies
 from paceline.strategies.averaging import average_weights, trained
 from paceline.strategies.base import Context, Strategy
+from paceline.strategies.meeting import CodedMeeting
 from paceline.strategies.responder import Pairs
 from paceline.types import Batch, ReplicaLike
 
@@ -47,10 +49,18 @@ class Gossip(Strategy):
         super().setup(ctx, replica)
         self._gone: set[int] = set()
         own = [trained(r.params, r.grads) for r in replica.regions]
-        self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         self._pairs: Pairs | None = None
+        self._meetings: dict[int, list[CodedMeeting]] = {}  # through a codec: by partner, one for each region
         if self.mode == "async" and ctx.workers > 1:
-            self._pairs = Pairs(ctx, lambda: [trained(r.params, r.grads) for r in replica.regions])
+            self._pairs = Pairs(ctx, replica)
+        elif ctx.codec.lossless:
+            self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
+        else:
+            others = [p for p in range(ctx.workers) if p != ctx.worker_index]
+            self._meetings = {p: [CodedMeeting(ctx, ctx.codec, r) for r in replica.regions] for p in others}
+
+    def refuses(self, codec: Codec) -> str | None:
+        return None
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         with self._pairs.lock if self._pairs is not None else nullcontext():
@@ -84,14 +94,31 @@ class Gossip(Strategy):
         if self._pairs is not None:
             self._pairs.meet(partner)
             return
-        for region, heard in zip(replica.regions, self._heard, strict=True):
+        line = self.ctx.transport  # by rank: the group of those who are there may change
+        for region, meeting in zip(replica.regions, self._meetings.get(partner, ()), strict=False):
             own = trained(region.params, region.grads)
-            line = self.ctx.transport  # by rank: the group of those who are there may change
+            meeting.prepare(own)
+            meeting.listen(line, partner)
+            leaving = meeting.send(line, partner)
+            meeting.hear(line, partner)
+            for work in leaving:
+                work.wait()
+            meeting.average(own)
+        for region, heard in zip(replica.regions, self._heard if not self._meetings else (), strict=False):
+            own = trained(region.params, region.grads)
             with line.together():
                 works = [line.irecv(heard, partner), line.isend(own, partner)]
             for work in works:
                 work.wait()
             own.add_(heard).mul_(0.5)
+
+    def state(self) -> dict[str, Any]:
+        return {"references": {str(p): [m.reference for m in found] for p, found in self._meetings.items()}}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for partner, found in self._meetings.items():
+            for meeting, reference in zip(found, state["references"][str(partner)], strict=True):
+                meeting.reference.copy_(reference)
 
     def finish(self, replica: ReplicaLike) -> None:
         if self._pairs is not None:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from paceline.registry import strategies
-from paceline.strategies.averaging import average_optimizer, average_weights
+from paceline.strategies.averaging import average_optimizer
+from paceline.strategies.base import Context
+from paceline.strategies.exchange import Exchange
 from paceline.strategies.local_steps import LocalSteps
 from paceline.types import Batch, ReplicaLike
 
@@ -29,6 +31,10 @@ class LocalSGD(LocalSteps):
     post: Annotated[int, "up to this step gradients are averaged in every step"] = 0
     collective: Annotated[str, "how the average is made: auto, native, ring, tree, ..."] = "auto"
 
+    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+        super().setup(ctx, replica)
+        self._gradients = Exchange(ctx, replica, ctx.collective(self.collective), weights=False)
+
     def scale(self, batch: Batch) -> float:
         return batch.share if batch.step < self.post else 1.0
 
@@ -36,12 +42,11 @@ class LocalSGD(LocalSteps):
         if batch.step >= self.post:
             super().step(replica, batch)
             return
-        for region in replica.regions:
-            self._collective.all_reduce(region.grads)
-        replica.update()
+        self._gradients.sum([region.grads for region in replica.regions])
+        replica.update(marked=not self._gradients.compresses)
 
     def exchange(self, replica: ReplicaLike, share: float) -> None:
-        average_weights(self.ctx, replica, share, self._collective)
+        self._exchange.average(replica, share)
         if self.optimizer_state == "average":
             average_optimizer(self.ctx, replica, share)
         elif self.optimizer_state == "reset":

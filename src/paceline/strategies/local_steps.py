@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
+from paceline.codecs.base import Codec
 from paceline.config import due, every_of
 from paceline.strategies.averaging import Shares
 from paceline.strategies.base import Context, Strategy
+from paceline.strategies.exchange import Exchange
 from paceline.types import Batch, ReplicaLike
 
 
@@ -18,13 +20,18 @@ class LocalSteps(Strategy):
     collective: str
 
     exchanges = "weights"
+    averages: ClassVar[bool] = True  # whether what comes of an exchange is the average of the weights itself
 
     def __post_init__(self) -> None:
         every_of(self.every, f"{self.name}: every")
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
-        self._collective, self._shares = ctx.collective(self.collective), Shares()
+        self._shares = Shares()
+        self._exchange = Exchange(ctx, replica, ctx.collective(self.collective), weights=self.averages)
+
+    def refuses(self, codec: Codec) -> str | None:
+        return None
 
     @abstractmethod
     def exchange(self, replica: ReplicaLike, share: float) -> None:
@@ -41,7 +48,8 @@ class LocalSteps(Strategy):
             self.exchange(replica, self._shares.take(self.ctx.workers))
 
     def state(self) -> dict[str, Any]:
-        return {"shares": self._shares.state()}
+        return {"shares": self._shares.state(), "exchange": self._exchange.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._shares.load(state["shares"])
+        self._exchange.load(state["exchange"])

@@ -12,7 +12,8 @@ How far workers may run apart is one number, s, the clocks (steps) that a worker
 A server answers whoever is allowed to go on; before it answers, it applies all gradients that have arrived, those of one
 clock as one update. So with s = 0 there is one combined update per clock, and with s infinite each gradient is applied on
 arrival. The optimizer runs on the server; the learning rate travels with the gradient. Several servers hold one part of the
-tensors each.
+tensors each. A codec works in both directions: on the gradients (with what was left out remembered by the worker), and on how
+far the weights have moved from what this worker knows of them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context, Strategy, average_buffers
-from paceline.strategies.serving import PULL, PUSH, STATE, TAKE, Note, Parts, Server
+from paceline.strategies.serving import PULL, PUSH, STATE, TAKE, Note, Part, Parts, Server
+from paceline.strategies.velocity import Velocity
+from paceline.strategies.wires import Inbox, Outbox
 from paceline.types import Batch, ReplicaLike
 
 UNBOUNDED = 1 << 40
@@ -61,6 +65,8 @@ class ParameterServer(Strategy):
         super().setup(ctx, replica)
         self._note = Note(len(replica.lrs))
         self._parts = Parts(replica.regions, len(ctx.servers))
+        self._velocity = Velocity.taken(ctx, replica) if self.exchange == "gradients" else None
+        self._coded = [] if ctx.codec.lossless else [_Coded(ctx, replica, parts) for parts in self._parts.of]
         self._base = [trained(r.params, r.grads).clone() for r in replica.regions] if self.exchange == "weights" else []
         if ctx.worker_index == 0:  # its weights are what the servers start from
             for server, parts in zip(ctx.servers, self._parts.of, strict=True):
@@ -68,13 +74,22 @@ class ParameterServer(Strategy):
                     ctx.transport.send(replica.regions[region].params[low:high], server)
         ctx.peers.barrier()
 
+    def refuses(self, codec: Codec) -> str | None:
+        return None
+
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
+        if self._velocity is not None:
+            self._velocity.advance(replica, batch.share)
         sent = [region.grads for region in replica.regions]
         if self.exchange == "weights":
             sent = self._moves(replica, batch)
         if replica.clip_norm is not None and len(self.ctx.servers) > 1:
             raise BadRequest("ps: no server of several knows the whole gradient's norm: clip with one server")
-        self._talk(replica, PUSH, sent, [float(batch.step), replica.clip_norm or 0.0, *replica.lrs])
+        numbers = [float(batch.step), replica.clip_norm or 0.0, *replica.lrs]
+        if self._coded:
+            self._talk_coded(replica, sent, numbers)
+        else:
+            self._talk(replica, PUSH, sent, numbers)
         for base, region in zip(self._base, replica.regions, strict=False):
             base.copy_(trained(region.params, region.grads))
         self.observed = {"staleness": int(self._note.answer[0]), "missed": int(self._note.answer[1])}
@@ -99,6 +114,25 @@ class ParameterServer(Strategy):
         for work in works:
             work.wait()
 
+    def _talk_coded(self, replica: ReplicaLike, sent: list[Tensor], numbers: list[float]) -> None:
+        """Push and pull through the codec, with all servers at once."""
+        line, works, pairs = self.ctx.transport, [], list(zip(self.ctx.servers, self._coded, strict=True))
+        for server, coded in pairs:
+            works.append(self._note.listen(line, server))
+            for inbox in coded.inboxes:
+                inbox.listen(line, server)
+        for server, coded in pairs:
+            works.append(self._note.send(line, server, PUSH, numbers))
+            for (region, low, high), outbox in zip(coded.parts, coded.outboxes, strict=True):
+                outbox.write(sent[region][low:high])
+                works += outbox.send(line, server)
+        for server, coded in pairs:
+            for (region, low, high), inbox, known in zip(coded.parts, coded.inboxes, coded.known, strict=True):
+                known.add_(inbox.read(line, server))
+                replica.regions[region].params[low:high].copy_(known)
+        for work in works:
+            work.wait()
+
     def consensus(self, replica: ReplicaLike) -> list[Tensor] | None:
         """The servers' weights, when all workers have come here: worker 0 asks, and tells the others."""
         ctx = self.ctx
@@ -116,7 +150,8 @@ class ParameterServer(Strategy):
 
     def state(self) -> dict[str, Any]:
         """Worker 0 keeps what the servers' optimizers remember."""
-        kept: dict[str, Any] = {"base": self._base}
+        kept: dict[str, Any] = {"base": self._base, "velocity": self._velocity.state() if self._velocity is not None else []}
+        kept["codec"] = [[outbox.state for outbox in coded.outboxes] for coded in self._coded]
         if self.ctx.worker_index == 0:
             kept["servers"] = [self._note.fetch(self.ctx.transport, server, STATE) for server in self.ctx.servers]
         return kept
@@ -124,6 +159,11 @@ class ParameterServer(Strategy):
     def load_state(self, state: dict[str, Any]) -> None:
         for base, kept in zip(self._base, state["base"], strict=True):
             base.copy_(kept)
+        if self._velocity is not None:
+            self._velocity.load(state["velocity"])
+        for coded, states in zip(self._coded, state["codec"], strict=False):
+            for outbox, known in zip(coded.outboxes, states, strict=True):
+                outbox.state = known
         if self.ctx.worker_index == 0 and len(state["servers"]) == len(self.ctx.servers):
             for server, content in zip(self.ctx.servers, state["servers"], strict=True):
                 self._note.give(self.ctx.transport, server, TAKE, content)
@@ -138,3 +178,16 @@ class ParameterServer(Strategy):
     def serve(self, ctx: Context, replica: ReplicaLike) -> None:
         parts = Parts(replica.regions, len(ctx.servers)).of[ctx.transport.rank - ctx.workers]
         Server(ctx, replica, parts, self.ahead, adds=self.exchange == "weights", survives=self.survives).run()
+
+
+class _Coded:
+    """One server's parts, through the codec: what is sent to it, what comes from it, and what is known of its weights."""
+
+    def __init__(self, ctx: Context, replica: ReplicaLike, parts: list[Part]) -> None:
+        self.parts = parts
+        cuts = [(replica.regions[region], low, high) for region, low, high in parts]
+        layouts = [region.grad_layout.cut(low, high) for region, low, high in cuts]
+        stretches = [region.grads[low:high] for region, low, high in cuts]
+        self.outboxes = [Outbox(ctx, ctx.codec, layout, like) for layout, like in zip(layouts, stretches, strict=True)]
+        self.inboxes = [Inbox(ctx, ctx.codec.plain, layout, like) for layout, like in zip(layouts, stretches, strict=True)]
+        self.known = [region.params[low:high].clone() for region, low, high in cuts]

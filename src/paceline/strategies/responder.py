@@ -3,60 +3,70 @@
     asking:     send w_p ; wait for w_q ; w_p <- w_p + (w_q - w_p as it was sent) / 2
     answering:  receive w_p ; send w_q ; w_q <- w_q + (w_p - w_q) / 2
 
-What one gains the other loses, so the sum over all workers stays what it was, however many pairs cross each other.
+What one gains the other loses, so the sum over all workers stays what it was, however many pairs cross each other. Who asks
+and who answers have memory of their own for it (`meeting.py`), so that two who ask each other at once do not mix it up.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from paceline.errors import PacelineError, PeerLost
+from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context
+from paceline.strategies.meeting import meeting
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
+from paceline.types import ReplicaLike
 
 PATIENCE_S = 0.05  # between two looks at whether it is time to stop
 
 
 class Pairs:
-    """Both sides of it. `weights` gives the flat tensors that are averaged; `lock` is held whenever they are changed."""
+    """Both sides of it. `lock` is held whenever the weights are changed."""
 
-    def __init__(self, ctx: Context, weights: Callable[[], Sequence[Tensor]]) -> None:
-        self._ctx, self._weights, self.lock = ctx, weights, threading.Lock()
+    def __init__(self, ctx: Context, replica: ReplicaLike) -> None:
+        self._ctx, self._replica, self.lock = ctx, replica, threading.Lock()
         requests, replies = ctx.transport.inner.side("requests"), ctx.transport.inner.side("replies")
         requests.tolerant = replies.tolerant = True
         meter = ctx.transport.meter
         self._ask, self._hear = Metered(requests, meter), Metered(replies.twin(), meter)
-        self._requests, self._answers = requests.twin(), Metered(replies)
+        self._requests, self._answers = Metered(requests.twin()), Metered(replies)
         self._requests.tolerant = True
-        self._sent = [w.clone() for w in weights()]
-        self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in weights()]
         others = [p for p in range(ctx.workers) if p != ctx.worker_index]
-        self._brought = {p: [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in weights()] for p in others}
-        self._reply = [w.clone() for w in weights()]
+        aside = copy.deepcopy(ctx.codec)  # the thread's own
+        self._asking = {p: [meeting(ctx, ctx.codec, r) for r in replica.regions] for p in others}
+        self._answering = {p: [meeting(ctx, aside, r) for r in replica.regions] for p in others}
         self._stop = threading.Event()
         self._failure: PacelineError | None = None
         self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
         ctx.peers.barrier()  # all have made their memory: it is numbered
         self._thread.start()
 
+    def _weights(self) -> list[Tensor]:
+        return [trained(r.params, r.grads) for r in self._replica.regions]
+
     def meet(self, partner: int) -> None:
         """Ask a partner, and average with it."""
         if self._failure is not None:
             raise self._failure
+        meetings = self._asking[partner]
         with self.lock:
-            for kept, own in zip(self._sent, self._weights(), strict=True):
-                kept.copy_(own)
-        works: list[Work] = [self._hear.irecv(heard, partner) for heard in self._heard]
-        works += [self._ask.isend(kept, partner) for kept in self._sent]
-        for work in reversed(works):
+            for talk, own in zip(meetings, self._weights(), strict=True):
+                talk.prepare(own)
+        for talk in meetings:
+            talk.listen(self._hear, partner)
+        works = [work for talk in meetings for work in talk.send(self._ask, partner)]
+        for talk in meetings:
+            talk.hear(self._hear, partner)
+        for work in works:
             work.wait()
         with self.lock:
-            for own, heard, kept in zip(self._weights(), self._heard, self._sent, strict=True):
-                own.add_(heard.sub_(kept), alpha=0.5)
+            for talk, own in zip(meetings, self._weights(), strict=True):
+                talk.average(own)
         self._ctx.transport.count(self._answers.meter.taken("setup"), 0.0)  # what the thread has sent meanwhile
 
     def stop(self) -> None:
@@ -65,16 +75,15 @@ class Pairs:
         self._thread.join()
 
     def _run(self) -> None:
-        ears = {p: self._listen(p) for p in self._brought}
+        ears = {p: self._listen(p) for p in self._answering}
         while not self._stop.is_set() and ears:
             order = list(ears)
-            which = self._requests.wait_any([ears[p][0] for p in order], PATIENCE_S)
+            which = self._requests.wait_any([ears[p] for p in order], PATIENCE_S)
             if which is None:
                 continue
             partner = order[which]
             try:
-                for work in ears.pop(partner):
-                    work.wait()
+                del ears[partner]
                 self._answer(partner)
                 ears[partner] = self._listen(partner)
             except PeerLost:
@@ -83,13 +92,20 @@ class Pairs:
                 self._failure = error
                 return
 
-    def _listen(self, partner: int) -> list[Work]:
-        return [self._requests.irecv(place, partner) for place in self._brought[partner]]
+    def _listen(self, partner: int) -> Work:
+        """Ready for its next question; the first part of it rings."""
+        return next(talk.listen(self._requests, partner) for talk in self._answering[partner])
 
     def _answer(self, partner: int) -> None:
+        meetings = self._answering[partner]
+        for talk in meetings:
+            talk.hear(self._requests, partner)
         with self.lock:
-            for reply, own, brought in zip(self._reply, self._weights(), self._brought[partner], strict=True):
-                reply.copy_(own)
-                own.add_(brought.sub_(own), alpha=0.5)
-        for reply in self._reply:
-            self._answers.send(reply, partner)
+            for talk, own in zip(meetings, self._weights(), strict=True):
+                talk.prepare(own)
+        works = [work for talk in meetings for work in talk.send(self._answers, partner)]
+        with self.lock:
+            for talk, own in zip(meetings, self._weights(), strict=True):
+                talk.average(own)
+        for work in works:
+            work.wait()

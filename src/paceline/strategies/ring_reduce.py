@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from paceline.codecs.base import Codec
 from paceline.registry import strategies
 from paceline.strategies.allreduce import AllReduce
 
@@ -22,3 +23,8 @@ class RingReduce(AllReduce):
 
     collective: Annotated[Literal["ring-reduce"], "its own"] = "ring-reduce"
     exchange: Annotated[Literal["weights", "gradients"], "what is averaged"] = "weights"
+
+    def refuses(self, codec: Codec) -> str | None:
+        if codec.kind == "gather":
+            return f"ring-reduce adds up along the line, which messages of {codec.name} cannot be: use allreduce"
+        return None

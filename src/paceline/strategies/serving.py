@@ -12,6 +12,8 @@ from torch import Tensor
 
 from paceline.errors import PeerLost, RunFailed
 from paceline.strategies.base import Context
+from paceline.strategies.velocity import Velocity
+from paceline.strategies.wires import Inbox, Outbox
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
 from paceline.types import RegionLike, ReplicaLike
@@ -85,6 +87,9 @@ class Client:
     here: bool = True
     ear: Work | None = None  # its next note
     coming: list[Work] = field(default_factory=list)  # its next gradients, made ready for
+    inboxes: list[Inbox] = field(default_factory=list)  # through a codec: how they come,
+    outboxes: list[Outbox] = field(default_factory=list)  # how it is told of the weights,
+    known: list[Tensor] = field(default_factory=list)  # and what it knows of them
 
 
 class Server:
@@ -102,6 +107,15 @@ class Server:
         for region in replica.regions:
             region.grads.fill_(-0.0)  # nobody has touched what others hold
         self._answer = torch.zeros(2, dtype=torch.float64)
+        Velocity.taken(ctx, replica)  # where momentum comes before a codec, it is the workers'
+
+    def _through_codec(self, client: Client) -> None:
+        for region, low, high in self.parts:
+            own, layout = self.replica.regions[region], self.replica.regions[region].grad_layout.cut(low, high)
+            codec = self.ctx.codec.plain
+            client.inboxes.append(Inbox(self.ctx, codec, layout, own.grads[low:high]))
+            client.outboxes.append(Outbox(self.ctx, codec, layout, own.grads[low:high]))
+            client.known.append(own.params[low:high].clone())
 
     def _place(self, part: Part) -> Tensor:
         region, low, high = part
@@ -113,6 +127,8 @@ class Server:
             self.line.recv(self.replica.regions[region].params[low:high], 0)
         self.line.meter.phase = "train"
         for client in self.clients:
+            if not self.ctx.codec.lossless:
+                self._through_codec(client)
             self._listen(client)
         while any(c.here for c in self.clients):
             here = [c for c in self.clients if c.ear is not None]
@@ -126,7 +142,11 @@ class Server:
 
     def _listen(self, client: Client) -> None:
         client.ear = self.line.recv_note(client.question, client.rank)
-        if not client.coming:
+        if client.coming:
+            return
+        if client.inboxes:
+            client.coming = [inbox.listen(self.line, client.rank) for inbox in client.inboxes]
+        else:
             client.coming = [self.line.expect(place, client.rank) for place in client.pushed]
 
     def _hear(self, client: Client) -> None:
@@ -135,7 +155,9 @@ class Server:
         try:
             ear.wait()
             if int(client.question[0]) == PUSH:
-                for work in client.coming:
+                for place, inbox in zip(client.pushed, client.inboxes, strict=False):
+                    place.copy_(inbox.read(self.line, client.rank))
+                for work in client.coming if not client.inboxes else ():
                     work.wait()
                 client.coming = []
         except PeerLost:
@@ -167,18 +189,24 @@ class Server:
             self._answer[0] = client.clock - slowest
             client.waits = False
             try:
-                self._send_weights(client)
+                self._send_weights(client, whole=not client.outboxes)
             except PeerLost:
                 if not self.survives:
                     raise
                 client.here, client.ear = False, None
 
-    def _send_weights(self, client: Client) -> None:
+    def _send_weights(self, client: Client, whole: bool = True) -> None:
+        """All of them, or what a codec makes of how far they are from what this worker knows."""
         self._answer[1] = self.version - client.version
         client.version = self.version
         works = [self.line.send_note(self._answer, client.rank)]
-        for region, low, high in self.parts:
-            works.append(self.line.isend(self.replica.regions[region].params[low:high], client.rank))
+        parts = [self.replica.regions[region].params[low:high] for region, low, high in self.parts]
+        if whole:
+            works += [self.line.isend(part, client.rank) for part in parts]
+        else:
+            for part, known, outbox in zip(parts, client.known, client.outboxes, strict=True):
+                outbox.follow(part, known)
+                works += outbox.send(self.line, client.rank)
         for work in works:
             work.wait()
         self._listen(client)
@@ -199,7 +227,7 @@ class Server:
                 self.replica.clip_norm = said[2] or None
                 self.replica.set_lrs(said[3:])
                 self.replica.attach_gradients()
-                self.replica.update()
+                self.replica.update(marked=self.ctx.codec.lossless)
             self.version += len(clients)
 
     def _keep_or_take(self, client: Client, kind: int) -> None:

@@ -1,0 +1,77 @@
+"""Error feedback: what a message leaves out is remembered and goes into the next one (Seide et al., 2014; Karimireddy et al.,
+2019).
+
+    v <- x + e ;   send C(v) ;   e <- v - decoded C(v)
+
+So that sent + remembered = original, whatever the codec does, and nothing is lost for good. It covers the first encode, a
+rank's own: what a hop codec rounds off further down the ring is nobody's.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from paceline.codecs.base import Codec, Kind, State
+from paceline.collectives.base import Collective
+from paceline.types import Layout
+
+
+class Feedback(Codec):
+    """Around any codec."""
+
+    kind: Kind  # type: ignore[misc]
+    biased: bool  # type: ignore[misc]
+
+    def __init__(self, inner: Codec) -> None:
+        super().__init__()
+        self.inner = inner
+        self.name, self.kind, self.biased, self.varies = inner.name, inner.kind, inner.biased, inner.varies  # type: ignore[misc]
+        self.feedback, self.clock = True, inner.clock
+
+    @property
+    def plain(self) -> Codec:
+        return self.inner
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Feedback:
+        return Feedback(copy.deepcopy(self.inner, memo))
+
+    def start(self, layout: Layout, random: torch.Generator, shared_random: torch.Generator) -> State:
+        return {"inner": self.inner.start(layout, random, shared_random), "error": None}
+
+    def message_bytes(self, layout: Layout) -> int:
+        return self.inner.message_bytes(layout)
+
+    def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
+        with self.clock.encoding():
+            whole, sent = self._whole(values, state), self.scratch("sent", values.numel(), values.dtype, values.device)
+            torch.add(values, whole, out=whole)
+        used = self.inner.encode(whole, layout, message, state["inner"])
+        with self.clock.encoding():
+            self.inner.decode(message[:used], layout, sent)
+            whole.sub_(sent)  # what is left is the error
+        return used
+
+    def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
+        self.inner.decode(message, layout, values)
+
+    def add(self, message: Tensor, layout: Layout, total: Tensor) -> None:
+        self.inner.add(message, layout, total)
+
+    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
+        own = sent if sent is not None else self.scratch("sent", buffer.numel(), buffer.dtype, buffer.device)
+        with self.clock.encoding():
+            error = self._whole(buffer, state)
+            error.add_(buffer)
+            buffer.copy_(error)
+        self.inner.reduce(buffer, layout, collective, state["inner"], own)
+        with self.clock.encoding():
+            error.sub_(own)
+
+    def _whole(self, values: Tensor, state: State) -> Tensor:
+        if state["error"] is None:
+            state["error"] = torch.zeros_like(values)
+        error: Tensor = state["error"]
+        return error

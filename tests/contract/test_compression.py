@@ -1,0 +1,173 @@
+"""Codecs with every strategy: what composes learns, what does not is refused with the reason, and the mathematics is kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import identical, make_pairs, small_net, weights_distance
+
+from paceline import Run
+from paceline.codecs.base import build_codec
+from paceline.errors import BadRequest
+from paceline.registry import codecs
+from paceline.strategies.base import codec_for
+from paceline.strategies.velocity import Velocity
+
+RunInproc = Callable[..., Run]
+GENTLE = {
+    "topk": "topk:ratio=0.2",
+    "randomk": "randomk:ratio=0.5",
+    "powersgd": "powersgd:rank=2",
+    "threshold": "threshold:times=1",
+}
+LOSSY = [GENTLE.get(n, n) for n in codecs.names() if n != "none"]
+HOPS = ["fp16", "bf16", "int8"]
+DOUBLE = {"model": lambda: small_net(torch.float64), "data": make_pairs(60, dtype=torch.float64)}
+COMPOSE = [
+    "allreduce",
+    "allreduce:exchange=weights",
+    "ps",
+    "ps:consistency=async",
+    "ps:exchange=weights",
+    "local-sgd:every=2",
+    "diloco:every=2",
+    "gossip",
+]
+
+
+FEW = ["int8", "sign", "topk:ratio=0.2", "powersgd:rank=2"]  # one of each kind, and error feedback
+PAIRS = [(s, c) for s in COMPOSE for c in LOSSY]
+QUICK = [(s, c) for s, c in PAIRS if c in FEW or s == "allreduce"]
+
+
+@pytest.mark.parametrize(("strategy", "codec"), [p if p in QUICK else pytest.param(*p, marks=pytest.mark.slow) for p in PAIRS])
+def test_everything_composes_and_learns(run_inproc: RunInproc, strategy: str, codec: str) -> None:
+    run = run_inproc(strategy=strategy, workers=3, codec=codec, epochs=6, lr=0.05, momentum=0.5)
+    assert run.test_accuracy > 0.8
+    own = [w for w in run.record["workers"] if w["role"] == "worker"]
+    assert all(w["encode_s"] > 0 and w["decode_s"] > 0 for w in own)
+
+
+@pytest.mark.parametrize("strategy", ["stepwise", "stepwise:exchange=gradients", "stepwise:full_every=4", "ring-reduce"])
+@pytest.mark.parametrize("codec", HOPS)
+def test_hop_codecs_compose_with_what_passes_sums_on(run_inproc: RunInproc, strategy: str, codec: str) -> None:
+    assert run_inproc(strategy=strategy, workers=3, codec=codec, epochs=8, lr=0.05).test_accuracy > 0.8
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codec", "reason"),
+    [
+        ("serial", "fp16", "sends nothing"),
+        ("psgd", "sign", "sends nothing"),
+        ("hogwild", "topk", "sends nothing"),
+        ("ddp", "fp16", "PyTorch's own"),
+        ("stepwise", "sign", "cannot be added up: use fp16, bf16 or int8"),
+        ("stepwise", "int8:feedback=true", "nothing to remember"),
+        ("ring-reduce", "topk", "use allreduce"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason(run_inproc: RunInproc, strategy: str, codec: str, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        run_inproc(strategy=strategy, workers=1 if strategy == "serial" else 2, codec=codec, transport="auto", steps=1)
+
+
+def test_a_rank_that_is_too_large_is_refused_before_anything_starts(run_inproc: RunInproc) -> None:
+    with pytest.raises(BadRequest, match="larger than every matrix of this model"):
+        run_inproc(strategy="allreduce", workers=2, codec="powersgd:rank=9", steps=1)
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_one_worker_sends_nothing_and_is_serial_bit_for_bit(run_inproc: RunInproc, codec: str) -> None:
+    serial, alone = run_inproc(steps=6), run_inproc(strategy="allreduce", codec=codec, steps=6)
+    assert identical(serial.weights, alone.weights)
+    assert all(w["payload_sent_bytes"] == 0 for w in alone.record["workers"])
+
+
+# --- exactly the mathematics
+
+
+@pytest.mark.parametrize("options", ["momentum", "momentum:nesterov=true"])
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+def test_momentum_before_a_codec_that_leaves_nothing_out_is_plain_momentum(
+    run_inproc: RunInproc, strategy: str, options: str
+) -> None:
+    """top-k with ratio 1 is biased by name only: the velocities that travel add up to the velocity of the sum."""
+    serial = run_inproc(batch_size=12, steps=15, optimizer=options, weight_decay=0.01, lr=0.05)
+    coded = run_inproc(
+        strategy=strategy,
+        workers=3,
+        batch_size=4,
+        steps=15,
+        optimizer=options,
+        weight_decay=0.01,
+        lr=0.05,
+        codec="topk:ratio=1",
+    )
+    assert weights_distance(serial.weights, coded.weights) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd:every=2", "diloco:every=2", "gossip", "allreduce:exchange=weights"])
+def test_differences_that_leave_nothing_out_are_the_weights(run_inproc: RunInproc, strategy: str) -> None:
+    plain = run_inproc(strategy=strategy, workers=3, batch_size=4, steps=12, lr=0.05)
+    coded = run_inproc(strategy=strategy, workers=3, batch_size=4, steps=12, lr=0.05, codec="topk:ratio=1")
+    assert weights_distance(plain.weights, coded.weights) < 1e-4
+
+
+def test_momentum_is_taken_from_the_optimizer_once(run_inproc: RunInproc) -> None:
+    class Line:
+        codec, workers = build_codec("sign"), 2
+
+    class Bare:
+        regions: tuple[object, ...] = ()
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    assert Velocity.taken(Line(), Bare()) is not None
+    assert [Bare.optimizer.param_groups[0][k] for k in ("momentum", "weight_decay")] == [0.0, 0.0]
+    assert Velocity.taken(Line(), Bare()) is None
+
+
+# --- records
+
+
+@pytest.mark.parametrize("codec", ["sign", "topk:ratio=0.2", "int8", "powersgd"])
+def test_the_record_says_what_a_message_costs(run_inproc: RunInproc, codec: str) -> None:
+    run = run_inproc(strategy="allreduce", workers=3, codec=codec, steps=4)
+    said = run.record["codec"]
+    assert said["plain_bytes"] == 4 * sum(p.numel() for p in small_net().parameters())
+    assert 0 < said["message_bytes"] <= said["plain_bytes"]
+    own = run.record["workers"]
+    if build_codec(codec).kind == "gather":
+        assert [w["payload_sent_bytes"] for w in own] == [4 * 2 * said["message_bytes"]] * 3
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("strategy", ["allreduce", "local-sgd:every=2"])
+def test_a_compressed_run_resumes_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str) -> None:
+    """The error memory, the velocity, the draws: all of it is in the checkpoint."""
+    options = {"strategy": strategy, "workers": 2, "lr": 0.05, "codec": codec}
+    whole = run_inproc(**options, steps=12)
+    out = str(tmp_path / "interrupted")
+    run_inproc(**options, steps=6, checkpoint_every=6, out=out)
+    assert identical(run_inproc(**options, steps=12, resume=out, out=out).weights, whole.weights)
+
+
+def test_a_compressed_server_resumes(run_inproc: RunInproc, tmp_path: Path) -> None:
+    options = {"strategy": "ps", "workers": 2, "lr": 0.05, "codec": "topk:ratio=0.2"}
+    out = str(tmp_path / "interrupted")
+    run_inproc(**options, steps=8, checkpoint_every=8, out=out)
+    assert run_inproc(**options, epochs=10, resume=out, out=out).test_accuracy > 0.8
+
+
+def test_gossip_keeps_the_sum_whatever_a_codec_leaves_out(run_inproc: RunInproc) -> None:
+    """With lr 0 nobody moves, and what is averaged is what all had: a codec changes nothing at all."""
+    start = run_inproc(strategy="gossip", workers=4, steps=1, lr=0.0, batch_size=4)
+    later = run_inproc(strategy="gossip", workers=4, steps=6, lr=0.0, batch_size=4, codec="sign")
+    assert weights_distance(start.weights, later.weights) < 1e-6
+
+
+def test_unknown_codecs_are_refused_with_the_nearest() -> None:
+    from paceline.registry import strategies
+
+    with pytest.raises(BadRequest, match="topk"):
+        codec_for(strategies.build("allreduce"), "topkk")
