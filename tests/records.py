@@ -19,7 +19,8 @@ def worker(rank: int, **known: Any) -> dict[str, Any]:
     return {
         "rank": rank, "role": "worker", "host": "h", "samples": 1000, "steps": 10,
         "compute_s": 1.0, "sync_s": 0.0, "idle_s": 0.0, "cpu_percent": 99.0, "cpu_user_s": 1.0, "cpu_system_s": 0.0,
-        "encode_s": 0.0, "decode_s": 0.0, "payload_sent_bytes": 0, "payload_received_bytes": 0, "messages_sent": 0, "setup_sent_bytes": 0,
+        "encode_s": 0.0, "decode_s": 0.0,
+        "payload_sent_bytes": 0, "payload_received_bytes": 0, "messages_sent": 0, "setup_sent_bytes": 0,
         "evaluate_sent_bytes": 0, "finish_sent_bytes": 0, "rss_peak_bytes": 100_000_000, "pss_peak_bytes": 50_000_000,
         "disk_read_bytes": 0, "disk_write_bytes": 0, "net_sent_bytes": 0, "net_received_bytes": 0,
         "memory_sent_bytes": 0, "memory_received_bytes": 0, "measured_s": 2.0, "measuring_s": 0.01,

@@ -16,7 +16,8 @@ CHOICES = ("model", "data", "loss", "metric", "strategy", "codec", "optimizer", 
 
 NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")  # shown without the option's name
 SERIAL_DOES_NOT_KNOW = (
-    "strategy", "workers", "servers", "transport", "codec", "shard", "partition", "overlap", "faults", "init",
+    "strategy", "workers", "servers", "transport", "codec", "shard", "partition", "balance", "overlap", "faults", "init",
+    "lr_scaling",
 )  # fmt: skip
 
 
@@ -49,6 +50,9 @@ class Config:
         None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"
     )
     partition: str = option("iid", Literal["iid", "by-label"], "how static shards are cut", "How")
+    balance: str | None = option(
+        None, str, "batch sizes by speed: measured, speeds (2,1,1), or seconds per batch (runtime:1.2,3.6)", "How"
+    )
     overlap: str = option(
         "auto", Literal["auto", "on", "off"], "exchange gradients during the backward pass (auto: where a core is free)", "How"
     )
@@ -60,6 +64,9 @@ class Config:
     optimizer: Any = option("momentum", str, "sgd, momentum, adagrad, rmsprop, adam, adamw", "Optimisation")
     lr: float = option(0.01, float, "learning rate", "Optimisation")
     lr_schedule: Any = option("constant", str, "constant, step, cosine, warmup", "Optimisation")
+    lr_scaling: str = option(
+        "none", str, "lr against the number of workers: none, linear, sqrt; with warm-up (linear:warmup=100)", "Optimisation"
+    )
     momentum: float | None = option(None, float, "0.9 for momentum, 0 for sgd and rmsprop", "Optimisation")
     weight_decay: float = option(0.0, float, "L2 penalty (decoupled for adamw)", "Optimisation")
 
@@ -131,6 +138,8 @@ class Config:
             _in_range(name, getattr(self, name), low, high)
         if self.partition == "by-label" and self.shard == "global":
             raise BadRequest("partition=by-label needs shard=static: a global shard mixes all samples in every step")
+        if self.balance is not None and isinstance(self.batch_size, tuple):
+            raise BadRequest("give batch sizes by hand (batch_size=32,16) or by speed (balance=2,1), not both")
         if self.threads != "auto":
             _positive("threads", self.threads)
             if self.threads > 1024:

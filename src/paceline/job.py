@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline import checkpoint
+from paceline import checkpoint, sizes
 from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.base import Data, Stream, some_of
-from paceline.data.shards import GlobalShards, Shards, StaticShards, split
+from paceline.data.shards import GlobalShards, Shards, StaticShards
 from paceline.errors import BadRequest, UnknownName
 from paceline.faults.base import Fault
 from paceline.objectives.losses import Loss
 from paceline.objectives.metrics import Metric
-from paceline.optim.schedules import Schedule
+from paceline.optim.schedules import Scaling, Schedule
 from paceline.record.machine import cores
 from paceline.registry import (
     Spec,
@@ -42,7 +42,6 @@ from paceline.registry import (
 from paceline.replica import layout_of, refuse_closures
 from paceline.strategies.base import Strategy, codec_for
 
-DEFAULT_BATCH = 64
 OPEN_ENDED_EPOCHS = 100  # the most that an --until rule may take when no other end is given
 
 
@@ -152,7 +151,12 @@ class Job:
     def schedule(self) -> Schedule:
         given = self.config.lr_schedule
         built: Schedule = schedules.build(given) if isinstance(given, Spec) else given
-        return built
+        return Scaling.read(self.config.lr_scaling).applied(built, self.single_batches)
+
+    @property
+    def single_batches(self) -> float:
+        """How many batches of one worker the global batch is: it grows with the workers only where each brings its own."""
+        return 1.0 if self.config.global_batch_size is not None or self.config.batch_size == "all" else float(self.workers)
 
     def shards(self) -> Shards:
         if isinstance(self.data.train, Stream):
@@ -179,6 +183,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     config = resolve_names(config)
     strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
     _check_strategy(config, strategy)
+    sizes.check_balance(config, strategy)
     transport = _transport(config, strategy)
     if config.profile and transports.entry(transport).make.runs_as == "threads":  # type: ignore[attr-defined]
         raise BadRequest(f"profile needs processes: workers of transport {transport} are threads of one")
@@ -187,7 +192,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     notices = [data.notice] if data.notice else []
     workers = config.workers
 
-    batch_sizes = _batch_sizes(config, data)
+    batch_sizes = sizes.batch_sizes(config, data)
     threads = max(1, cores() // workers) if config.threads == "auto" else int(config.threads)
     shard = config.shard or ("static" if config.partition == "by-label" else strategy.shard)
     epochs, steps = config.epochs, config.steps
@@ -224,7 +229,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
             "loss": loss,
             "metric": metric,
             "momentum": momentum,
-            "batch_size": None if config.global_batch_size is not None else _shortest(batch_sizes),
+            "batch_size": None if config.global_batch_size is not None else sizes.as_given(config, batch_sizes),
             "out": str(out),
         }
     )
@@ -244,6 +249,11 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
             raise BadRequest(f"fault {fault.name}: there is no rank {fault.rank} among {among}")  # type: ignore[attr-defined]
     if not isinstance(data.train, Stream):
         job.shards()
+    job.schedule()
+    if (factor := Scaling.read(config.lr_scaling).factor(job.single_batches)) != 1.0:
+        notices.append(f"lr {config.lr:g} x {factor:g}: {config.lr_scaling} in the {workers} workers, after a warm-up")
+    elif config.lr_scaling != "none" and workers > 1:
+        notices.append("lr_scaling changes nothing: the global batch does not grow with the workers")
     if job.oversubscribed:
         notices.append(
             f"oversubscribed: {workers} workers x {threads} thread(s){f' and {servers} server(s)' if servers else ''} "
@@ -371,39 +381,6 @@ def _share(data: Data, share: float) -> Data:
     if isinstance(data.train, Stream):
         raise BadRequest("data_share needs samples that can be counted: a stream cannot be cut")
     return replace(data, train=some_of(data.train, max(1, round(share * len(data.train)))))
-
-
-def _batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
-    workers = config.workers
-    total = None if isinstance(data.train, Stream) else len(data.train)
-    if total is not None and workers > total:
-        raise BadRequest(f"{workers} workers for {total} training samples: some would never see one")
-    if isinstance(data.train, Stream):
-        if config.shard is not None or config.partition != "iid":
-            raise BadRequest("a stream comes in its own order: shard and partition do not apply to it")
-        if data.batch_size is not None and config.batch_size not in (None, data.batch_size):
-            raise BadRequest(
-                f"your DataLoader's batches have {data.batch_size} samples: batch_size={config.batch_size} contradicts it"
-            )
-    if isinstance(data.train, Stream) and (config.global_batch_size is not None or isinstance(config.batch_size, (tuple, str))):
-        raise BadRequest("a stream takes one batch_size per worker (a DataLoader brings its own)")
-    if config.global_batch_size is not None or config.batch_size == "all":
-        whole = total if "all" in (config.global_batch_size, config.batch_size) else config.global_batch_size
-        assert whole is not None
-        if whole < workers:
-            raise BadRequest(f"a global batch of {whole} cannot be cut for {workers} workers")
-        return split(min(whole, total or whole), [1.0] * workers)
-    size = config.batch_size or data.batch_size or DEFAULT_BATCH
-    if isinstance(size, tuple):
-        if len(size) != workers:
-            raise BadRequest(f"batch_size={','.join(map(str, size))} has {len(size)} sizes for {workers} workers")
-        return size
-    return (size,) * workers
-
-
-def _shortest(batch_sizes: tuple[int, ...]) -> int | tuple[int, ...]:
-    """One number where all workers have the same."""
-    return batch_sizes if len(set(batch_sizes)) > 1 else batch_sizes[0]
 
 
 def _on_meta(job: Job) -> nn.Module:

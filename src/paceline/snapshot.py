@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from paceline import checkpoint
+from paceline.balance import Balance
 from paceline.config import Config
 from paceline.data.base import Samples, Stream
 from paceline.data.batches import Batches
@@ -31,6 +32,7 @@ class Worker(Protocol):
     ctx: Context
     replica: Replica
     batches: Batches
+    balance: Balance | None
     epoch_start: list[Tensor]
     step: int
 
@@ -69,6 +71,7 @@ def own_state(worker: Worker, strategy: dict[str, Any]) -> dict[str, Any]:
         "strategy": strategy,
         "epoch_start": worker.epoch_start,
         "batches": worker.batches.state(),
+        "balance": worker.balance.state() if worker.balance is not None else None,
         "samples_seen": worker.replica.samples_seen,
     }
 
@@ -122,6 +125,8 @@ def restore_own(worker: Worker, own: dict[str, Any]) -> None:
         seed_everything(derive(worker.config.seed, "resumed", worker.step, ctx.worker_index))
         return
     worker.strategy.load_state(own["strategy"])
+    if worker.balance is not None and own.get("balance") is not None:
+        worker.balance.load(own["balance"])
     for region, weights in zip(worker.replica.regions, own.get("weights", ()), strict=False):
         region.params.copy_(weights)
     for source, state in zip((ctx.random, ctx.shared_random), own["generators"], strict=True):

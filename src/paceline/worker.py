@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline import checkpoint, snapshot
+from paceline.balance import Balance, Plan
 from paceline.config import due
 from paceline.data.base import Stream
 from paceline.data.batches import Batches, ShardBatches, StreamBatches
@@ -87,6 +88,7 @@ class Worker:
         self.device = torch.device(self.config.device)
         self.clock = _Clock()
         self.batches = self._batches()
+        self.balance = self._balance()
         self.schedule = job.schedule()
         self.total_steps = self._total_steps()
         self.step, self.target_reached = 0, False
@@ -138,6 +140,20 @@ class Worker:
             )
         return ShardBatches(train, job.shards(), self.ctx.worker_index, self.device, stand_in)
 
+    def _balance(self) -> Balance | None:
+        asked = self.config.balance
+        every = Plan.read(asked, self.job.workers).every if asked is not None else None
+        if every is None or self.job.workers == 1:
+            return None
+        assert isinstance(self.batches, ShardBatches)
+        return Balance(every, self.batches.shards, self.ctx.peers.inner)
+
+    def _record_balance(self) -> None:
+        assert self.balance is not None
+        if self.ctx.worker_index == 0:
+            sizes, speeds = list(self.balance.shards.batch_sizes), self.balance.speeds
+            self.recorder.write("balance", step=self.step, batch_sizes=sizes, samples_per_s=speeds)
+
     def _total_steps(self) -> int | None:
         """The steps of the whole run, where that can be known."""
         known = [self.job.steps]
@@ -171,7 +187,12 @@ class Worker:
             strategy.step(replica, batch)
 
             self.step, epoch = batch.step + 1, batch.epoch + 1
-            self._record_step(batch, loss, began, self.clock.lap(), before, arrived)
+            seconds = self.clock.lap()
+            self._record_step(batch, loss, began, seconds, before, arrived)
+            if self.balance is not None:
+                self.balance.saw(batch.weight, seconds - (meter.totals["train"].seconds - before.seconds))
+            if self.balance is not None and self.balance.look(self.step, epoch, self.batches.ended):
+                self._record_balance()
             over = self._is_over()
             if self.batches.ended and self.config.until_converged is not None and not over:
                 over = self._converged()

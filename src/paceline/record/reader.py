@@ -118,6 +118,7 @@ def summarise(
             *(_worker(events, own, idle[i], config) for i, (events, own) in enumerate(zip(workers, steps, strict=True))),
             *(_server(events, config) for events in servers),
         ],
+        "balance": _balance(workers[0] if workers else []),
         "codec": _codec(workers[0] if workers else []),
         "machine": _machine(workers[0] if workers else []),
     }
@@ -138,6 +139,12 @@ def _codec(events: list[Event]) -> dict[str, int] | None:
     """The bytes of one message, and of the numbers that it stands for; None where no codec was used."""
     start = next((e for e in events if e["kind"] == "start" and "message_bytes" in e), None)
     return {key: start[key] for key in ("message_bytes", "plain_bytes")} if start else None
+
+
+def _balance(events: list[Event]) -> list[dict[str, Any]] | None:
+    """Every change of the batch sizes by measured speed: after which step, to which sizes, for which speeds."""
+    found = [{k: e[k] for k in ("step", "batch_sizes", "samples_per_s")} for e in events if e["kind"] == "balance"]
+    return found or None
 
 
 def _machine(events: list[Event]) -> dict[str, Any] | None:
