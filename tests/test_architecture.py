@@ -14,7 +14,7 @@ LAYERS = [
     ["config"],
     ["data", "models", "optim", "objectives", "record", "transport"],
     ["collectives", "faults"],
-    ["codecs"],
+    ["codecs", "testbed"],
     ["strategies", "checkpoint"],
     ["buckets", "balance"],
     ["replica"],

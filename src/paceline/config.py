@@ -16,8 +16,8 @@ CHOICES = ("model", "data", "loss", "metric", "strategy", "codec", "optimizer", 
 
 NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")  # shown without the option's name
 SERIAL_DOES_NOT_KNOW = (
-    "strategy", "workers", "servers", "transport", "codec", "shard", "partition", "balance", "overlap", "faults", "init",
-    "lr_scaling",
+    "strategy", "workers", "servers", "transport", "network", "codec", "shard", "partition", "balance", "overlap",
+    "faults", "init", "lr_scaling",
 )  # fmt: skip
 
 
@@ -45,6 +45,9 @@ class Config:
     workers: int = option(1, int, "how many workers", "How")
     servers: int | None = option(None, int, "parameter servers beside the workers (ps: 1)", "How")
     transport: Any = option("auto", str, "what moves the bytes: auto, shm, gloo, mpi, nccl, inproc", "How")
+    network: str | None = option(
+        None, str, "a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms, unlimited, standing", "How"
+    )
     codec: Any = option("none", str, "what travels instead of float32", "How")
     shard: str | None = option(
         None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"

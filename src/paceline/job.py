@@ -41,6 +41,8 @@ from paceline.registry import (
 )
 from paceline.replica import layout_of, refuse_closures
 from paceline.strategies.base import Strategy, codec_for
+from paceline.testbed.hosts import missing
+from paceline.testbed.links import Links
 
 OPEN_ENDED_EPOCHS = 100  # the most that an --until rule may take when no other end is given
 
@@ -355,6 +357,8 @@ def _overlap(config: Config, transport: str, threads: int, servers: int) -> str:
 def _transport(config: Config, strategy: Strategy) -> str:
     spec = Spec.of(config.transport)
     name = spec.name
+    if config.network is not None:
+        name = _on_hosts(config, strategy, name)
     if name == "auto":  # all workers are on this host
         name = "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"  # type: ignore[attr-defined]
     if strategy.needs_shared_memory and config.workers > 1 and not transports.entry(name).make.shares_memory:  # type: ignore[attr-defined]
@@ -364,6 +368,17 @@ def _transport(config: Config, strategy: Strategy) -> str:
     if strategy.needs_processes and transports.entry(name).make.runs_as == "threads":  # type: ignore[attr-defined]
         raise BadRequest(f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}")
     return name
+
+
+def _on_hosts(config: Config, strategy: Strategy, name: str) -> str:
+    """Hosts of their own have nothing but the network in common."""
+    if config.network != "standing":
+        Links.read(str(config.network))
+    if (reason := missing()) is not None:
+        raise BadRequest(f"network={config.network}: {reason}")
+    if name not in ("auto", "gloo", "mpi"):
+        raise BadRequest(f"network={config.network}: hosts talk over the network, so transport gloo or mpi, not {name}")
+    return "gloo" if name == "auto" else name
 
 
 def _load(config: Config) -> Data:

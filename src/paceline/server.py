@@ -9,6 +9,7 @@ import torch
 
 from paceline.job import Job
 from paceline.rank import Notify, Rank
+from paceline.record.machine import boot_id
 from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
 from paceline.transport.base import Transport
@@ -22,6 +23,7 @@ def run_server(job: Job, transport: Transport, recorder: Recorder, notify: Notif
     recorder.write(
         "start",
         host=socket.gethostname(),
+        boot=boot_id(),
         role="server",
         threads=1,
         clock=time.perf_counter(),

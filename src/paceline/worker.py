@@ -20,6 +20,8 @@ from paceline.errors import NotFinite, PeerLost
 from paceline.evaluation import Evaluation
 from paceline.job import Job
 from paceline.rank import Notify, Rank
+from paceline.record.machine import boot_id
+from paceline.record.network import Interface
 from paceline.record.profile import Profile
 from paceline.record.resources import Task, reset_rss_peak
 from paceline.record.sampler import NetBytes, Sampler
@@ -32,13 +34,15 @@ from paceline.types import Batch, RecorderLike
 NOTIFY_EVERY_S = 0.2
 
 
-def run_worker(job: Job, transport: Transport, notify: Notify) -> None:
+def run_worker(job: Job, transport: Transport, notify: Notify, alone_on_host: bool = False) -> None:
     """Everything that one rank does, from its first byte to its last."""
     torch.set_num_threads(job.threads)
     reset_rss_peak()
     recorder = Recorder(job.out / "events" / f"worker-{transport.rank}.jsonl", transport.rank, job.session)
     task = Task.own(alone_in_process=transport.runs_as == "processes")
     sampler = Sampler(recorder, job.config.sample_every_s, task, whole_machine=transport.rank == 0)
+    if alone_on_host:
+        sampler.sockets = Interface()
     sampler.start()
     try:
         if transport.rank >= job.workers:
@@ -110,6 +114,7 @@ class Worker:
         recorder.write(
             "start",
             host=socket.gethostname(),
+            boot=boot_id(),
             role="worker",
             threads=job.threads,
             from_step=self.step,

@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": "paceline.cli.bench:bench",
     "doctor": "paceline.cli.doctor:doctor",
     "launch": "paceline.cli.launch:launch",
+    "testbed": "paceline.cli.testbed:testbed",
     "completion": "paceline.cli.completion:completion",
 }
 

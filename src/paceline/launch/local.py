@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from multiprocessing import get_context
@@ -21,9 +21,11 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.allocator import keep_freed_memory
-from paceline.errors import PacelineError, PeerLost, TransportError, WorkerFailed
+from paceline.errors import BadRequest, PacelineError, PeerLost, TransportError, WorkerFailed
 from paceline.job import Job
 from paceline.registry import transports
+from paceline.testbed.hosts import Testbed, lasting, standing
+from paceline.testbed.links import Links
 from paceline.transport.base import Rendezvous
 from paceline.worker import run_worker
 
@@ -38,9 +40,28 @@ END_S = 3.0  # between asking a worker to end and ending it
 
 def run_processes(job: Job, hear: Hear) -> None:
     """Start the workers, pass on what they say, end them all, and raise the root cause if one failed."""
-    _, failures = on_forked_ranks(partial(train_rank, job), job.ranks, hear, job.config.deadline_s, may_die(job))
+    with network(job, hear) as bed:
+        _, failures = on_forked_ranks(partial(train_rank, job), job.ranks, hear, job.config.deadline_s, may_die(job), bed)
     if failures:
         raise root_cause(failures, job.workers)
+
+
+@contextlib.contextmanager
+def network(job: Job, hear: Hear) -> Iterator[Testbed | None]:
+    """The hosts that the ranks run on, where not all are to be on this one."""
+    asked = job.config.network
+    if asked is None:
+        yield None
+    elif asked == "standing":
+        bed = standing()
+        if bed is None:
+            raise BadRequest("no testbed is up: paceline testbed up --hosts 4 --rate 100mbit")
+        yield bed
+    else:
+        with lasting(job.ranks, Links.read(asked)) as bed:
+            for notice in bed.notices:
+                hear("notice", {"text": notice})
+            yield bed
 
 
 def may_die(job: Job) -> frozenset[int]:
@@ -53,7 +74,7 @@ def train_rank(job: Job, rendezvous: Rendezvous, say: Hear) -> None:
     keep_freed_memory()
     transport = transports.entry(job.transport).make.connect(rendezvous)  # type: ignore[attr-defined]
     try:
-        run_worker(job, transport, say)
+        run_worker(job, transport, say, alone_on_host=rendezvous.alone)
     finally:
         with contextlib.suppress(Exception):  # the process ends anyway
             transport.close()
@@ -65,8 +86,12 @@ def on_forked_ranks(
     hear: Hear = lambda *_: None,
     deadline_s: float = 30.0,
     expendable: frozenset[int] = frozenset(),
+    bed: Testbed | None = None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
-    """`body` in forked processes: what each returned, and what went wrong where. Expendable ranks may die."""
+    """`body` in forked processes: what each returned, and what went wrong where. Expendable ranks may die.
+
+    With a testbed each rank is on one of its hosts.
+    """
     context = get_context("fork")
     pipes: list[Connection] = []
     processes: list[Any] = []
@@ -75,16 +100,19 @@ def on_forked_ranks(
         for rank in range(size):
             held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Ctrl-C during a fork would be swallowed by its hooks
             ours, theirs = context.Pipe()
-            process = context.Process(target=_child, args=(body, rank, theirs, os.getpid()), name=f"worker-{rank}")
+            process = context.Process(target=_child, args=(body, rank, theirs, os.getpid(), bed), name=f"worker-{rank}")
             process.start()
             theirs.close()
             pipes.append(ours)
             processes.append(process)
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         # Only now, so that no worker was forked from a process with running threads.
-        store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+        host = bed.launcher if bed is not None else HOST
+        store = dist.TCPStore(host, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
         for rank, pipe in enumerate(pipes):
-            pipe.send(Rendezvous(rank, size, HOST, store.port, deadline_s))
+            own = bed.address(bed.host(rank)) if bed is not None else None
+            alone = bed is not None and bed.hosts >= size
+            pipe.send(Rendezvous(rank, size, host, store.port, deadline_s, own=own, alone=alone))
         return _listen(pipes, processes, hear, expendable)
     finally:
         _end(processes)
@@ -179,7 +207,7 @@ def _end(processes: list[Any]) -> None:
             process.join()
 
 
-def _child(body: Body, rank: int, pipe: Connection, parent: int) -> None:
+def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | None) -> None:
     """A worker's process: it ends with its parent, whatever ends the parent."""
     gc.freeze()  # what the parent left behind is not this process's to clean up: some of it joins threads that are not here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the workers
@@ -188,6 +216,8 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int) -> None:
     die_with_parent(parent)
     code = 1
     try:
+        if bed is not None:
+            bed.enter(bed.host(rank))
         rendezvous = pipe.recv()
         result = body(rendezvous, lambda kind, content: pipe.send((kind, content)))
         pipe.send(("done", {"result": pickle.dumps(result)}))  # tensors too, as plain bytes

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -36,3 +37,11 @@ def environment() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]) if sys.argv else "",
     }
+
+
+def boot_id() -> str | None:
+    """The same for all processes whose clocks are one: of one kernel since its start, in whatever container."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None

@@ -162,7 +162,7 @@ def arrivals_by_step(workers: list[list[Event]]) -> dict[int, float]:
 
 def several_hosts(workers: list[list[Event]]) -> bool:
     """Then nobody can say who waited for whom: their clocks do not agree."""
-    return len({e.get("host") for events in workers for e in events if e["kind"] == "start"}) > 1
+    return len({e.get("boot") or e.get("host") for events in workers for e in events if e["kind"] == "start"}) > 1
 
 
 def idle_seconds(workers: list[list[Event]]) -> list[float]:

@@ -11,7 +11,7 @@ import psutil
 
 from paceline.errors import RunFailed
 from paceline.record import container
-from paceline.record.network import Sockets
+from paceline.record.network import Interface, Sockets
 from paceline.record.resources import Task, Usage, pss_bytes
 from paceline.record.writer import Recorder
 
@@ -24,7 +24,7 @@ class Sampler:
 
     def __init__(self, recorder: Recorder, every_s: float, task: Task, whole_machine: bool = False) -> None:
         self.recorder, self.every_s, self.task, self.whole_machine = recorder, every_s, task, whole_machine
-        self.sockets = Sockets()
+        self.sockets: Sockets | Interface = Sockets()
         self.spent_s = 0.0
         self.pss_peak_bytes: int | None = None
         self._memory_peak_bytes: int | None = None

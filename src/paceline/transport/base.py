@@ -53,6 +53,8 @@ class Rendezvous:
     port: int
     deadline_s: float
     generation: int = 0  # counts up when a group is formed anew
+    own: str | None = None  # this rank's own address, where that is not the store's host
+    alone: bool = False  # on a host of its own: what that host sends and receives is this rank's
 
 
 class Transport(ABC):

@@ -45,7 +45,7 @@ class ProcessGroupTransport(Transport):
     def connect(cls, rendezvous: Rendezvous) -> Self:
         return cls(
             connect_store(rendezvous),
-            rendezvous.host,
+            rendezvous.own or rendezvous.host,
             rendezvous.rank,
             rendezvous.size,
             rendezvous.deadline_s,

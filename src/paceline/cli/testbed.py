@@ -1,0 +1,77 @@
+"""`paceline testbed`"""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group()
+def testbed() -> None:
+    """Several hosts on this machine, with links as slow as you like (needs root).
+
+    \b
+    Examples:
+      paceline testbed up --hosts 4 --rate 100mbit
+      paceline testbed run --strategy allreduce --workers 4 --codec sign --model cnn-wide
+      paceline testbed down
+      paceline train --network 100mbit --strategy ddp --workers 4     hosts for one run only
+    """
+
+
+@testbed.command()
+@click.option("--hosts", default=4, show_default=True, type=int, help="how many")
+@click.option(
+    "--rate", default="unlimited", show_default=True, metavar="RATE", help="of each link, per direction: 10mbit, 1gbit"
+)
+@click.option("--latency", default="0", show_default=True, metavar="TIME", help="from host to host: 1ms (if the kernel can)")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def up(hosts: int, rate: str, latency: str, debug: bool) -> None:
+    """Make the hosts; they stand until `down`."""
+    from paceline.testbed.hosts import raise_standing
+    from paceline.testbed.links import Links
+
+    bed = raise_standing(hosts, Links.read(f"rate={rate},latency={latency}"))
+    for notice in bed.notices:
+        click.echo(f"note: {notice}", err=True)
+    _describe()
+
+
+@testbed.command()
+def status() -> None:
+    """What is up."""
+    _describe()
+
+
+@testbed.command()
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def down(debug: bool) -> None:
+    """Take the hosts down; nothing is left behind."""
+    from paceline.testbed.hosts import missing, take_down
+
+    if (reason := missing()) is not None:
+        from paceline.errors import BadRequest
+
+        raise BadRequest(reason)
+    click.echo("the testbed is down" if take_down() else "no testbed was up")
+
+
+@testbed.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.pass_context
+def run(ctx: click.Context) -> None:
+    """`paceline train` on the hosts that are up, one worker on each. All options are those of `train`."""
+    from paceline.cli.train import train
+
+    train.main(args=["--network", "standing", *ctx.args], prog_name="paceline testbed run", standalone_mode=False)
+
+
+def _describe() -> None:
+    from paceline.testbed.hosts import standing
+
+    bed = standing()
+    if bed is None:
+        click.echo("no testbed is up: paceline testbed up --hosts 4 --rate 100mbit")
+        return
+    click.echo(f"{bed.hosts} hosts, links {bed.links} in each direction")
+    for host in range(bed.hosts):
+        click.echo(f"  host-{host}  {bed.address(host)}    ip netns exec {bed.namespace(host)} ...")
+    click.echo("run something there: paceline testbed run --strategy allreduce --workers " + str(bed.hosts))

@@ -1,0 +1,250 @@
+"""Hosts on one machine: a network namespace each, an address each, and a link to a switch.
+
+    host 0 -- eth0 ======== port 0 -- switch -- port 1 ======== eth0 -- host 1
+                  shaped both ways     |
+                                    launcher
+
+The switch is a bridge in a namespace of its own, so nothing of the machine's own network (its firewall, its addresses) is
+touched but for one address of the launcher. A process enters a host after it was forked; from then on its connections go
+through that host's link. Whoever made a testbed takes it down, and if it is killed, a watcher does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import BadRequest, RunFailed
+from paceline.testbed.links import Links, can_delay
+
+STANDING = Path("/run/paceline-testbed.json")  # the one that `paceline testbed up` made
+MOST_HOSTS = 64
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+
+
+@dataclass(frozen=True)
+class Testbed:
+    """A network that is up."""
+
+    name: str
+    hosts: int
+    links: Links
+    subnet: str  # 10.213.7
+    folder: str  # of each host's files (/etc/hosts)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def launcher(self) -> str:
+        """The address of this side, which all hosts can reach."""
+        return f"{self.subnet}.254"
+
+    def host(self, index: int) -> int:
+        """Which host a rank is on: ranks are dealt out."""
+        return index % self.hosts
+
+    def address(self, host: int) -> str:
+        return f"{self.subnet}.{host + 1}"
+
+    def namespace(self, host: int) -> str:
+        return f"{self.name}-{host}"
+
+    def enter(self, host: int) -> None:
+        """From now on this process (it must have one thread only) is on that host."""
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def call(what: str, code: int) -> None:
+            if code != 0:
+                raise RunFailed(f"entering host {host} of the testbed: {what}: {os.strerror(ctypes.get_errno())}")
+
+        with open(f"/run/netns/{self.namespace(host)}") as namespace:
+            call("setns", libc.setns(namespace.fileno(), CLONE_NEWNET))
+        call("unshare", libc.unshare(CLONE_NEWNS | CLONE_NEWUTS))
+        call("mount", libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
+        for file in ("hosts", "resolv.conf"):  # without these, names are looked up where nobody answers
+            if Path(f"/etc/{file}").exists():
+                source = str(Path(self.folder) / str(host) / file).encode()
+                call(f"mount {file}", libc.mount(source, f"/etc/{file}".encode(), None, MS_BIND, None))
+        socket.sethostname(host_name(host))
+
+    def down(self) -> None:
+        for namespace in _namespaces(self.name):
+            _try("ip", "netns", "del", namespace)
+        _try("ip", "link", "del", f"{self.name}l")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if json.loads(STANDING.read_text())["name"] == self.name:
+                STANDING.unlink()
+
+
+def host_name(host: int) -> str:
+    return f"host-{host}"
+
+
+def missing() -> str | None:
+    """What this machine lacks for a testbed; None: nothing."""
+    if sys.platform != "linux":
+        return "a testbed needs Linux: network namespaces"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"a testbed needs the command {tool}: apt-get install iproute2"
+    if os.geteuid() != 0:
+        return (
+            "a testbed needs root: namespaces and links are the system's (sudo, or a container of your own with CAP_SYS_ADMIN)"
+        )
+    return None
+
+
+def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
+    """Make a network of hosts. What was made is taken down again if the rest cannot be made."""
+    if not 1 <= hosts <= MOST_HOSTS:
+        raise BadRequest(f"{hosts} hosts: a testbed has 1 to {MOST_HOSTS}")
+    if (reason := missing()) is not None:
+        raise BadRequest(reason)
+    notices: list[str] = []
+    if links.latency_s and not can_delay():
+        notices.append(
+            f"this kernel cannot shape latency (no netem): the links have their rate only, not {links.latency_s * 1e3:g} ms"
+        )
+        links = Links(links.rate, 0.0)
+    folder = tempfile.mkdtemp(prefix="paceline-testbed-")
+    bed = Testbed(name or f"pl{secrets.token_hex(2)}", hosts, links, _free_subnet(), folder, tuple(notices))
+    try:
+        _make(bed)
+    except subprocess.CalledProcessError as error:
+        bed.down()
+        raise BadRequest(f"a testbed cannot be made here: {' '.join(error.cmd)}: {error.stderr.strip()}") from None
+    except BaseException:
+        bed.down()
+        raise
+    return bed
+
+
+def _make(bed: Testbed) -> None:
+    switch = f"{bed.name}-switch"
+    _run("ip", "netns", "add", switch)
+    _inside(switch, "ip", "link", "add", "bridge", "type", "bridge", "stp_state", "0", "forward_delay", "0")
+    _inside(switch, "ip", "link", "set", "bridge", "up")
+    _run("ip", "link", "add", f"{bed.name}l", "type", "veth", "peer", "name", "launcher", "netns", switch)
+    _run("ip", "addr", "add", f"{bed.launcher}/24", "dev", f"{bed.name}l")
+    _run("ip", "link", "set", f"{bed.name}l", "up")
+    _inside(switch, "ip", "link", "set", "launcher", "master", "bridge", "up")
+    for host in range(bed.hosts):
+        space, port = bed.namespace(host), f"port{host}"
+        _run("ip", "netns", "add", space)
+        _inside(switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
+        _inside(switch, "ip", "link", "set", port, "master", "bridge", "up")
+        _inside(space, "ip", "addr", "add", f"{bed.address(host)}/24", "dev", "eth0")
+        _inside(space, "ip", "link", "set", "eth0", "up")
+        _inside(space, "ip", "link", "set", "lo", "up")
+        for command in bed.links.shaping("eth0"):
+            _inside(space, *command)
+        for command in bed.links.shaping(port):
+            _inside(switch, *command)
+        own = Path(bed.folder) / str(host)
+        own.mkdir()
+        everybody = "".join(f"{bed.address(h)} {host_name(h)}\n" for h in range(bed.hosts))
+        (own / "hosts").write_text(f"127.0.0.1 localhost\n{everybody}")
+        (own / "resolv.conf").write_text("")
+
+
+@contextmanager
+def lasting(hosts: int, links: Links) -> Iterator[Testbed]:
+    """A network for as long as this lasts; taken down also if this process is killed."""
+    bed = up(hosts, links)
+    watcher = None
+    try:
+        watcher = _watcher(bed)
+        yield bed
+    finally:
+        bed.down()
+        if watcher is not None:
+            assert watcher.stdin is not None
+            watcher.stdin.close()
+            watcher.wait()
+
+
+def _watcher(bed: Testbed) -> subprocess.Popen[bytes]:
+    """Takes the network down when its standard input closes: when this process ends, however it ends."""
+    spaces = [f"{bed.name}-switch", *(bed.namespace(h) for h in range(bed.hosts))]
+    ends = "; ".join(f"ip netns del {s} 2>/dev/null" for s in spaces)
+    script = f"trap '' INT TERM HUP; cat > /dev/null; {ends}; ip link del {bed.name}l 2>/dev/null; rm -rf {bed.folder}"
+    return subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+# --- the one that stands until it is taken down
+
+
+def raise_standing(hosts: int, links: Links) -> Testbed:
+    if (there := standing()) is not None:
+        raise BadRequest(f"a testbed is up already ({there.hosts} hosts, {there.links}): paceline testbed down")
+    for leftover in _namespaces("paceline"):  # of one whose record was lost
+        _try("ip", "netns", "del", leftover)
+    bed = up(hosts, links, "paceline")
+    STANDING.write_text(json.dumps({**asdict(bed), "links": str(bed.links)}))
+    return bed
+
+
+def standing() -> Testbed | None:
+    try:
+        said: dict[str, Any] = json.loads(STANDING.read_text())
+        bed = Testbed(said["name"], said["hosts"], Links.read(said["links"]), said["subnet"], said["folder"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return bed if len(_namespaces(bed.name)) == bed.hosts + 1 else None  # a restart of the machine takes it down, too
+
+
+def take_down() -> bool:
+    """The standing one, or what is left of it; whether there was anything."""
+    bed, left = standing(), _namespaces("paceline")
+    if bed is not None:
+        bed.down()
+    elif left or STANDING.exists():
+        Testbed("paceline", 0, Links(), "10.213.0", tempfile.mkdtemp(prefix="paceline-testbed-")).down()
+        STANDING.unlink(missing_ok=True)
+    return bed is not None or bool(left)
+
+
+# --- small things
+
+
+def _namespaces(name: str) -> list[str]:
+    try:
+        return sorted(n for n in os.listdir("/run/netns") if n.startswith(f"{name}-") and n != "paceline-probe")
+    except OSError:
+        return []
+
+
+def _free_subnet() -> str:
+    """One that no route of this machine leads to."""
+    routes = subprocess.run(["ip", "-4", "route", "show", "table", "all"], check=False, capture_output=True, text=True).stdout
+    for number in range(secrets.randbelow(200), 455):
+        subnet = f"10.213.{number % 255}"
+        if f"{subnet}." not in routes:
+            return subnet
+    raise BadRequest("all networks 10.213.0.0 to 10.213.254.0 are in use here: paceline testbed down")
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def _try(*command: str) -> None:
+    subprocess.run(command, check=False, capture_output=True)
+
+
+def _inside(namespace: str, *command: str) -> None:
+    _run("ip", "netns", "exec", namespace, *command)
