@@ -110,15 +110,21 @@ def on_forked_ranks(
         host = bed.launcher if bed is not None else HOST
         store = dist.TCPStore(host, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
         for rank, pipe in enumerate(pipes):
-            own = bed.address(bed.host(rank)) if bed is not None else None
-            alone = bed is not None and bed.hosts >= size
-            pipe.send(Rendezvous(rank, size, host, store.port, deadline_s, own=own, alone=alone))
+            pipe.send(meeting_point(bed, rank, size, store.port, deadline_s))
         return _listen(pipes, processes, hear, expendable)
     finally:
         _end(processes)
         for pipe in pipes:
             pipe.close()
         del store  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
+
+
+def meeting_point(bed: Testbed | None, rank: int, size: int, port: int, deadline_s: float) -> Rendezvous:
+    """Where a rank finds the others: on this host, or across a testbed's network."""
+    if bed is None:
+        return Rendezvous(rank, size, HOST, port, deadline_s)
+    own = bed.address(bed.host(rank))
+    return Rendezvous(rank, size, bed.launcher, port, deadline_s, own=own, alone=bed.hosts >= size)
 
 
 def _listen(

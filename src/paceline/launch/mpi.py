@@ -28,8 +28,9 @@ import torch.distributed as dist
 
 from paceline.errors import BadRequest, PacelineError, RunFailed, WorkerFailed
 from paceline.job import Job
-from paceline.launch.local import HOST, Body, Hear, as_failure, drain, root_cause, train_rank
+from paceline.launch.local import HOST, Body, Hear, as_failure, drain, meeting_point, network, root_cause, train_rank
 from paceline.launch.package import pack, unpack
+from paceline.testbed.hosts import Testbed, host_name
 from paceline.transport.base import Rendezvous
 from paceline.transport.mpi import HOW_TO_GET, mpirun
 
@@ -39,31 +40,58 @@ END_S = 5.0
 
 
 def run_under_mpirun(job: Job, hear: Hear) -> None:
-    failures = on_mpi_ranks(partial(train_rank, job), job.ranks, hear, job.config.deadline_s, job.config.plugin)[1]
+    config = job.config
+    with network(job, hear) as bed:
+        failures = on_mpi_ranks(partial(train_rank, job), job.ranks, hear, config.deadline_s, config.plugin, bed)[1]
     if failures:
         raise root_cause(failures, job.workers)
 
 
 def on_mpi_ranks(
-    body: Body, size: int, hear: Hear = lambda *_: None, deadline_s: float = 30.0, plugins: tuple[str, ...] = ()
+    body: Body,
+    size: int,
+    hear: Hear = lambda *_: None,
+    deadline_s: float = 30.0,
+    plugins: tuple[str, ...] = (),
+    bed: Testbed | None = None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """`body` on every rank of a new mpirun: what each returned, and what went wrong where."""
-    package = pack(body, plugins)
-    with _started(size) as (process, said, connections):
-        store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+    package = pack(body if bed is None else partial(_on_host, bed, body), plugins)
+    with _started(size, bed) as (process, said, connections):
+        host = bed.launcher if bed is not None else HOST
+        store = dist.TCPStore(host, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
         for rank, connection in connections.items():
-            connection.send(Rendezvous(rank, size, HOST, store.port, deadline_s))
+            connection.send(meeting_point(bed, rank, size, store.port, deadline_s))
             connection.send_bytes(package)
         return _listen(process, said, connections, hear)
 
 
+def _on_host(bed: Testbed, body: Body, rendezvous: Rendezvous, say: Hear) -> Any:
+    bed.take_names(bed.host(rendezvous.rank))
+    return body(rendezvous, say)
+
+
+def _over_hosts(bed: Testbed, size: int) -> list[str]:
+    """mpirun's options for ranks on hosts: what ssh would start is started in a namespace, and only TCP connects them."""
+    ranks = [sum(bed.host(r) == host for r in range(size)) for host in range(bed.hosts)]
+    hosts = ",".join(f"{host_name(host)}:{count}" for host, count in enumerate(ranks) if count)
+    interface = f"{bed.subnet}.0/24"
+    return [
+        *("--host", hosts, "--map-by", "node"),
+        *("--prtemca", "plm_ssh_agent", bed.remote_shell(), "--prtemca", "prte_if_include", interface),
+        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", interface),
+        *("-x", "PACELINE_MEETING"),
+    ]
+
+
 @contextmanager
-def _started(size: int) -> Iterator[tuple[subprocess.Popen[str], list[str], dict[int, Connection]]]:
+def _started(size: int, bed: Testbed | None = None) -> Iterator[tuple[subprocess.Popen[str], list[str], dict[int, Connection]]]:
     """mpirun with `size` ranks, all of them connected; ended, with all its ranks, on the way out."""
     starter = mpirun()
     if starter is None:
         raise BadRequest(f"mpirun is not to be found: {HOW_TO_GET}")
-    command = [starter, "--oversubscribe", "--bind-to", "none", "-n", str(size)]
+    command = [starter, "--bind-to", "none", "-n", str(size)]
+    command += ["--oversubscribe"] if bed is None else _over_hosts(bed, size)
     if os.geteuid() == 0:
         command.insert(1, "--allow-run-as-root")
     key = os.urandom(16)

@@ -64,21 +64,32 @@ class Testbed:
 
     def enter(self, host: int) -> None:
         """From now on this process (it must have one thread only) is on that host."""
-        libc = ctypes.CDLL(None, use_errno=True)
-
-        def call(what: str, code: int) -> None:
-            if code != 0:
-                raise RunFailed(f"entering host {host} of the testbed: {what}: {os.strerror(ctypes.get_errno())}")
-
         with open(f"/run/netns/{self.namespace(host)}") as namespace:
-            call("setns", libc.setns(namespace.fileno(), CLONE_NEWNET))
-        call("unshare", libc.unshare(CLONE_NEWNS | CLONE_NEWUTS))
-        call("mount", libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
-        for file in ("hosts", "resolv.conf"):  # without these, names are looked up where nobody answers
+            _call("setns", ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET))
+        self.take_names(host)
+
+    def take_names(self, host: int) -> None:
+        """The host's own name, and its own list of names: without it names are looked up where nobody answers."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        _call("unshare", libc.unshare(CLONE_NEWNS | CLONE_NEWUTS))
+        _call("mount", libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
+        for file in ("hosts", "resolv.conf"):
             if Path(f"/etc/{file}").exists():
                 source = str(Path(self.folder) / str(host) / file).encode()
-                call(f"mount {file}", libc.mount(source, f"/etc/{file}".encode(), None, MS_BIND, None))
+                _call(f"mount {file}", libc.mount(source, f"/etc/{file}".encode(), None, MS_BIND, None))
         socket.sethostname(host_name(host))
+
+    def remote_shell(self) -> str:
+        """A command that starts another on a host, as ssh would: `AGENT host-1 COMMAND`."""
+        path = Path(self.folder) / "remote-shell"
+        path.write_text(
+            "#!/bin/sh\n"
+            'while [ "${1#-}" != "$1" ]; do shift; done\n'
+            "n=${1#host-}; shift\n"
+            f'exec ip netns exec {self.name}-$n unshare --uts sh -c "hostname host-$n; $*"\n'
+        )
+        path.chmod(0o700)
+        return str(path)
 
     def down(self) -> None:
         for namespace in _namespaces(self.name):
@@ -219,6 +230,11 @@ def take_down() -> bool:
 
 
 # --- small things
+
+
+def _call(what: str, code: int) -> None:
+    if code != 0:
+        raise RunFailed(f"entering a host of the testbed: {what}: {os.strerror(ctypes.get_errno())}")
 
 
 def _namespaces(name: str) -> list[str]:
