@@ -17,6 +17,9 @@ def bench() -> None:
       paceline bench strategies
       paceline bench strategies --rounds 9 --json
       paceline bench collectives --workers 2 --sizes 4KB,1MB,10MB
+      paceline bench codecs --model cnn-wide --workers 4
+      paceline bench balance
+      paceline bench network --rate 100mbit                  (needs root)
       paceline bench measuring
     """
 
@@ -184,4 +187,170 @@ def measuring(blocks: int, batch_size: int, sample_every_s: float, data_dir: str
         f"{high:.3f}; goal {result['goal']:g}). Measuring itself took {100 * result['own_share']:.2f}% of the workers' time.",
         highlight=False,
     )
+    console.print(machine_line(env), style="dim", highlight=False)
+
+
+@bench.command()
+@click.option("--model", default="cnn-wide", show_default=True, help="whose message is counted")
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(2), help="for the bytes per worker")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="interleaved rounds")
+@click.option("--json", "as_json", is_flag=True, help="print everything measured to standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def codecs(model: str, workers: int, rounds: int, as_json: bool, debug: bool) -> None:
+    """What a message of each codec costs: its bytes, and the time to make and to read it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from paceline.bench.codecs import bench_codecs
+    from paceline.cli.show import machine_line
+    from paceline.record.machine import environment
+    from paceline.report.words import size
+
+    messages = Console(stderr=True)
+    result = bench_codecs(model, workers, rounds, lambda text: messages.print(text, highlight=False))
+    result["environment"] = env = environment()
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return
+    console = Console()
+    ring = result["ring_bytes"]
+    sizes = Table(
+        title=f"{model}: {size(result['plain_bytes'])} of float32; a ring of {workers} sends {size(ring)} per worker and step",
+        title_justify="left",
+    )
+    times = Table()
+    for heading in ("codec", "message", "smaller", "goal", f"per worker, P={workers}", "of the ring's"):
+        sizes.add_column(heading, justify="left" if heading == "codec" else "right")
+    for heading in ("codec", "memcpys*", "min - max", "goal"):
+        times.add_column(heading, justify="left" if heading == "codec" else "right")
+    for row in result["codecs"]:
+        own = row["memcpys"]
+        smaller, sent = f"1/{row['smaller']:.1f}", row["per_worker_bytes"]
+        goal = f"1/{row['smaller_goal']:g}" if row["smaller_goal"] else ""
+        sizes.add_row(row["codec"], size(row["message_bytes"]), smaller, goal, size(sent), f"{sent / ring:.3f}")
+        goal = f"{row['memcpys_goal']:g}" if row["memcpys_goal"] else ""
+        times.add_row(row["codec"], f"{own['median']:.1f}", f"{own['min']:.1f} - {own['max']:.1f}", goal)
+    console.print(sizes)
+    console.print(times)
+    what = (
+        f"* encode and decode of {result['numbers'] / 1e6:g} M numbers, one thread, no error feedback, in times of one memcpy"
+    )
+    console.print(f"{what} ({result['memcpy_ms']:.1f} ms); medians of {rounds} rounds", highlight=False)
+    for row in result["codecs"]:
+        if (beside := row["against_hook"]) is not None:
+            spread = f"({beside['min']:.2f} - {beside['max']:.2f})"
+            console.print(
+                f"PyTorch's own {row['codec']} hook takes {beside['median']:.2f} times as long {spread}", highlight=False
+            )
+    console.print(machine_line(env), style="dim", highlight=False)
+
+
+@bench.command()
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="interleaved rounds")
+@click.option("--steps", default=400, show_default=True, type=click.IntRange(30), help="steps per round")
+@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(2))
+@click.option("--slower", default=3.0, show_default=True, type=click.FloatRange(1.0), help="how much slower worker 1 is")
+@click.option("--data-dir", default=None, metavar="DIR", help="where MNIST is looked for first")
+@click.option("--json", "as_json", is_flag=True, help="print everything measured to standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def balance(rounds: int, steps: int, batch_size: int, slower: float, data_dir: str | None, as_json: bool, debug: bool) -> None:
+    """Two workers, one of them slowed down: all-reduce with batch sizes by speed, without, and the ideal."""
+    import torch
+
+    torch.set_num_threads(1)
+    from rich.console import Console
+    from rich.table import Table
+
+    from paceline.bench.balance import bench_balance
+    from paceline.cli.show import machine_line
+    from paceline.record.machine import environment
+
+    messages = Console(stderr=True)
+    result = bench_balance(data_dir, rounds, steps, batch_size, slower, lambda text: messages.print(text, highlight=False))
+    result["environment"] = env = environment()
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return
+    console = Console()
+    title = (
+        f"cnn on {result['data']}, batch {batch_size} x 2, worker 1 {slower:g} times as slow, {steps} steps, {rounds} rounds"
+    )
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "median", "min - max", "goal"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for row in result["rows"]:
+        digits = {"samples/s": ",.0f", "accuracy": ".3f"}.get(row["unit"], ".2f")
+        table.add_row(row["title"], f"{row['median']:{digits}}", f"{row['min']:{digits}} - {row['max']:{digits}}", row["goal"])
+    console.print(table)
+    console.print(machine_line(env), style="dim", highlight=False)
+
+
+@bench.command()
+@click.option("--rate", default="100mbit", show_default=True, help="of every host's link")
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(2))
+@click.option("--model", default="cnn-wide", show_default=True)
+@click.option("--batch-size", default=8, show_default=True, type=click.IntRange(1), help="small, so that the network counts")
+@click.option("--target", default=0.9, show_default=True, type=click.FloatRange(0.0, 1.0), help="accuracy to be reached")
+@click.option("--rounds", default=1, show_default=True, type=click.IntRange(1), help="interleaved rounds, each with its seed")
+@click.option("--contender", "contenders", multiple=True, metavar="STRATEGY[/CODEC]", help="instead of the usual ones")
+@click.option("--data-dir", default=None, metavar="DIR", help="where MNIST is looked for first")
+@click.option("--json", "as_json", is_flag=True, help="print everything measured to standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def network(
+    rate: str,
+    workers: int,
+    model: str,
+    batch_size: int,
+    target: float,
+    rounds: int,
+    contenders: tuple[str, ...],
+    data_dir: str | None,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Hosts on a slow network (needs root): who reaches an accuracy first, against PyTorch's DDP."""
+    import torch
+
+    torch.set_num_threads(1)
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from paceline.bench.network import bench_network
+    from paceline.cli.show import machine_line
+    from paceline.record.machine import environment
+    from paceline.report.words import size
+
+    messages = Console(stderr=True)
+
+    def say(text: str) -> None:
+        messages.print(text, highlight=False)
+
+    result = bench_network(data_dir, rate, workers, model, batch_size, target, rounds, contenders, say)
+    result["environment"] = env = environment()
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return
+    console = Console()
+    reduce = result["all_reduce"]
+    theory = f", {reduce['of_theory']:.2f} times 2(P-1)/P * bytes / rate" if reduce["of_theory"] else ""
+    spread = f"({reduce['min']:.3f} - {reduce['max']:.3f})"
+    console.print(
+        f"an all-reduce of {size(reduce['bytes'])} by ring takes {reduce['seconds']:.3f} s {spread}{theory}", highlight=False
+    )
+    title = f"{model} on {result['data']}, {workers} hosts, {result['links']}, batch {batch_size} each, until {target:.0%}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table.add_column("contender", no_wrap=True)
+    for heading in ("reached\ns", "steps\n", "compute\nms", "codec\nms", "exchange\nms", "sent\n", "x ddp\n"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        reached = f"{row['seconds']:.1f}" if row["seconds"] is not None else "never"
+        ratio = f"{row['sooner']:.2f}" if row["sooner"] is not None else ""
+        times = [f"{1e3 * row[k]:.0f}" if row[k] is not None else "" for k in ("compute_s", "codec_s", "exchange_s")]
+        table.add_row(row["contender"], reached, str(row["steps"]), *times, size(row["sent_bytes"]), ratio)
+    console.print(table)
+    console.print("compute, codec, exchange, sent: per worker and step", highlight=False)
+    bound = f"bound (compute + communication) / compute, of plain all-reduce: {result['bound']:.2f}"
+    best = f"; the best is at {result['of_bound']:.2f} of it" if result["of_bound"] is not None else "; nobody got there"
+    console.print(bound + best, highlight=False)
     console.print(machine_line(env), style="dim", highlight=False)

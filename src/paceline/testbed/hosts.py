@@ -168,7 +168,7 @@ def _make(bed: Testbed) -> None:
         own = Path(bed.folder) / str(host)
         own.mkdir()
         everybody = "".join(f"{bed.address(h)} {host_name(h)}\n" for h in range(bed.hosts))
-        (own / "hosts").write_text(f"127.0.0.1 localhost\n{everybody}")
+        (own / "hosts").write_text(f"127.0.0.1 localhost\n{bed.launcher} launcher\n{everybody}")
         (own / "resolv.conf").write_text("")
 
 
