@@ -21,10 +21,10 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.allocator import keep_freed_memory
-from paceline.errors import BadRequest, PacelineError, PeerLost, TransportError, WorkerFailed
+from paceline.errors import BadRequest, PacelineError, PeerLost, RunFailed, TransportError, WorkerFailed
 from paceline.job import Job
 from paceline.registry import transports
-from paceline.testbed.hosts import Testbed, lasting, standing
+from paceline.testbed.hosts import LAUNCHER, Testbed, lasting, standing
 from paceline.testbed.links import Links
 from paceline.transport.base import Rendezvous
 from paceline.worker import run_worker
@@ -95,7 +95,7 @@ def on_forked_ranks(
     context = get_context("fork")
     pipes: list[Connection] = []
     processes: list[Any] = []
-    store = None
+    store: Any = None
     try:
         for rank in range(size):
             held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Ctrl-C during a fork would be swallowed by its hooks
@@ -107,8 +107,7 @@ def on_forked_ranks(
             processes.append(process)
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         # Only now, so that no worker was forked from a process with running threads.
-        host = bed.launcher if bed is not None else HOST
-        store = dist.TCPStore(host, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+        store = open_store(bed, deadline_s)
         for rank, pipe in enumerate(pipes):
             pipe.send(meeting_point(bed, rank, size, store.port, deadline_s))
         return _listen(pipes, processes, hear, expendable)
@@ -116,7 +115,45 @@ def on_forked_ranks(
         _end(processes)
         for pipe in pipes:
             pipe.close()
+        if isinstance(store, StoreElsewhere):
+            store.close()
         del store  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
+
+
+def open_store(bed: Testbed | None, deadline_s: float) -> Any:
+    """What the ranks meet through: here, or at the launcher's end of a testbed's network, by a process that is there."""
+    if bed is not None:
+        return StoreElsewhere(bed, deadline_s)
+    return dist.TCPStore(HOST, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+
+
+class StoreElsewhere:
+    def __init__(self, bed: Testbed, deadline_s: float) -> None:
+        context = get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_keep_store, args=(bed, deadline_s, theirs, os.getpid()), name="store")
+        self._process.start()
+        theirs.close()
+        try:
+            self.port = int(self._pipe.recv())
+        except EOFError:
+            raise RunFailed("the ranks' meeting point in the testbed could not be opened") from None
+
+    def close(self) -> None:
+        self._pipe.close()
+        _end([self._process])
+
+
+def _keep_store(bed: Testbed, deadline_s: float, pipe: Connection, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(parent)
+    bed.enter(LAUNCHER)
+    store = dist.TCPStore(bed.launcher, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+    pipe.send(store.port)
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()  # until the launcher closes it
+    os._exit(0)
 
 
 def meeting_point(bed: Testbed | None, rank: int, size: int, port: int, deadline_s: float) -> Rendezvous:

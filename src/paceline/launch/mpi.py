@@ -17,20 +17,29 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from paceline.errors import BadRequest, PacelineError, RunFailed, WorkerFailed
 from paceline.job import Job
-from paceline.launch.local import HOST, Body, Hear, as_failure, drain, meeting_point, network, root_cause, train_rank
+from paceline.launch.local import (
+    Body,
+    Hear,
+    StoreElsewhere,
+    as_failure,
+    drain,
+    meeting_point,
+    network,
+    open_store,
+    root_cause,
+    train_rank,
+)
 from paceline.launch.package import pack, unpack
-from paceline.testbed.hosts import Testbed, host_name
+from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
 from paceline.transport.base import Rendezvous
 from paceline.transport.mpi import HOW_TO_GET, mpirun
 
@@ -57,13 +66,16 @@ def on_mpi_ranks(
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """`body` on every rank of a new mpirun: what each returned, and what went wrong where."""
     package = pack(body if bed is None else partial(_on_host, bed, body), plugins)
-    with _started(size, bed) as (process, said, connections):
-        host = bed.launcher if bed is not None else HOST
-        store = dist.TCPStore(host, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
-        for rank, connection in connections.items():
-            connection.send(meeting_point(bed, rank, size, store.port, deadline_s))
-            connection.send_bytes(package)
-        return _listen(process, said, connections, hear)
+    store = open_store(bed, deadline_s)
+    try:
+        with _started(size, bed) as (process, said, connections):
+            for rank, connection in connections.items():
+                connection.send(meeting_point(bed, rank, size, store.port, deadline_s))
+                connection.send_bytes(package)
+            return _listen(process, said, connections, hear)
+    finally:
+        if isinstance(store, StoreElsewhere):
+            store.close()
 
 
 def _on_host(bed: Testbed, body: Body, rendezvous: Rendezvous, say: Hear) -> Any:
@@ -94,6 +106,8 @@ def _started(size: int, bed: Testbed | None = None) -> Iterator[tuple[subprocess
     command += ["--oversubscribe"] if bed is None else _over_hosts(bed, size)
     if os.geteuid() == 0:
         command.insert(1, "--allow-run-as-root")
+    if bed is not None:
+        command = ["ip", "netns", "exec", bed.namespace(LAUNCHER), *command]
     key = os.urandom(16)
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         address = str(Path(folder) / "s")

@@ -4,9 +4,10 @@
                   shaped both ways     |
                                     launcher
 
-The switch is a bridge in a namespace of its own, so nothing of the machine's own network (its firewall, its addresses) is
-touched but for one address of the launcher. A process enters a host after it was forked; from then on its connections go
-through that host's link. Whoever made a testbed takes it down, and if it is killed, a watcher does.
+The switch is a bridge in a namespace of its own, and so is the launcher's end, so nothing of the machine's own network (its
+firewall, its addresses) is touched but for one address of the launcher. A process enters a host after it was forked; from
+then on its connections go through that host's link. Whoever made a testbed takes it down, and if it is killed, a watcher
+does.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from paceline.testbed.links import Links, can_delay
 
 STANDING = Path("/run/paceline-testbed.json")  # the one that `paceline testbed up` made
 MOST_HOSTS = 64
+LAUNCHER = "launcher"  # what it calls its own end
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
@@ -59,16 +61,16 @@ class Testbed:
     def address(self, host: int) -> str:
         return f"{self.subnet}.{host + 1}"
 
-    def namespace(self, host: int) -> str:
+    def namespace(self, host: int | str) -> str:
         return f"{self.name}-{host}"
 
-    def enter(self, host: int) -> None:
-        """From now on this process (it must have one thread only) is on that host."""
+    def enter(self, host: int | str) -> None:
+        """From now on this process (it must have one thread only) is on that host, or at the `launcher`'s end."""
         with open(f"/run/netns/{self.namespace(host)}") as namespace:
             _call("setns", ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET))
         self.take_names(host)
 
-    def take_names(self, host: int) -> None:
+    def take_names(self, host: int | str) -> None:
         """The host's own name, and its own list of names: without it names are looked up where nobody answers."""
         libc = ctypes.CDLL(None, use_errno=True)
         _call("unshare", libc.unshare(CLONE_NEWNS | CLONE_NEWUTS))
@@ -77,7 +79,7 @@ class Testbed:
             if Path(f"/etc/{file}").exists():
                 source = str(Path(self.folder) / str(host) / file).encode()
                 _call(f"mount {file}", libc.mount(source, f"/etc/{file}".encode(), None, MS_BIND, None))
-        socket.sethostname(host_name(host))
+        socket.sethostname(host_name(host) if isinstance(host, int) else host)
 
     def remote_shell(self) -> str:
         """A command that starts another on a host, as ssh would: `AGENT host-1 COMMAND`."""
@@ -94,7 +96,6 @@ class Testbed:
     def down(self) -> None:
         for namespace in _namespaces(self.name):
             _try("ip", "netns", "del", namespace)
-        _try("ip", "link", "del", f"{self.name}l")
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(STANDING.read_text())["name"] == self.name:
@@ -149,27 +150,30 @@ def _make(bed: Testbed) -> None:
     _run("ip", "netns", "add", switch)
     _inside(switch, "ip", "link", "add", "bridge", "type", "bridge", "stp_state", "0", "forward_delay", "0")
     _inside(switch, "ip", "link", "set", "bridge", "up")
-    _run("ip", "link", "add", f"{bed.name}l", "type", "veth", "peer", "name", "launcher", "netns", switch)
-    _run("ip", "addr", "add", f"{bed.launcher}/24", "dev", f"{bed.name}l")
-    _run("ip", "link", "set", f"{bed.name}l", "up")
-    _inside(switch, "ip", "link", "set", "launcher", "master", "bridge", "up")
+    _connect(bed, LAUNCHER, bed.launcher, Links())
     for host in range(bed.hosts):
-        space, port = bed.namespace(host), f"port{host}"
-        _run("ip", "netns", "add", space)
-        _inside(switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
-        _inside(switch, "ip", "link", "set", port, "master", "bridge", "up")
-        _inside(space, "ip", "addr", "add", f"{bed.address(host)}/24", "dev", "eth0")
-        _inside(space, "ip", "link", "set", "eth0", "up")
-        _inside(space, "ip", "link", "set", "lo", "up")
-        for command in bed.links.shaping("eth0"):
-            _inside(space, *command)
-        for command in bed.links.shaping(port):
-            _inside(switch, *command)
-        own = Path(bed.folder) / str(host)
-        own.mkdir()
-        everybody = "".join(f"{bed.address(h)} {host_name(h)}\n" for h in range(bed.hosts))
-        (own / "hosts").write_text(f"127.0.0.1 localhost\n{bed.launcher} launcher\n{everybody}")
-        (own / "resolv.conf").write_text("")
+        _connect(bed, host, bed.address(host), bed.links)
+
+
+def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
+    """A host, with its link to the switch, and with its names."""
+    switch, space, port = f"{bed.name}-switch", bed.namespace(host), f"port{host}"[:15]
+    _run("ip", "netns", "add", space)
+    _inside(switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
+    _inside(switch, "ip", "link", "set", port, "master", "bridge", "up")
+    _inside(space, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
+    _inside(space, "ip", "link", "set", "eth0", "up")
+    _inside(space, "ip", "link", "set", "lo", "up")
+    for command in links.shaping("eth0"):
+        _inside(space, *command)
+    for command in links.shaping(port):
+        _inside(switch, *command)
+    own = Path(bed.folder) / str(host)
+    own.mkdir()
+    names = {bed.launcher: LAUNCHER, **{bed.address(h): host_name(h) for h in range(bed.hosts)}}
+    lines = [f"{form}{found} {name}" for found, name in names.items() for form in ("", "::ffff:")]  # some ask in IPv6's words
+    (own / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+    (own / "resolv.conf").write_text("")
 
 
 @contextmanager
@@ -190,9 +194,9 @@ def lasting(hosts: int, links: Links) -> Iterator[Testbed]:
 
 def _watcher(bed: Testbed) -> subprocess.Popen[bytes]:
     """Takes the network down when its standard input closes: when this process ends, however it ends."""
-    spaces = [f"{bed.name}-switch", *(bed.namespace(h) for h in range(bed.hosts))]
+    spaces = _namespaces(bed.name)
     ends = "; ".join(f"ip netns del {s} 2>/dev/null" for s in spaces)
-    script = f"trap '' INT TERM HUP; cat > /dev/null; {ends}; ip link del {bed.name}l 2>/dev/null; rm -rf {bed.folder}"
+    script = f"trap '' INT TERM HUP; cat > /dev/null; {ends}; rm -rf {bed.folder}"
     return subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -215,7 +219,7 @@ def standing() -> Testbed | None:
         bed = Testbed(said["name"], said["hosts"], Links.read(said["links"]), said["subnet"], said["folder"])
     except (OSError, ValueError, KeyError):
         return None
-    return bed if len(_namespaces(bed.name)) == bed.hosts + 1 else None  # a restart of the machine takes it down, too
+    return bed if len(_namespaces(bed.name)) == bed.hosts + 2 else None  # a restart of the machine takes it down, too
 
 
 def take_down() -> bool:
