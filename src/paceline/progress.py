@@ -96,7 +96,9 @@ def _bar(console: Console) -> Progress:
 
 def headline(config: dict[str, Any], threads: int) -> str:
     workers = config["workers"]
+    codec = f" with {config['codec']}" if config.get("codec", "none") != "none" else ""
+    network = f" between hosts ({config['network']})" if config.get("network") else ""
     return (
-        f"{config['model']} on {config['data']}: {config['strategy']}, {workers} worker{'s' if workers != 1 else ''} x "
-        f"{threads} thread{'s' if threads != 1 else ''}, {config['transport']}"
+        f"{config['model']} on {config['data']}: {config['strategy']}{codec}, {workers} worker{'s' if workers != 1 else ''} x "
+        f"{threads} thread{'s' if threads != 1 else ''}, {config['transport']}{network}"
     )

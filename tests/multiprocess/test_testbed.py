@@ -1,0 +1,179 @@
+"""Hosts on one machine: real namespaces, real shaped links, real gloo and MPI; and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import make_pairs, small_net
+
+import paceline
+from paceline.errors import BadRequest
+from paceline.testbed import hosts
+from paceline.testbed.links import Links, can_delay
+from paceline.transport.mpi import MpiTransport
+
+PACELINE = Path(sys.executable).parent / "paceline"
+needs_root = pytest.mark.skipif(hosts.missing() is not None, reason=str(hosts.missing()))
+
+
+def left_behind() -> list[str]:
+    namespaces = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
+    folders = [p.name for p in Path("/tmp").glob("paceline-testbed-*")]
+    return [n for n in (*namespaces, *folders) if n.startswith(("pl", "paceline-"))]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    before = left_behind()
+    yield
+    until = time.monotonic() + 10
+    while (found := [n for n in left_behind() if n not in before]) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not found
+
+
+def train(tmp_path: Path, **options: object) -> paceline.Run:
+    defaults = {
+        "model": small_net, "data": (make_pairs(60), make_pairs(20, seed=1)), "workers": 2, "steps": 4, "batch_size": 8,
+        "threads": 1, "memory_format": "contiguous", "out": str(tmp_path / "run"),
+    }  # fmt: skip
+    return paceline.train(**{**defaults, **options})
+
+
+# --- what is asked for
+
+
+def test_links_are_read() -> None:
+    assert Links.read("100mbit") == Links(1e8)
+    assert Links.read("rate=10mbit,latency=1ms") == Links(1e7, 1e-3)
+    assert str(Links.read("1gbit,latency=500us")) == "1gbit,latency=0.5ms"
+    assert Links.read(str(Links(2.5e6))) == Links(2.5e6)
+    assert Links.read("unlimited").shaping("eth0") == []
+    assert [c[-6] for c in Links(1e8).shaping("eth0")] == ["rate"]
+    assert len(Links(1e8, 0.01).shaping("eth0")) == 2
+
+
+@pytest.mark.parametrize(
+    ("network", "sentence"),
+    [
+        ("fast", "not a number"),
+        ("1bit", "between 100kbit"),
+        ("100mbit,loss=3", "no loss"),
+        ("100mbit,latency=1h", "not a number"),
+    ],
+)
+def test_bad_networks_are_refused(tmp_path: Path, network: str, sentence: str) -> None:
+    with pytest.raises(BadRequest, match=sentence):
+        train(tmp_path, strategy="allreduce", network=network)
+
+
+def test_without_root_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(hosts.shutil, "which", lambda tool: f"/sbin/{tool}")
+    with pytest.raises(BadRequest, match="needs root"):
+        train(tmp_path, strategy="allreduce", network="100mbit")
+    with pytest.raises(BadRequest, match="needs root"):
+        hosts.up(2, Links())
+    monkeypatch.setattr(hosts.shutil, "which", lambda tool: None)
+    assert "apt-get install iproute2" in str(hosts.missing())
+
+
+@needs_root
+def test_memory_is_not_shared_between_hosts(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="transport gloo or mpi, not shm"):
+        train(tmp_path, strategy="allreduce", network="unlimited", transport="shm")
+    with pytest.raises(BadRequest, match="needs memory that all workers share"):
+        train(tmp_path, strategy="hogwild", network="unlimited")
+    with pytest.raises(BadRequest, match="1 to 64"):
+        hosts.up(0, Links())
+
+
+# --- what happens
+
+
+@needs_root
+@pytest.mark.parametrize("strategy", ["allreduce", "ddp", "ps"])
+def test_workers_run_on_hosts_of_their_own(tmp_path: Path, strategy: str) -> None:
+    run = train(tmp_path, strategy=strategy, network="unlimited")
+    assert run.record["status"] == "completed"
+    assert [w["host"] for w in run.record["workers"]] == [f"host-{i}" for i in range(len(run.record["workers"]))]
+    assert run.record["config"]["transport"] == "gloo"
+    if strategy == "allreduce":
+        assert all(w["idle_s"] is not None for w in run.record["workers"])  # one machine, one clock
+
+
+@needs_root
+def test_a_link_is_no_faster_than_its_rate_and_the_interface_counts(tmp_path: Path) -> None:
+    """1.6 MB of ring at 20 Mbit/s: it takes at least what the link needs; the counter saw the payload and little more."""
+    data = (make_pairs(60), make_pairs(20, seed=1))
+    wide = {"model": "mlp:hidden=600x600", "data": data, "strategy": "allreduce:collective=ring", "steps": 2}
+    run = train(tmp_path, **wide, network="20mbit")
+    for worker in run.record["workers"]:
+        seconds = worker["payload_sent_bytes"] * 8 / 20e6
+        assert worker["sync_s"] + worker["idle_s"] > 0.7 * seconds  # a bucket's worth of tokens comes free
+        assert 1.0 < worker["net_sent_bytes"] / worker["payload_sent_bytes"] < 1.15
+
+
+@needs_root
+@pytest.mark.skipif(MpiTransport.missing() is not None, reason=str(MpiTransport.missing()))
+def test_mpi_talks_between_hosts(tmp_path: Path) -> None:
+    run = train(
+        tmp_path, strategy="allreduce:collective=ring", network="unlimited", transport="mpi", model="mlp:hidden=200x200"
+    )
+    assert [w["host"] for w in run.record["workers"]] == ["host-0", "host-1"]
+    assert all(w["net_sent_bytes"] > w["payload_sent_bytes"] > 0 for w in run.record["workers"])
+
+
+@needs_root
+def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Path) -> None:
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([PACELINE, *words], capture_output=True, text=True, timeout=120, check=False)
+
+    if hosts.standing() is not None:
+        pytest.skip("a testbed of somebody's is up")
+    try:
+        first = call("testbed", "up", "--hosts", "2", "--rate", "200mbit", "--latency", "1ms")
+        assert first.returncode == 0, first.stderr
+        assert "2 hosts, links 200mbit" in first.stdout
+        assert can_delay() or "no netem" in first.stderr
+        again = call("testbed", "up")
+        assert again.returncode != 0
+        assert "up already" in again.stderr
+        ran = call(
+            "testbed", "run", "--strategy", "allreduce", "--workers", "2", "--data", "fashion-mini", "--model", "mlp:hidden=16",
+            "--steps", "3", "--json", "--out", str(tmp_path / "run"),
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        assert {w["host"] for w in json.loads(ran.stdout)["workers"]} == {"host-0", "host-1"}
+    finally:
+        down = call("testbed", "down")
+    assert "is down" in down.stdout
+    assert "no testbed is up" in call("testbed", "status").stdout
+    assert "no testbed was up" in call("testbed", "down").stdout
+    nowhere = call("testbed", "run", "--strategy", "allreduce", "--workers", "2", "--data", "fashion-mini", "--steps", "1")
+    assert nowhere.returncode != 0
+    assert "no testbed is up: paceline testbed up" in nowhere.stderr
+
+
+@needs_root
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_when_the_launcher_is_ended(tmp_path: Path, how: signal.Signals) -> None:
+    before = left_behind()
+    words = [
+        "train", "--network", "1mbit", "--strategy", "allreduce", "--workers", "2", "--data", "fashion-mini",
+        "--model", "mlp:hidden=256x128", "--steps", "500", "--out", str(tmp_path / "run"),
+    ]  # fmt: skip
+    process = subprocess.Popen([PACELINE, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    events = tmp_path / "run" / "events" / "worker-1.jsonl"
+    while not events.is_file() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [n for n in left_behind() if n not in before]  # it is up; the fixture sees to the rest
+    process.send_signal(how)
+    assert process.wait(30) != 0
