@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "paceline"
 # From the bottom up; modules of one line may not import each other, those inside one package may.
 LAYERS = [
     ["errors", "allocator"],
-    ["types", "seeding", "registry"],
+    ["types", "seeding", "registry", "units"],
     ["config"],
     ["data", "models", "optim", "objectives", "record", "transport"],
     ["collectives", "faults"],

@@ -23,7 +23,8 @@ SERIAL_DOES_NOT_KNOW = (
 
 def label_of(options: Mapping[str, str]) -> str:
     """What a setting is called by the options that tell it from others: `allreduce, lr=0.1`."""
-    return ", ".join(value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in options.items())
+    said = {k: v for k, v in options.items() if (k, v) != ("codec", "none")}
+    return ", ".join(value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in said.items())
 
 
 def option(default: Any, kind: Any, help: str, group: str) -> Any:

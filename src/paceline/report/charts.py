@@ -27,6 +27,7 @@ from paceline.report.marks import (
     tips,
     with_legend,
 )
+from paceline.report.networks import MAP_ROW, map_layers, network_rows
 from paceline.report.tables import axis_rows, numeric_axes
 
 HEIGHT, SMALL, ROW = 300, 180, 24
@@ -58,7 +59,15 @@ class Charts:
         self.default_line = self._fastest()
 
     def all(self) -> list[Chart]:
-        found = [*self._scaling(), *self._axes(), *self._by_setting(), *self._curves(), *self._time(), *self._resources()]
+        found = [
+            *self._networks(),
+            *self._scaling(),
+            *self._axes(),
+            *self._by_setting(),
+            *self._curves(),
+            *self._time(),
+            *self._resources(),
+        ]
         return [chart for chart in found if chart is not None]
 
     def shown_at_first(self, chart: Chart) -> list[Row]:
@@ -70,6 +79,17 @@ class Charts:
         many = [r for r in self.lines if r["workers"] == self.default_workers and r["strategy"] != "serial"] or self.lines
         timed = [r for r in many if r["train_s"] is not None]
         return str(min(timed, key=lambda r: r["train_s"])["id"]) if timed else ""
+
+    def _networks(self) -> list[Chart | None]:
+        rows = network_rows(self.study)
+        if not rows:
+            return []
+        self.tables["networks"] = rows
+        ways = len({r["way"] for r in rows})
+        note = "Time to the target accuracy relative to plain all-reduce on the same links: below 1 (blue) is sooner."
+        title = "Time to accuracy, against plain all-reduce"
+        spec = self._spec(map_layers(rows), height=MAP_ROW * ways)
+        return [Chart("network_map", "At which bandwidth does what win", title, note, "networks", spec, own_legend=True)]
 
     # --- against the number of workers
 
@@ -274,7 +294,9 @@ class Charts:
                 ("series", "setting", ""), ("workers", "workers", ""), ("part", "part", ""), ("ms", "milliseconds", ".2f")
             )
             spec = self._spec([_stacked(x, y, CHOSEN_WORKERS, tooltip)], workers=True, height=ROW * len(self.series))
-            note = "Computing, exchanging, waiting for the last worker to come; for the number of workers chosen above."
+            note = (
+                "Computing, making and reading messages (codec), exchanging, waiting; for the number of workers chosen above."
+            )
             title = "Where the time of a step goes"
             found.append(Chart("time_per_step", "Where the time goes", title, note, "parts", spec, own_legend=True))
         if self.tables["workers"]:
@@ -337,7 +359,7 @@ def _parts(row: Row) -> dict[str, float]:
     """What a step's time consists of; DDP's exchange hides inside the backward pass."""
     if row["sync_ms"] is None and row["compute_ms"] is not None:
         return {palette.TOGETHER: row["compute_ms"]}
-    return {part: row[f"{part}_ms"] for part in ("compute", "sync", "idle") if row[f"{part}_ms"] is not None}
+    return {part: row[f"{part}_ms"] for part in ("compute", "codec", "sync", "idle") if row.get(f"{part}_ms")}
 
 
 def _names(field_name: str, order: list[str]) -> Spec:

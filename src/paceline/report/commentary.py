@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from statistics import median
 
+from paceline.report.comment import Comment
 from paceline.report.lines import Line, Study
+from paceline.report.messages import what_compression_costs
+from paceline.report.networks import by_bandwidth
 from paceline.report.noise import accuracy_noise, differ, lost_points, seen, time_noise
 from paceline.report.tables import axis_rows
 from paceline.report.words import listed, milliseconds, pace_against, percent, size, times, workers
@@ -17,18 +19,12 @@ ELSEWHERE = 30.0  # per cent of a core: more than a launcher takes
 TELLING = 0.15  # a share of the time that explains something
 
 
-@dataclass(frozen=True)
-class Comment:
-    kind: str
-    text: str
-    figures: dict[str, str] = field(default_factory=dict)
-
-
 def comments(study: Study) -> list[Comment]:
     """Everything that can be said."""
     rules: tuple[Callable[[Study], Iterator[Comment]], ...] = (
         failures, disturbed, unlike_work, accuracy_paid, not_reached, within_noise, slow_workers, slower_than_serial,
-        beyond_the_cores, bytes_moved, from_linear, drift, along_the_data, measuring_cost, next_steps,
+        beyond_the_cores, by_bandwidth,
+        what_compression_costs, bytes_moved, from_linear, drift, along_the_data, measuring_cost, next_steps,
     )  # fmt: skip
     return [comment for rule in rules for comment in rule(study)]
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from paceline.report.answer import answer, best_lines
 from paceline.report.charts import Chart, Charts
-from paceline.report.commentary import Comment, comments
+from paceline.report.comment import Comment
+from paceline.report.commentary import comments
 from paceline.report.lines import Line, Study
+from paceline.report.messages import messages_table
 from paceline.report.noise import T99
 from paceline.report.profiles import profile_tables
 from paceline.report.tables import Row, column_noise, measured
@@ -29,6 +31,7 @@ COMPARED = (
     ("time_to_accuracy_s", "time to the target accuracy", "s", "low"),
     ("steps_to_accuracy", "steps to the target accuracy", "", "low"),
     ("compute_ms", "computing per step", "ms", ""),
+    ("codec_ms", "encoding and decoding per step", "ms", "low"),
     ("sync_ms", "exchange per step", "ms", "low"),
     ("idle_ms", "waiting per step", "ms", "low"),
     ("sent_bytes", "bytes per worker and step", "bytes", "low"),
@@ -72,6 +75,7 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
             _comments(comments(study)),
             _controls(charts),
             *_sections(charts, drawn),
+            messages_table(study),
             _pairs(charts),
             profile_tables(study),
             _results(study),

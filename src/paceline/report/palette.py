@@ -23,7 +23,7 @@ COLOURS = (
 )
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 TOGETHER = "computing and exchange, not told apart"
-PARTS = {"compute": "#4477AA", "sync": "#EE7733", "idle": "#BBBBBB", TOGETHER: "#AA55CC"}
+PARTS = {"compute": "#4477AA", "codec": "#228833", "sync": "#EE7733", "idle": "#BBBBBB", TOGETHER: "#AA55CC"}
 
 
 def assign(series: list[str]) -> dict[str, tuple[str, str]]:

@@ -63,6 +63,7 @@ def measured(study: Study, line: Line) -> dict[str, Spread | None]:
         "time_to_accuracy_s": line.time_to_accuracy,
         "steps_to_accuracy": line.steps_to_accuracy,
         "compute_ms": line.per_step("compute_s", 1e3),
+        "codec_ms": line.over_workers(_codec_ms),
         "sync_ms": line.per_step("sync_s", 1e3),
         "idle_ms": line.per_step("idle_s", 1e3),
         "sent_bytes": line.per_step("payload_sent_bytes"),
@@ -75,6 +76,12 @@ def measured(study: Study, line: Line) -> dict[str, Spread | None]:
         "staleness": line.over_workers(lambda w: w.get("staleness_mean")),
         "distance": line.over_workers(lambda w: w.get("replica_distance_max")),
     }
+
+
+def _codec_ms(worker: Row) -> float | None:
+    """Encoding and decoding in one step; none where nothing was compressed."""
+    spent = (worker.get("encode_s") or 0.0) + (worker.get("decode_s") or 0.0)
+    return 1e3 * spent / worker["steps"] if spent and worker["steps"] else None
 
 
 def column_noise(study: Study) -> dict[str, Row]:
@@ -242,6 +249,8 @@ def write_results(study: Study, path: Path) -> None:
     head = ["run", "label", "strategy", "workers", "threads", *(v for v in varied if v != "threads"), "seed", "status"]
     worker = [
         "compute_s",
+        "encode_s",
+        "decode_s",
         "sync_s",
         "idle_s",
         "payload_sent_bytes",

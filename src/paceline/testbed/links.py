@@ -6,8 +6,8 @@ import subprocess
 from dataclasses import dataclass
 
 from paceline.errors import BadRequest
-from paceline.faults.link import RATES, TIMES, parse_unit
 from paceline.registry import parse_pairs
+from paceline.units import RATES, TIMES, parse_unit
 
 QUEUE_S = 0.2  # of traffic that a link holds back before it drops any
 SMALLEST_QUEUE, SMALLEST_BURST = 256 << 10, 16 << 10  # bytes
