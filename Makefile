@@ -46,6 +46,8 @@ check: lint types test
 bench: $(STAMP)
 	@$(BIN)/paceline data fetch mnist
 	@$(BIN)/paceline bench strategies
+	@$(BIN)/paceline bench codecs
+	@$(BIN)/paceline bench balance
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,12 +23,21 @@ def test_the_table_of_strategies_is_the_registry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "plural"), [("optimizers.md", "optimizers"), ("optimizers.md", "schedules"), ("data.md", "data")]
+    ("file", "plural"),
+    [("codecs.md", "codecs"), ("optimizers.md", "optimizers"), ("optimizers.md", "schedules"), ("data.md", "data")],
 )
 def test_pages_name_everything(file: str, plural: str) -> None:
     text = (ROOT / "docs" / file).read_text()
     for entry in ALL[plural]:
         assert f"`{entry.name}" in text, f"{file} does not tell of {entry.name}"
+
+
+def test_the_table_of_codecs_is_the_registry() -> None:
+    text = (ROOT / "docs" / "codecs.md").read_text()
+    for entry in ALL["codecs"]:
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{entry.name}` |"))
+        assert entry.summary in row
+        assert all(f"`{o.name}={format_value(o.default)}`" in row for o in entry.options.values())
 
 
 def test_links_lead_somewhere() -> None:

@@ -127,4 +127,6 @@ class Balance:
         return {"speeds": self.speeds, "batch_sizes": list(self.shards.batch_sizes)}
 
     def load(self, state: dict[str, Any]) -> None:
+        if sum(state["batch_sizes"]) != sum(self.shards.batch_sizes):
+            return  # another global batch is asked for now
         self.speeds, self.shards.batch_sizes, self.settled = state["speeds"], tuple(state["batch_sizes"]), bool(state["speeds"])

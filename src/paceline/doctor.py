@@ -22,7 +22,17 @@ class Finding:
 
 
 def examine(data_dir: str | None = None) -> list[Finding]:
-    checks: list[Callable[[], Finding]] = [_machine, _gloo, _cuda, _shared_memory, _mpi, _reports, _network_bytes, _npm]
+    checks: list[Callable[[], Finding]] = [
+        _machine,
+        _gloo,
+        _cuda,
+        _shared_memory,
+        _mpi,
+        _reports,
+        _network_bytes,
+        _testbed,
+        _npm,
+    ]
     return [check() for check in checks] + [_data(name, data_dir) for name in RECIPES]
 
 
@@ -96,6 +106,18 @@ def _network_bytes() -> Finding:
     if Sockets().bytes() is None:
         return Finding("network bytes", False, "this system does not count them per socket: net_* stays empty")
     return Finding("network bytes", True, "counted per worker by the kernel (TCP_INFO)")
+
+
+def _testbed() -> Finding:
+    from paceline.testbed.hosts import missing
+    from paceline.testbed.links import can_delay, can_make
+
+    if (reason := missing()) is not None:
+        return Finding("testbed", False, reason)
+    if not can_make():
+        return Finding("testbed", False, "network namespaces cannot be made here: it takes CAP_SYS_ADMIN and CAP_NET_ADMIN")
+    slow = "hosts with slow links" + ("" if can_delay() else "; no latency, for this kernel has no netem")
+    return Finding("testbed", True, slow)
 
 
 def _npm() -> Finding:

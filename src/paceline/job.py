@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline import checkpoint, sizes
+from paceline.codecs.base import build_codec
 from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.base import Data, Stream, some_of
@@ -63,6 +64,7 @@ class Job:
     memory_format: str = "auto"
     started: float = 0.0  # when it was asked for, by time.perf_counter
     out_is_given: bool = True
+    batch_grows: bool = True  # with the workers, each of whom brings a batch of its own
 
     @property
     def workers(self) -> int:
@@ -158,7 +160,7 @@ class Job:
     @property
     def single_batches(self) -> float:
         """How many batches of one worker the global batch is: it grows with the workers only where each brings its own."""
-        return 1.0 if self.config.global_batch_size is not None or self.config.batch_size == "all" else float(self.workers)
+        return float(self.workers) if self.batch_grows else 1.0
 
     def shards(self) -> Shards:
         if isinstance(self.data.train, Stream):
@@ -219,6 +221,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         momentum = 0.9 if config.optimizer.name == "momentum" else 0.0
 
     out_is_given = bool(config.out or config.resume)
+    batch_grows = config.global_batch_size is None and config.batch_size != "all"
     out = Path(config.out) if config.out else run_folder(config.resume) if config.resume else out_name(config)
     config = config.merged(
         {
@@ -236,14 +239,14 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         }
     )
     job = Job(config, data, out, transport, threads, batch_sizes, epochs, steps, resume_from, 0, notices, config.memory_format)
-    job.started, job.out_is_given = started, out_is_given
+    job.started, job.out_is_given, job.batch_grows = started, out_is_given, batch_grows
     if resume_from is not None:
         job.memory_format = checkpoint.about(resume_from).get("memory_format", job.memory_format)
     on_meta = _on_meta(job)
     job.optimizer(on_meta)  # refuses what cannot be built, before any process starts
     codec = codec_for(strategy, config.codec)
     if workers > 1:
-        codec.message_bytes(layout_of(on_meta))
+        codec.fits(layout_of(on_meta))
     job.schedule(), job.metric()
     for fault in job.faults():
         if getattr(fault, "rank", 0) not in range(job.ranks):
@@ -348,6 +351,10 @@ def _overlap(config: Config, transport: str, threads: int, servers: int) -> str:
     if transports.entry(transport).make.runs_as == "threads":  # type: ignore[attr-defined]
         if config.overlap == "on":
             raise BadRequest(f"overlap=on needs processes: ranks of transport {transport} take turns")
+        return "off"
+    if build_codec(config.codec).lossless is False:
+        if config.overlap == "on":
+            raise BadRequest(f"overlap=on: codec {Spec.of(config.codec).name} needs all gradients at once")
         return "off"
     if config.overlap != "auto":
         return config.overlap

@@ -33,7 +33,7 @@ from paceline.launch.joined import Meeting
 from paceline.launch.seat import find as find_seat
 from paceline.rank import line_up
 from paceline.registry import strategies, transports
-from paceline.replica import Replica, refuse_closures
+from paceline.replica import Replica, layout_of, refuse_closures
 from paceline.seeding import derive, seed_everything
 from paceline.strategies.base import Strategy, distance_to, expect_identical
 from paceline.transport.alone import Alone
@@ -115,6 +115,7 @@ class Pace:
                 _send_bytes(self.ctx.transport, server, cloudpickle.dumps((model, optimizer)))
         model.train()
         self.replica = Replica(model, optimizer, _no_loss, flat=self.strategy.flat, allocate=self.ctx.transport.allocate)
+        self.ctx.codec.fits(layout_of(model))
         self.strategy.setup(self.ctx, self.replica)
         if self.rank:
             seed_everything(derive(self.seed, "worker", self.rank))  # dropout and the like are each worker's own

@@ -159,6 +159,8 @@ class FlatModel:
         """Before the optimizer: what nobody touched has no gradient."""
         for region in self.regions:
             heads = region.grads.index_select(0, region.heads)
+            if heads.is_complex():
+                heads = heads.real
             untouched = torch.signbit(heads) & (heads == 0)
             if bool(untouched.any()):
                 for index in untouched.nonzero().flatten().tolist():

@@ -44,10 +44,10 @@ def batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
     return plan.sizes(size * workers) if plan is not None and plan.speeds else (size,) * workers
 
 
-def as_given(config: Config, sizes: tuple[int, ...]) -> int | tuple[int, ...]:
+def as_given(config: Config, sizes: tuple[int, ...]) -> int | str | tuple[int, ...]:
     """Per worker; where they are cut by speed, what each would have otherwise: the run's record can be run again."""
     if config.balance is not None:
-        return sum(sizes) // len(sizes)
+        return "all" if config.batch_size == "all" else sum(sizes) // len(sizes)
     return sizes if len(set(sizes)) > 1 else sizes[0]
 
 
@@ -58,6 +58,10 @@ def check_balance(config: Config, strategy: Strategy) -> None:
         raise BadRequest(
             f"balance=measured: with {config.described()['strategy']} nobody waits for the slowest: there is nothing to balance"
         )
+    if not strategy.flat:
+        raise BadRequest(f"balance=measured: {strategy.name} exchanges inside the backward pass: work and waiting look alike")
+    if strategy.survives:
+        raise BadRequest(f"balance=measured: {strategy.name} weighs workers equally and survives them: give speeds")
     if (config.shard or ("static" if config.partition == "by-label" else strategy.shard)) == "static":
         raise BadRequest(
             "balance=measured deals samples out anew, and static shards are cut once: use --shard global, or give speeds"

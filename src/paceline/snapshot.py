@@ -83,6 +83,7 @@ def about(worker: Worker) -> dict[str, Any]:
         "train_s": worker.clock.total_s,
         "memory_format": "channels_last" if worker.replica.channels_last else "contiguous",
         "optimizer": type(worker.replica.optimizer).__name__,
+        "codec": str(worker.config.codec),
         "samples": _count(worker.job.data.train),
     }
 
@@ -94,6 +95,7 @@ def restore(worker: Worker) -> dict[str, Any]:
     said, optimizer = checkpoint.about(folder), replica.optimizer
     for what, there, here in (
         ("optimizer", said["optimizer"], type(optimizer).__name__),
+        ("codec", said.get("codec", "none"), str(worker.config.codec)),
         ("number of training samples", said["samples"], _count(worker.job.data.train)),
     ):
         if there != here:

@@ -28,7 +28,7 @@ from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
 from paceline.server import run_server
 from paceline.transport.base import Transport
-from paceline.transport.metered import Tally
+from paceline.transport.metered import ALL_PEERS, Tally
 from paceline.types import Batch, RecorderLike
 
 NOTIFY_EVERY_S = 0.2
@@ -136,6 +136,11 @@ class Worker:
             "plain_bytes": sum(r.grads.nbytes for r in regions),
         }
 
+    def _mean_message(self) -> dict[str, float]:
+        """Where messages differ in length (and go to everybody at once): how long they were on average."""
+        clock, regions = self.ctx.codec.clock, sum(r.grads.numel() > 0 for r in self.replica.regions)
+        return {"message_bytes": clock.message_bytes / clock.messages * regions} if clock.messages else {}
+
     def _batches(self) -> Batches:
         job, train = self.job, self.job.data.train
         stand_in = not self.strategy.skips_empty
@@ -153,9 +158,14 @@ class Worker:
         assert isinstance(self.batches, ShardBatches)
         return Balance(every, self.batches.shards, self.ctx.peers.inner)
 
-    def _record_balance(self) -> None:
+    def _look_at_balance(self, batch: Batch, own_s: float, epoch: int) -> None:
+        """Waiting for the others here is exchange, not work."""
         assert self.balance is not None
-        if self.ctx.worker_index == 0:
+        self.balance.saw(batch.weight, own_s)
+        began = time.perf_counter()
+        changed = self.balance.look(self.step, epoch, self.batches.ended)
+        self.meter.add("balance", ALL_PEERS, 0, 0, 0, time.perf_counter() - began)
+        if changed and self.ctx.worker_index == 0:
             sizes, speeds = list(self.balance.shards.batch_sizes), self.balance.speeds
             self.recorder.write("balance", step=self.step, batch_sizes=sizes, samples_per_s=speeds)
 
@@ -181,12 +191,12 @@ class Worker:
                 notify_text = f"already at step {self.step} after {self.batches.epochs_done} epochs: no step is left to make"
                 self.notify("notice", {"text": notify_text})
             return
+        before = replace(meter.totals["train"])
         for batch in self.batches:
             if self.profile is not None:
                 self.profile.next_step()
             began = self.clock.since
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
-            before = replace(meter.totals["train"])
             loss = self._compute(batch)
             arrived = time.perf_counter()
             strategy.step(replica, batch)
@@ -194,10 +204,10 @@ class Worker:
             self.step, epoch = batch.step + 1, batch.epoch + 1
             seconds = self.clock.lap()
             self._record_step(batch, loss, began, seconds, before, arrived)
+            own_s = seconds - (meter.totals["train"].seconds - before.seconds)
+            before = replace(meter.totals["train"])
             if self.balance is not None:
-                self.balance.saw(batch.weight, seconds - (meter.totals["train"].seconds - before.seconds))
-            if self.balance is not None and self.balance.look(self.step, epoch, self.batches.ended):
-                self._record_balance()
+                self._look_at_balance(batch, own_s, epoch)
             over = self._is_over()
             if self.batches.ended and self.config.until_converged is not None and not over:
                 over = self._converged()
@@ -245,6 +255,7 @@ class Worker:
             evaluate_sent_bytes=self.meter.total("evaluate").sent_bytes,
             finish_sent_bytes=self.meter.total("finish").sent_bytes,
             times_known=self.meter.times_known,
+            **self._mean_message(),
             traffic=self.meter.described(),
         )
         self.ctx.peers.barrier()

@@ -395,6 +395,28 @@ def test_explain(cli, tmp_path: Path) -> None:
         assert message in err
 
 
+def test_bench_codecs(cli) -> None:
+    words = ("bench", "codecs", "--rounds", "1", "--numbers", "100003")
+    code, out, err = cli(*words, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    rows = {r["codec"]: r for r in found["codecs"]}
+    assert rows["sign"]["smaller"] > 30
+    assert rows["topk"]["per_worker_bytes"] == 3 * rows["topk"]["message_bytes"]
+    assert rows["int8"]["per_worker_bytes"] < found["ring_bytes"] / 3.9
+    assert rows["powersgd"]["against_hook"]["median"] > 0
+    assert all(r["memcpys"]["median"] > 0 for r in rows.values())
+    assert "per worker, P=4" in cli(*words)[1]
+
+
+@pytest.mark.slow
+def test_bench_balance(cli) -> None:
+    code, out, err = cli("bench", "balance", "--rounds", "1", "--steps", "30", "--slower", "2", "--json")
+    assert code == 0, err
+    titles = [r["title"] for r in json.loads(out)["rows"]]
+    assert "balanced / ideal" in titles
+
+
 def test_bench_collectives(cli) -> None:
     code, out, err = cli("bench", "collectives", "--workers", "2", "--sizes", "4KB", "--rounds", "1", "--json")
     assert code == 0, err

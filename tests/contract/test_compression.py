@@ -122,9 +122,18 @@ def test_momentum_is_taken_from_the_optimizer_once(run_inproc: RunInproc) -> Non
         regions: tuple[object, ...] = ()
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9, weight_decay=0.1)
 
-    assert Velocity.taken(Line(), Bare()) is not None
-    assert [Bare.optimizer.param_groups[0][k] for k in ("momentum", "weight_decay")] == [0.0, 0.0]
+    class Unclipped(Bare):
+        clip_norm = None
+
+    found = Velocity.taken(Line(), Unclipped())
+    assert found is not None
+    group = Bare.optimizer.param_groups[0]
+    assert [group[k] for k in ("momentum", "weight_decay")] == [0.0, 0.0]
     assert Velocity.taken(Line(), Bare()) is None
+    group["momentum"] = 0.8  # as OneCycleLR does in every step
+    found.advance(Unclipped(), 0.5)
+    assert group["momentum"] == 0.0
+    assert found._rules[0].momentum == 0.8
 
 
 # --- records
@@ -150,6 +159,61 @@ def test_a_compressed_run_resumes_bit_for_bit(run_inproc: RunInproc, tmp_path: P
     out = str(tmp_path / "interrupted")
     run_inproc(**options, steps=6, checkpoint_every=6, out=out)
     assert identical(run_inproc(**options, steps=12, resume=out, out=out).weights, whole.weights)
+
+
+@pytest.mark.parametrize("strategy", ["ps", "gossip"])
+@pytest.mark.parametrize("codec", ["qsgd", "topk:ratio=0.2,warmup=9", "powersgd", "sign"])
+def test_pairs_resume_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str) -> None:
+    """What each side knows of the other, and what its codec remembers, is in the checkpoint too."""
+    options = {"strategy": strategy, "workers": 2, "lr": 0.05, "codec": codec}
+    whole = run_inproc(**options, steps=12)
+    out = str(tmp_path / "interrupted")
+    run_inproc(**options, steps=6, checkpoint_every=6, out=out)
+    assert identical(run_inproc(**options, steps=12, resume=out, out=out).weights, whole.weights)
+
+
+def test_another_codec_is_another_run(run_inproc: RunInproc, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    run_inproc(strategy="allreduce", workers=2, steps=4, checkpoint_every=4, out=out)
+    with pytest.raises(BadRequest, match="another codec"):
+        run_inproc(strategy="allreduce", workers=2, steps=8, codec="sign", resume=out, out=out)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "qsgd:bits=8", "int8"])
+def test_local_steps_begin_where_averaging_every_step_ended(run_inproc: RunInproc, codec: str) -> None:
+    """post: the first average takes differences from the weights of that moment, not from the start."""
+    plain = run_inproc(strategy="local-sgd:every=2,post=8", workers=2, steps=12, lr=0.05)
+    coded = run_inproc(strategy="local-sgd:every=2,post=8", workers=2, steps=12, lr=0.05, codec=codec)
+    assert weights_distance(plain.weights, coded.weights) < 0.05
+    with pytest.raises(BadRequest, match="post=8 has momentum after the codec"):
+        run_inproc(strategy="local-sgd:post=8", workers=2, steps=2, codec="sign")
+
+
+def two_kinds() -> torch.nn.Module:
+    """Parameters of two dtypes, and a buffer of complex numbers: three regions."""
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3).double()
+            self.register_buffer("turns", torch.ones(2, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.tanh(self.first(x)).double()).float()
+
+    return Two()
+
+
+@pytest.mark.parametrize("codec", ["threshold:times=1", "topk:ratio=0.3,warmup=5", "sign", "int8"])
+@pytest.mark.parametrize("strategy", ["allreduce", "ps", "gossip", "local-sgd:every=2"])
+def test_models_of_several_dtypes(run_inproc: RunInproc, strategy: str, codec: str) -> None:
+    run = run_inproc(model=two_kinds, strategy=strategy, workers=3, codec=codec, epochs=6, lr=0.05)
+    assert run.test_accuracy > 0.8
+
+
+def test_overlap_needs_gradients_as_they_are(run_inproc: RunInproc) -> None:
+    with pytest.raises(BadRequest, match="overlap=on: codec sign needs all gradients at once"):
+        run_inproc(strategy="allreduce", workers=2, codec="sign", overlap="on", transport="gloo", steps=1)
 
 
 def test_a_compressed_server_resumes(run_inproc: RunInproc, tmp_path: Path) -> None:

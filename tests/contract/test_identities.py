@@ -108,7 +108,7 @@ def test_gossip_spreads_to_all(run_inproc: RunInproc) -> None:
 # --- staleness
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(2, 4))
 def test_nobody_runs_further_ahead_than_staleness_allows(run_inproc: RunInproc, seed: int, s: int, workers: int) -> None:
     run = run_inproc(strategy=f"ps:consistency=ssp,staleness={s}", workers=workers, steps=12, batch_size=4, seed=seed)

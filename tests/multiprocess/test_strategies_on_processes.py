@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import identical, make_pairs, small_net
+from tests.conftest import MNIST, identical, make_pairs, small_net
 from torch import nn
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.registry import strategies
+from paceline.registry import codecs, strategies
 from paceline.strategies.serving import Server
 
 SEVERAL = [e.name for e in strategies if e.make.most_workers is None]
@@ -171,10 +171,34 @@ def _children() -> list[int]:
 
 # --- accuracy
 
+ALL = [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=async"]
+QUICK = ("allreduce", "stepwise", "local-sgd", "hogwild", "ps:consistency=async")
 
-@pytest.mark.parametrize("name", [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=async"])
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_accuracy_on_images(tmp_path: Path, name: str) -> None:
     """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 79.5%, a worker that hears nobody 76.3%."""
     images = {"data": "fashion-mini", "model": "mlp:hidden=64", "batch_size": 8, "lr": 0.005, "epochs": 3, "threads": 1}
     done = run(tmp_path / "run", strategy=name, workers=4, **images)
     assert done.test_accuracy >= 0.772
+
+
+@pytest.mark.parametrize("codec", [n for n in codecs.names() if n not in ("none", "randomk")])
+def test_accuracy_through_a_codec(tmp_path: Path, codec: str) -> None:
+    """The same with each codec's defaults: no worse than a strategy is allowed to be."""
+    images = {"data": "fashion-mini", "model": "mlp:hidden=64", "batch_size": 8, "lr": 0.005, "epochs": 3, "threads": 1}
+    done = run(tmp_path / "run", strategy="allreduce", workers=4, codec=codec, **images)
+    assert done.test_accuracy >= 0.772
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not here: paceline data fetch mnist")
+def test_codecs_cost_less_than_a_point_on_mnist(tmp_path: Path) -> None:
+    """cnn, two epochs, P = 4, defaults; random-k only that it trains, without momentum."""
+    images = {"data": "mnist", "data_dir": str(MNIST.parent.parent), "model": "cnn", "workers": 4, "epochs": 2, "threads": 1}
+    plain = run(tmp_path / "plain", strategy="allreduce", batch_size=64, lr=0.01, **images).test_accuracy
+    for codec in (n for n in codecs.names() if n not in ("none", "randomk")):
+        done = run(tmp_path / codec, strategy="allreduce", codec=codec, batch_size=64, lr=0.01, **images)
+        assert done.test_accuracy > plain - 0.01, codec
+    random = run(tmp_path / "r", strategy="allreduce", codec="randomk", momentum=0.0, batch_size=64, lr=0.01, **images)
+    assert random.test_accuracy > 0.5

@@ -16,6 +16,7 @@ from tests.records import recompute
 from paceline.report.lines import read_study
 from paceline.report.render import render
 from paceline.studies.grid import BUILTIN
+from paceline.testbed.hosts import missing
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent.parent
@@ -150,7 +151,13 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
     )
 
 
-def test_every_study_file_runs_in_its_short_setting(tmp_path: Path) -> None:
+QUICK = ("builtin", "stragglers", "codecs", "slow_network")
+
+
+@pytest.mark.parametrize("which", ["quick", pytest.param("others", marks=pytest.mark.slow)])
+def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) -> None:
+    chosen = [f for f in (BUILTIN, *STUDIES) if (f.stem in QUICK) == (which == "quick")]
+    chosen = [f for f in chosen if f.stem != "slow_network" or missing() is None]
     script = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
@@ -162,12 +169,12 @@ def test_every_study_file_runs_in_its_short_setting(tmp_path: Path) -> None:
         "    run_study(Study.read(file, 'short'), folder, clean=True)\n"
         "    render(folder, figures=False)\n"
     )
-    files = [str(f) for f in (BUILTIN, *STUDIES)]
+    files = [str(f) for f in chosen]
     done = subprocess.run(
         [sys.executable, "-c", script, *files], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    for file in (BUILTIN, *STUDIES):
+    for file in chosen:
         found = records(tmp_path / file.stem)
         assert found, file.stem
         assert {r["error"] for r in found.values()} == {None}, file.stem

@@ -12,11 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.codecs.base import build_codec
 from paceline.collectives.base import choose
 from paceline.collectives.operations import Operations
 from paceline.errors import PeerLost, TransportError
-from paceline.registry import collectives, transports
+from paceline.registry import codecs, collectives, transports
+from paceline.seeding import generator
 from paceline.transport.base import Rendezvous, Transport
+from paceline.transport.inproc import Hub
+from paceline.types import Layout, Slot
 
 PROCESSES = [e.name for e in transports if e.make.runs_as == "processes" and e.make.available() and e.name != "mpi"]
 EACH = pytest.mark.parametrize("name", PROCESSES)
@@ -289,3 +293,45 @@ def test_shm_with_more_ranks_than_cores_does_not_stall(size: int) -> None:
         return time.monotonic() - began
 
     assert max(on_processes("shm", size, body)) < 10
+
+
+# --- codecs
+
+
+@pytest.mark.parametrize("name", [*PROCESSES])
+def test_every_codec_travels(name: str) -> None:
+    """Three ranks, three steps: the same bits on all of them, and the in-process transport's result."""
+    choices = [n for n in codecs.names() if n != "none"] + ["topk:warmup=2,ratio=0.1"]
+
+    def body(transport: Transport) -> dict[str, torch.Tensor]:
+        found = {}
+        for choice in choices:
+            codec, line = build_codec(choice), choose("ring", transport)
+            state = codec.start(LAYOUT, generator(0, "own", transport.rank), generator(0, "shared"))
+            for step in range(3):
+                buffer = torch.randn(LAYOUT.numel, generator=generator(step, transport.rank))
+                codec.reduce(buffer, LAYOUT, line, state)
+            found[choice] = buffer
+        return found
+
+    there, here = on_processes(name, 3, body), Hub(3).run(body)
+    for choice in choices:
+        assert all(torch.equal(there[0][choice], there[rank][choice]) for rank in (1, 2)), choice
+        assert torch.equal(there[0][choice], here[0][choice]), choice
+
+
+@EACH
+def test_hops_leave_collectives_alone(name: str) -> None:
+    """A schedule in which ranks receive differently often, and then an all-reduce: everybody's memory is still found."""
+
+    def body(transport: Transport) -> float:
+        codec = build_codec("int8")
+        codec.reduce(torch.ones(LAYOUT.numel), LAYOUT, choose("tree", transport), {})
+        buffer = torch.ones(20_000)
+        transport.all_reduce(buffer)
+        return float(buffer.sum())
+
+    assert on_processes(name, 3, body) == [60_000.0] * 3
+
+
+LAYOUT = Layout((Slot("a", (30, 40), (40, 1), 0, 1200, 0), Slot("b", (30,), (1,), 1200, 30, 0)))

@@ -60,6 +60,8 @@ def test_bad_plans_are_refused(text: str, sentence: str) -> None:
         ({"balance": "measured", "shard": "static"}, "static shards are cut once"),
         ({"balance": "measured", "strategy": "ps:consistency=async"}, "nobody waits for the slowest"),
         ({"balance": "2,1", "batch_size": "8,4"}, "not both"),
+        ({"balance": "measured", "strategy": "ddp", "transport": "gloo"}, "work and waiting look alike"),
+        ({"balance": "measured", "strategy": "gossip"}, "weighs workers equally"),
         ({"balance": "2,1", "batch_size": None, "global_batch_size": 1}, "cannot be cut"),
     ],
 )
@@ -145,6 +147,12 @@ def test_the_learning_rate_grows_with_the_workers() -> None:
 def test_bad_scalings_are_refused(run_inproc: RunInproc, text: str, sentence: str) -> None:
     with pytest.raises(BadRequest, match=sentence):
         run_inproc(strategy="allreduce", workers=2, steps=1, lr_scaling=text)
+
+
+def test_a_batch_of_everything_does_not_grow(run_inproc: RunInproc) -> None:
+    alone = run_inproc(**DOUBLE, batch_size="all", steps=4, lr=0.05)
+    many = run_inproc(**DOUBLE, strategy="allreduce", workers=3, batch_size="all", steps=4, lr=0.05, lr_scaling="linear")
+    assert weights_distance(alone.weights, many.weights) < 1e-10
 
 
 def test_scaling_is_what_a_larger_lr_would_be(run_inproc: RunInproc) -> None:

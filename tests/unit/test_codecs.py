@@ -130,8 +130,6 @@ def test_the_same_seed_gives_the_same_bytes(choice: str) -> None:
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_refused(choice: str, bad: float) -> None:
-    if choice.startswith("randomk"):
-        choice = "randomk:ratio=1"  # what does not travel is not looked at
     codec = build_codec(choice)
     values = values_of(MODEL)
     values[7] = bad
@@ -147,7 +145,7 @@ def test_sixteen_bits_overflow_loudly() -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_other_floats_travel_too(choice: str, dtype: torch.dtype) -> None:
     codec = build_codec(choice)
     values = values_of(MODEL, dtype=torch.float32).to(dtype)
@@ -178,7 +176,8 @@ def test_impossible_options_are_refused(choice: str, sentence: str) -> None:
 
 def test_a_rank_larger_than_every_matrix_is_refused() -> None:
     with pytest.raises(BadRequest, match=r"rank=31 is larger than every matrix .* tensor2, is 30 x 40"):
-        build_codec("powersgd:rank=31").message_bytes(MODEL)
+        build_codec("powersgd:rank=31").fits(MODEL)
+    build_codec("powersgd:rank=25").fits(MODEL)
     assert build_codec("powersgd:rank=25").message_bytes(MODEL)  # fits one of them; what does not get smaller goes as it is
 
 
@@ -357,6 +356,14 @@ def test_times_are_counted() -> None:
     assert encode > 0
     assert decode > 0
     assert codec.clock.taken() == (0.0, 0.0)
+
+
+def test_many_small_halves_are_not_infinity() -> None:
+    layout = layout_of((400_000,))
+    values = torch.full((400_000,), 0.5, dtype=torch.float16)
+    for choice in ("topk", "randomk", "threshold"):
+        codec = build_codec(choice)
+        trip(codec, values, layout, started(codec, layout))
 
 
 def test_a_copy_of_a_codec_has_memory_of_its_own() -> None:

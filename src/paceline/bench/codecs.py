@@ -21,20 +21,18 @@ from paceline.seeding import generator
 from paceline.transport.alone import Alone
 from paceline.types import Layout, Slot
 
-NUMBERS = 25_000_000
-SHAPES = [(5000, 4995), (25_000,)]
 TIME_GOALS = {"fp16": 3.0, "int8": 8.0, "sign": 9.0, "topk": 20.0, "qsgd": 25.0}  # times one memcpy, encode and decode together
 SIZE_GOALS = {"sign": 30.0, "topk": 45.0, "powersgd": 40.0, "int8": 3.9, "qsgd": 7.5}
 PEERS = {"fp16": "fp16", "powersgd": "powersgd"}  # codecs with a hook of PyTorch's beside them
 
 
-def bench_codecs(model: str, workers: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Sizes for a model; times for 25 M numbers on one thread, without error feedback."""
+def bench_codecs(model: str, workers: int, rounds: int, numbers: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Sizes for a model; times for so many numbers on one thread, without error feedback."""
     torch.set_num_threads(1)
     with torch.device("meta"):
         sizes = layout_of(models.build(model, input_shape=(1, 28, 28), classes=10))
     names = [n for n in codecs.names() if n != "none"]
-    times = _times(names, rounds, say)
+    times = _times(names, rounds, numbers, say)
     plain = 4 * sizes.numel
     rows = []
     for name in names:
@@ -58,7 +56,7 @@ def bench_codecs(model: str, workers: int, rounds: int, say: Callable[[str], Non
         "workers": workers,
         "plain_bytes": plain,
         "ring_bytes": per_worker("hop", plain, workers),
-        "numbers": NUMBERS,
+        "numbers": numbers,
         "rounds": rounds,
         "memcpy_ms": times["memcpy"],
         "codecs": rows,
@@ -78,17 +76,17 @@ def _used(codec: Codec, layout: Layout) -> int:
     return codec.plain.encode(values, layout, message, codec.plain.start(layout, generator(0, "a"), generator(0, "b")))
 
 
-def _times(names: list[str], rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _times(names: list[str], rounds: int, numbers: int, say: Callable[[str], None]) -> dict[str, Any]:
     """For each: the median of its ratios to the memcpy of the same round."""
-    layout = _layout()
-    values, out = torch.randn(NUMBERS), torch.empty(NUMBERS)
+    shapes = _shapes(numbers)
+    layout, values, out = _layout(shapes), torch.randn(numbers), torch.empty(numbers)
     contenders: dict[str, Callable[[], None]] = {"memcpy": partial(_copy, values, out)}
     for name in names:
         contenders[name] = _there_and_back(_plain(name), layout, values, out)
     hooks = Hooks()
     for name, hook in PEERS.items():
         contenders[f"{name} exchange"] = _exchange(_plain(name), layout, values, out)
-        contenders[f"{name} hook"] = _hook(getattr(hooks, hook), values, out)
+        contenders[f"{name} hook"] = _hook(getattr(hooks, hook), shapes, values, out)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     try:
         for number in range(rounds + 1):  # the first warms up
@@ -145,19 +143,25 @@ def _exchange(codec: Codec, layout: Layout, values: Tensor, out: Tensor) -> Call
     return exchange
 
 
-def _hook(hook: Callable[[Bucket], None], values: Tensor, out: Tensor) -> Callable[[], None]:
+def _hook(hook: Callable[[Bucket], None], shapes: list[tuple[int, ...]], values: Tensor, out: Tensor) -> Callable[[], None]:
     for _ in range(3):  # PowerSGD's first calls are a plain all-reduce
-        hook(Bucket(out.copy_(values), SHAPES))
+        hook(Bucket(out.copy_(values), shapes))
 
     def exchange() -> None:
-        hook(Bucket(out.copy_(values), SHAPES))
+        hook(Bucket(out.copy_(values), shapes))
 
     return exchange
 
 
-def _layout() -> Layout:
+def _shapes(numbers: int) -> list[tuple[int, ...]]:
+    """A matrix, and a vector of the rest."""
+    side = math.isqrt(numbers)
+    return [(side, side), (numbers - side * side,)]
+
+
+def _layout(shapes: list[tuple[int, ...]]) -> Layout:
     slots, at = [], 0
-    for index, shape in enumerate(SHAPES):
+    for index, shape in enumerate(shapes):
         slots.append(Slot(f"tensor{index}", shape, torch.empty(shape, device="meta").stride(), at, math.prod(shape), 0))
         at += math.prod(shape)
     return Layout(tuple(slots))

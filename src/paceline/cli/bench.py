@@ -193,10 +193,13 @@ def measuring(blocks: int, batch_size: int, sample_every_s: float, data_dir: str
 @bench.command()
 @click.option("--model", default="cnn-wide", show_default=True, help="whose message is counted")
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(2), help="for the bytes per worker")
+@click.option(
+    "--numbers", default=25_000_000, show_default=True, type=click.IntRange(1000), help="that are encoded and decoded"
+)
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="interleaved rounds")
 @click.option("--json", "as_json", is_flag=True, help="print everything measured to standard output")
 @click.option("--debug", is_flag=True, help="show tracebacks")
-def codecs(model: str, workers: int, rounds: int, as_json: bool, debug: bool) -> None:
+def codecs(model: str, workers: int, numbers: int, rounds: int, as_json: bool, debug: bool) -> None:
     """What a message of each codec costs: its bytes, and the time to make and to read it."""
     from rich.console import Console
     from rich.table import Table
@@ -207,7 +210,7 @@ def codecs(model: str, workers: int, rounds: int, as_json: bool, debug: bool) ->
     from paceline.report.words import size
 
     messages = Console(stderr=True)
-    result = bench_codecs(model, workers, rounds, lambda text: messages.print(text, highlight=False))
+    result = bench_codecs(model, workers, rounds, numbers, lambda text: messages.print(text, highlight=False))
     result["environment"] = env = environment()
     if as_json:
         click.echo(json.dumps(result, indent=2))

@@ -37,10 +37,12 @@ ALIGNMENT = 8  # bytes
 
 @dataclass
 class Clock:
-    """Seconds spent in making messages and in reading them."""
+    """Seconds spent in making messages and in reading them; and how long messages were that differ in length."""
 
     encode_s: float = 0.0
     decode_s: float = 0.0
+    messages: int = 0  # of those that differ in length: how many were made,
+    message_bytes: int = 0  # and how long they were together
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -111,6 +113,10 @@ class Codec(ABC):
         """
         return {}
 
+    def fits(self, layout: Layout) -> None:
+        """Refuse a model that the options do not fit."""
+        return
+
     @abstractmethod
     def message_bytes(self, layout: Layout) -> int:
         """The length of one message, everything counted; the longest, where it varies."""
@@ -159,6 +165,7 @@ class GatherCodec(Codec):
                 self.decode(own[:used], layout, sent)
         lengths = [length] * transport.size
         if self.varies:
+            self.clock.messages, self.clock.message_bytes = self.clock.messages + 1, self.clock.message_bytes + used
             lengths = exchange_uneven(messages, used, transport)
         else:
             self.operations(transport).all_gather(everybody)
@@ -170,7 +177,7 @@ class GatherCodec(Codec):
 
 def exchange_uneven(messages: Tensor, used: int, transport: Transport) -> list[int]:
     """Row p of `messages` goes to all, as much of it as is used; returns how much that is of each row."""
-    lengths = torch.zeros(transport.size, dtype=torch.int64)
+    lengths = torch.zeros(transport.size, dtype=torch.int64, device=messages.device)
     lengths[transport.rank] = used
     transport.all_reduce(lengths)
     found: list[int] = lengths.tolist()
@@ -192,7 +199,7 @@ def build_codec(choice: Spec | str) -> Codec:
 
 
 def check_real(layout: Layout, dtype: torch.dtype, name: str) -> None:
-    if not dtype.is_floating_point:
+    if layout.numel and not dtype.is_floating_point:
         first = layout.slots[0].name if layout.slots else "the model"
         raise BadRequest(f"codec {name} takes real numbers; {first} is {str(dtype).removeprefix('torch.')}")
 

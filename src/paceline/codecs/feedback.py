@@ -41,17 +41,18 @@ class Feedback(Codec):
     def start(self, layout: Layout, random: torch.Generator, shared_random: torch.Generator) -> State:
         return {"inner": self.inner.start(layout, random, shared_random), "error": None}
 
+    def fits(self, layout: Layout) -> None:
+        self.inner.fits(layout)
+
     def message_bytes(self, layout: Layout) -> int:
         return self.inner.message_bytes(layout)
 
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
-        with self.clock.encoding():
-            whole, sent = self._whole(values, state), self.scratch("sent", values.numel(), values.dtype, values.device)
-            torch.add(values, whole, out=whole)
-        used = self.inner.encode(whole, layout, message, state["inner"])
-        with self.clock.encoding():
-            self.inner.decode(message[:used], layout, sent)
-            whole.sub_(sent)  # what is left is the error
+        error, sent = self._error(values, state), self.scratch("sent", values.numel(), values.dtype, values.device)
+        error.add_(values)
+        used = self.inner.encode(error, layout, message, state["inner"])
+        self.inner.decode(message[:used], layout, sent)
+        error.sub_(sent)
         return used
 
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
@@ -63,14 +64,14 @@ class Feedback(Codec):
     def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
         own = sent if sent is not None else self.scratch("sent", buffer.numel(), buffer.dtype, buffer.device)
         with self.clock.encoding():
-            error = self._whole(buffer, state)
+            error = self._error(buffer, state)
             error.add_(buffer)
             buffer.copy_(error)
         self.inner.reduce(buffer, layout, collective, state["inner"], own)
         with self.clock.encoding():
             error.sub_(own)
 
-    def _whole(self, values: Tensor, state: State) -> Tensor:
+    def _error(self, values: Tensor, state: State) -> Tensor:
         if state["error"] is None:
             state["error"] = torch.zeros_like(values)
         error: Tensor = state["error"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.codecs import blocks
 from paceline.codecs.base import State, aligned, refuse_nonfinite
 from paceline.codecs.hops import HopCodec
-from paceline.collectives.base import Collective
+from paceline.collectives.base import Collective, Scheduled
 from paceline.registry import codecs
 from paceline.types import Layout
 
@@ -39,6 +39,9 @@ class Half(HopCodec):
         values.copy_(message[: 2 * values.numel()].view(self.wire))
 
     def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
+        if not isinstance(collective, Scheduled) and not collective.transport.adds(self.wire):
+            super().reduce(buffer, layout, collective, state, sent)  # hop by hop: the transport cannot add such numbers itself
+            return
         halves = self.scratch("halves", buffer.numel(), self.wire, buffer.device)
         with self.clock.encoding():
             halves.copy_(buffer)

@@ -46,10 +46,12 @@ class HopCodec(Codec):
     def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
         """Along the collective's own schedule, or a ring where it has none."""
         if sent is not None:
+            schedule = self.hops(collective).schedule
             message = self.scratch("first", self.length(buffer.numel()), torch.uint8, buffer.device)
             with self.clock.encoding():
-                self.pack(buffer, message)
-                self.unpack(message, sent)
+                for low, high in (schedule.bounds(chunk, buffer.numel()) for chunk in range(schedule.chunks)):
+                    self.pack(buffer[low:high], message)  # chunk by chunk, as they will travel
+                    self.unpack(message, sent[low:high])
                 buffer.copy_(sent)
         self.hops(collective).run(buffer)
 
@@ -125,7 +127,7 @@ class EncodedHops:
         for length in lengths:
             ends.append(ends[-1] + length)
         device = buffer.device
-        whole = transport.allocate(ends[-1], torch.uint8, device)
+        whole = torch.empty(ends[-1], dtype=torch.uint8, device=device)
         wire = list(whole.split(lengths))
 
         def stretch(transfer: Transfer) -> tuple[int, int]:
@@ -143,7 +145,7 @@ class EncodedHops:
                     part.leaving += [(c, not t.adds) for c in chunks]
                     part.messages.append(transport.sending(whole[low:high], t.target))
                 elif t.target == me and t.adds:
-                    aside = transport.allocate(high - low, torch.uint8, device)
+                    aside = torch.empty(high - low, dtype=torch.uint8, device=device)
                     part.adding += [(c, aside[ends[c] - low : ends[c + 1] - low]) for c in chunks]
                     part.messages.append(transport.receiving(aside, t.source))
                 elif t.target == me:

@@ -108,11 +108,10 @@ class PowerSGD(Codec):
                     matrices.append(matrix)
                 else:
                     others.append(slot)
-            self._refuse_large_rank(layout)
             self._parts[id(layout)] = (matrices, others, layout)  # the layout is kept, so that its id stays its own
         return self._parts[id(layout)][:2]
 
-    def _refuse_large_rank(self, layout: Layout) -> None:
+    def fits(self, layout: Layout) -> None:
         found = [m for m in map(_as_matrix, layout.slots) if m is not None]
         if found and all(self.rank > min(m.rows, m.columns) for m in found):
             largest = max(found, key=lambda m: min(m.rows, m.columns))
@@ -157,7 +156,8 @@ class PowerSGD(Codec):
 
     def _orthonormal(self, layout: Layout, p: Tensor) -> None:
         for _, left in self._each(layout, p, "p"):
-            left.copy_(torch.linalg.qr(left.t()).Q.t())
+            exact = torch.promote_types(left.dtype, torch.float32)  # there is no QR of 16 bits
+            left.copy_(torch.linalg.qr(left.t().to(exact)).Q.t())
 
     def _copy_rest(self, values: Tensor, layout: Layout, rest: Tensor) -> None:
         at = 0

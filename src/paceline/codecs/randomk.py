@@ -51,7 +51,7 @@ class RandomK(Codec):
         count = how_many(self.ratio, values.numel())
         chosen, _ = part(message, at, count, torch.float32)
         chosen.copy_(values.index_select(0, self._indices(seed, values.numel(), values.device)))
-        refuse_nonfinite(chosen.sum(), self.name)
+        refuse_nonfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)), self.name)
         return message.numel()
 
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
@@ -66,7 +66,7 @@ class RandomK(Codec):
         with self.clock.encoding():
             indices = self._indices(draws.next_seed(state), buffer.numel(), buffer.device)
             torch.index_select(buffer, 0, indices, out=chosen)
-            refuse_nonfinite(chosen.sum(), self.name)
+            refuse_nonfinite(buffer.sum(dtype=torch.promote_types(buffer.dtype, torch.float32)), self.name)
             if sent is not None:
                 sent.zero_().index_copy_(0, indices, chosen)
         collective.all_reduce(chosen)

@@ -67,8 +67,8 @@ class TopK(SparseCodec):
 
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
         aside = self.scratch("magnitudes", values.numel(), values.dtype, values.device)
+        refuse_nonfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)), self.name)
         indices = sparse.largest(values, self.count(values.numel(), state["step"]), aside)
-        refuse_nonfinite(aside.sum(), self.name)
         state["step"] += 1
         return sparse.write(values, indices, message)
 

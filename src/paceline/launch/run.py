@@ -42,6 +42,10 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
         refuse_inside_a_launcher(find_seat())
         _claim(job)
     else:
+        if job.config.network is not None:
+            raise BadRequest(
+                f"network={job.config.network}: Paceline starts the ranks on its hosts itself, not {meeting.seat.launcher}"
+            )
         meeting.claim(job, _claim)
     leads = meeting is None or meeting.leads
     failure: BaseException | None = None

@@ -136,9 +136,12 @@ def chosen(events: list[Event]) -> dict[str, Any]:
 
 
 def _codec(events: list[Event]) -> dict[str, int] | None:
-    """The bytes of one message, and of the numbers that it stands for; None where no codec was used."""
+    """The bytes of one message (the mean, where they differ), and of the numbers that it stands for; None without a codec."""
     start = next((e for e in events if e["kind"] == "start" and "message_bytes" in e), None)
-    return {key: start[key] for key in ("message_bytes", "plain_bytes")} if start else None
+    if start is None:
+        return None
+    seen = next((e["message_bytes"] for e in reversed(events) if e["kind"] == "summary" and "message_bytes" in e), None)
+    return {"message_bytes": round(seen if seen is not None else start["message_bytes"]), "plain_bytes": start["plain_bytes"]}
 
 
 def _balance(events: list[Event]) -> list[dict[str, Any]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -35,7 +36,9 @@ def way_of(line: Line) -> str:
 
 def is_plain(line: Line) -> bool:
     """All-reduce with nothing left out."""
-    return line.strategy.split(":")[0] == "allreduce" and line.varied.get("codec", "none") == "none"
+    config = line.completed[0].record["config"] if line.completed else {}
+    whole = not any(word in line.strategy for word in ("exchange=weights", "when=epoch"))
+    return line.strategy.split(":")[0] == "allreduce" and whole and str(config.get("codec", "none")) == "none"
 
 
 def networks(study: Study) -> list[str]:
@@ -107,8 +110,9 @@ def by_bandwidth(study: Study) -> Iterator[Comment]:
     """Who wins where; and whether sending less pays at all where the network is fast."""
     rows = network_rows(study)
     noise = time_noise(study)
-    for network in networks(study) if rows else ():
-        here = [x for x in study.lines if x.varied.get("network") == network and x.completed]
+    counts = sorted({x.workers for x in study.lines if "network" in x.varied})
+    for network, count in itertools.product(networks(study) if rows else (), counts):
+        here = [x for x in study.lines if x.varied.get("network") == network and x.workers == count and x.completed]
         plain = next((x for x in here if is_plain(x)), None)
         timed = [x for x in here if x.time_to_accuracy is not None]
         if plain is None or plain.time_to_accuracy is None or len(timed) < 2:

@@ -47,7 +47,7 @@ class AllReduce(Strategy):
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
         self._collective = ctx.collective(self.collective)
-        for region in replica.regions:
+        for region in replica.regions if ctx.codec.lossless else ():
             self._collective.prepare(region.grads)
         if self._collective.choices:
             ctx.recorder.write("choice", collective=self._collective.choices)
@@ -83,10 +83,6 @@ class AllReduce(Strategy):
 
     def _sum_gradients(self, replica: ReplicaLike, batch: Batch) -> None:
         if self._velocity is not None:
-            if replica.clip_norm is not None:
-                raise BadRequest(
-                    f"clip_norm with codec {self.ctx.codec.name}: momentum comes before it, clipping after: set momentum=0"
-                )
             self._velocity.advance(replica, batch.share)
         self._exchange.sum([region.grads for region in replica.regions])
 

@@ -61,6 +61,11 @@ class Exchange:
         for weights, common, moved in zip(own, self._common, self._moved, strict=True):
             weights.copy_(common.add_(moved))
 
+    def rebase(self, replica: ReplicaLike) -> None:
+        """All workers have the same weights now: these are what differences are taken from."""
+        for common, region in zip(self._common, replica.regions, strict=False):
+            common.copy_(trained(region.params, region.grads))
+
     def state(self) -> dict[str, Any]:
         return {"codec": self._states, "common": self._common}
 

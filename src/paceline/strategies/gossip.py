@@ -24,6 +24,7 @@ from paceline.strategies.averaging import average_weights, trained
 from paceline.strategies.base import Context, Strategy
 from paceline.strategies.meeting import CodedMeeting
 from paceline.strategies.responder import Pairs
+from paceline.transport.metered import Metered
 from paceline.types import Batch, ReplicaLike
 
 
@@ -50,14 +51,15 @@ class Gossip(Strategy):
         self._gone: set[int] = set()
         own = [trained(r.params, r.grads) for r in replica.regions]
         self._pairs: Pairs | None = None
-        self._meetings: dict[int, list[CodedMeeting]] = {}  # through a codec: by partner, one for each region
+        self._meetings: dict[int, CodedMeeting] = {}  # through a codec: by partner
+        self._heard: list[torch.Tensor] = []
         if self.mode == "async" and ctx.workers > 1:
             self._pairs = Pairs(ctx, replica)
         elif ctx.codec.lossless:
             self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         else:
             others = [p for p in range(ctx.workers) if p != ctx.worker_index]
-            self._meetings = {p: [CodedMeeting(ctx, ctx.codec, r) for r in replica.regions] for p in others}
+            self._meetings = {p: CodedMeeting(ctx, ctx.codec, replica.regions) for p in others}
 
     def refuses(self, codec: Codec) -> str | None:
         return None
@@ -95,16 +97,10 @@ class Gossip(Strategy):
             self._pairs.meet(partner)
             return
         line = self.ctx.transport  # by rank: the group of those who are there may change
-        for region, meeting in zip(replica.regions, self._meetings.get(partner, ()), strict=False):
-            own = trained(region.params, region.grads)
-            meeting.prepare(own)
-            meeting.listen(line, partner)
-            leaving = meeting.send(line, partner)
-            meeting.hear(line, partner)
-            for work in leaving:
-                work.wait()
-            meeting.average(own)
-        for region, heard in zip(replica.regions, self._heard if not self._meetings else (), strict=False):
+        if self._meetings:
+            self._meet_coded(replica, self._meetings[partner], line, partner)
+            return
+        for region, heard in zip(replica.regions, self._heard, strict=True):
             own = trained(region.params, region.grads)
             with line.together():
                 works = [line.irecv(heard, partner), line.isend(own, partner)]
@@ -112,13 +108,22 @@ class Gossip(Strategy):
                 work.wait()
             own.add_(heard).mul_(0.5)
 
+    def _meet_coded(self, replica: ReplicaLike, meeting: CodedMeeting, line: Metered, partner: int) -> None:
+        own = [trained(r.params, r.grads) for r in replica.regions]
+        meeting.prepare(own)
+        meeting.listen(line, partner)
+        leaving = meeting.send(line, partner)
+        meeting.hear(line, partner)
+        for work in leaving:
+            work.wait()
+        meeting.average(own)
+
     def state(self) -> dict[str, Any]:
-        return {"references": {str(p): [m.reference for m in found] for p, found in self._meetings.items()}}
+        return {"meetings": {str(p): meeting.state() for p, meeting in self._meetings.items()}}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        for partner, found in self._meetings.items():
-            for meeting, reference in zip(found, state["references"][str(partner)], strict=True):
-                meeting.reference.copy_(reference)
+        for partner, meeting in self._meetings.items():
+            meeting.load(state["meetings"][str(partner)])
 
     def finish(self, replica: ReplicaLike) -> None:
         if self._pairs is not None:

@@ -11,8 +11,9 @@ the weights, or forgotten at every average (`reset`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from paceline.codecs.base import Codec
 from paceline.registry import strategies
 from paceline.strategies.averaging import average_optimizer
 from paceline.strategies.base import Context
@@ -35,6 +36,11 @@ class LocalSGD(LocalSteps):
         super().setup(ctx, replica)
         self._gradients = Exchange(ctx, replica, ctx.collective(self.collective), weights=False)
 
+    def refuses(self, codec: Codec) -> str | None:
+        if self.post and codec.biased:
+            return f"local-sgd:post={self.post} has momentum after the codec at first: use fp16, bf16, int8 or qsgd"
+        return None
+
     def scale(self, batch: Batch) -> float:
         return batch.share if batch.step < self.post else 1.0
 
@@ -44,6 +50,8 @@ class LocalSGD(LocalSteps):
             return
         self._gradients.sum([region.grads for region in replica.regions])
         replica.update(marked=not self._gradients.compresses)
+        if batch.step + 1 == self.post:
+            self._exchange.rebase(replica)
 
     def exchange(self, replica: ReplicaLike, share: float) -> None:
         self._exchange.average(replica, share)
@@ -51,3 +59,10 @@ class LocalSGD(LocalSteps):
             average_optimizer(self.ctx, replica, share)
         elif self.optimizer_state == "reset":
             replica.optimizer.state.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "gradients": self._gradients.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._gradients.load(state["gradients"])

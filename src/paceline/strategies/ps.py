@@ -29,9 +29,9 @@ from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context, Strategy, average_buffers
-from paceline.strategies.serving import PULL, PUSH, STATE, TAKE, Note, Part, Parts, Server
+from paceline.strategies.serving import PULL, PUSH, STATE, TAKE, Note, Part, Parts, Server, stretches_of
 from paceline.strategies.velocity import Velocity
-from paceline.strategies.wires import Inbox, Outbox
+from paceline.strategies.wires import Inbox, Outbox, load_states
 from paceline.types import Batch, ReplicaLike
 
 UNBOUNDED = 1 << 40
@@ -119,17 +119,15 @@ class ParameterServer(Strategy):
         line, works, pairs = self.ctx.transport, [], list(zip(self.ctx.servers, self._coded, strict=True))
         for server, coded in pairs:
             works.append(self._note.listen(line, server))
-            for inbox in coded.inboxes:
-                inbox.listen(line, server)
+            coded.inbox.listen(line, server)
         for server, coded in pairs:
             works.append(self._note.send(line, server, PUSH, numbers))
-            for (region, low, high), outbox in zip(coded.parts, coded.outboxes, strict=True):
-                outbox.write(sent[region][low:high])
-                works += outbox.send(line, server)
+            coded.outbox.write([sent[region][low:high] for region, low, high in coded.parts])
+            works += coded.outbox.send(line, server)
         for server, coded in pairs:
-            for (region, low, high), inbox, known in zip(coded.parts, coded.inboxes, coded.known, strict=True):
-                known.add_(inbox.read(line, server))
-                replica.regions[region].params[low:high].copy_(known)
+            news = coded.inbox.read(line, server)
+            for (region, low, high), known, moved in zip(coded.parts, coded.known, news, strict=True):
+                replica.regions[region].params[low:high].copy_(known.add_(moved))
         for work in works:
             work.wait()
 
@@ -151,7 +149,7 @@ class ParameterServer(Strategy):
     def state(self) -> dict[str, Any]:
         """Worker 0 keeps what the servers' optimizers remember."""
         kept: dict[str, Any] = {"base": self._base, "velocity": self._velocity.state() if self._velocity is not None else []}
-        kept["codec"] = [[outbox.state for outbox in coded.outboxes] for coded in self._coded]
+        kept["codec"] = [{"states": coded.outbox.states, "known": coded.known} for coded in self._coded]
         if self.ctx.worker_index == 0:
             kept["servers"] = [self._note.fetch(self.ctx.transport, server, STATE) for server in self.ctx.servers]
         return kept
@@ -161,9 +159,10 @@ class ParameterServer(Strategy):
             base.copy_(kept)
         if self._velocity is not None:
             self._velocity.load(state["velocity"])
-        for coded, states in zip(self._coded, state["codec"], strict=False):
-            for outbox, known in zip(coded.outboxes, states, strict=True):
-                outbox.state = known
+        if len(state["codec"]) == len(self._coded):  # as many servers as before
+            for coded, kept in zip(self._coded, state["codec"], strict=True):
+                load_states(coded.outbox, kept["states"])
+                coded.known = kept["known"]
         if self.ctx.worker_index == 0 and len(state["servers"]) == len(self.ctx.servers):
             for server, content in zip(self.ctx.servers, state["servers"], strict=True):
                 self._note.give(self.ctx.transport, server, TAKE, content)
@@ -184,10 +183,6 @@ class _Coded:
     """One server's parts, through the codec: what is sent to it, what comes from it, and what is known of its weights."""
 
     def __init__(self, ctx: Context, replica: ReplicaLike, parts: list[Part]) -> None:
-        self.parts = parts
-        cuts = [(replica.regions[region], low, high) for region, low, high in parts]
-        layouts = [region.grad_layout.cut(low, high) for region, low, high in cuts]
-        stretches = [region.grads[low:high] for region, low, high in cuts]
-        self.outboxes = [Outbox(ctx, ctx.codec, layout, like) for layout, like in zip(layouts, stretches, strict=True)]
-        self.inboxes = [Inbox(ctx, ctx.codec.plain, layout, like) for layout, like in zip(layouts, stretches, strict=True)]
-        self.known = [region.params[low:high].clone() for region, low, high in cuts]
+        self.parts, stretches = parts, stretches_of(replica.regions, parts)
+        self.outbox, self.inbox = Outbox(ctx, ctx.codec, stretches), Inbox(ctx, ctx.codec.plain, stretches)
+        self.known = [replica.regions[region].params[low:high].clone() for region, low, high in parts]

@@ -14,7 +14,7 @@ import threading
 
 from torch import Tensor
 
-from paceline.errors import PacelineError, PeerLost
+from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context
 from paceline.strategies.meeting import meeting
@@ -38,8 +38,8 @@ class Pairs:
         self._requests.tolerant = True
         others = [p for p in range(ctx.workers) if p != ctx.worker_index]
         aside = copy.deepcopy(ctx.codec)  # the thread's own
-        self._asking = {p: [meeting(ctx, ctx.codec, r) for r in replica.regions] for p in others}
-        self._answering = {p: [meeting(ctx, aside, r) for r in replica.regions] for p in others}
+        self._asking = {p: meeting(ctx, ctx.codec, replica.regions) for p in others}
+        self._answering = {p: meeting(ctx, aside, replica.regions) for p in others}
         self._stop = threading.Event()
         self._failure: PacelineError | None = None
         self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
@@ -53,20 +53,16 @@ class Pairs:
         """Ask a partner, and average with it."""
         if self._failure is not None:
             raise self._failure
-        meetings = self._asking[partner]
+        talk = self._asking[partner]
         with self.lock:
-            for talk, own in zip(meetings, self._weights(), strict=True):
-                talk.prepare(own)
-        for talk in meetings:
-            talk.listen(self._hear, partner)
-        works = [work for talk in meetings for work in talk.send(self._ask, partner)]
-        for talk in meetings:
-            talk.hear(self._hear, partner)
+            talk.prepare(self._weights())
+        talk.listen(self._hear, partner)
+        works = talk.send(self._ask, partner)
+        talk.hear(self._hear, partner)
         for work in works:
             work.wait()
         with self.lock:
-            for talk, own in zip(meetings, self._weights(), strict=True):
-                talk.average(own)
+            talk.average(self._weights())
         self._ctx.transport.count(self._answers.meter.taken("setup"), 0.0)  # what the thread has sent meanwhile
 
     def stop(self) -> None:
@@ -91,21 +87,22 @@ class Pairs:
             except PacelineError as error:
                 self._failure = error
                 return
+            except Exception as error:  # a thread's end must not go unnoticed
+                self._failure = RunFailed(f"answering worker {partner}: {type(error).__name__}: {error}")
+                return
 
     def _listen(self, partner: int) -> Work:
         """Ready for its next question; the first part of it rings."""
-        return next(talk.listen(self._requests, partner) for talk in self._answering[partner])
+        works = self._answering[partner].listen(self._requests, partner)
+        return works[0]
 
     def _answer(self, partner: int) -> None:
-        meetings = self._answering[partner]
-        for talk in meetings:
-            talk.hear(self._requests, partner)
+        talk = self._answering[partner]
+        talk.hear(self._requests, partner)
         with self.lock:
-            for talk, own in zip(meetings, self._weights(), strict=True):
-                talk.prepare(own)
-        works = [work for talk in meetings for work in talk.send(self._answers, partner)]
+            talk.prepare(self._weights())
+        works = talk.send(self._answers, partner)
         with self.lock:
-            for talk, own in zip(meetings, self._weights(), strict=True):
-                talk.average(own)
+            talk.average(self._weights())
         for work in works:
             work.wait()

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.errors import PeerLost, RunFailed
 from paceline.strategies.base import Context
 from paceline.strategies.velocity import Velocity
-from paceline.strategies.wires import Inbox, Outbox
+from paceline.strategies.wires import Inbox, Outbox, Stretch, load_states
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
 from paceline.types import RegionLike, ReplicaLike
@@ -40,6 +40,12 @@ class Parts:
                 else:
                     mine.append((index, slot.offset, slot.offset + slot.numel))
                 seen += slot.numel
+
+
+def stretches_of(regions: Sequence[RegionLike], parts: Sequence[Part]) -> list[Stretch]:
+    """A server's parts, as what messages are about."""
+    cuts = [(regions[region], low, high) for region, low, high in parts]
+    return [(region.grad_layout.cut(low, high), region.grads[low:high]) for region, low, high in cuts]
 
 
 class Note:
@@ -87,8 +93,8 @@ class Client:
     here: bool = True
     ear: Work | None = None  # its next note
     coming: list[Work] = field(default_factory=list)  # its next gradients, made ready for
-    inboxes: list[Inbox] = field(default_factory=list)  # through a codec: how they come,
-    outboxes: list[Outbox] = field(default_factory=list)  # how it is told of the weights,
+    inbox: Inbox | None = None  # through a codec: how they come,
+    outbox: Outbox | None = None  # how it is told of the weights,
     known: list[Tensor] = field(default_factory=list)  # and what it knows of them
 
 
@@ -110,12 +116,13 @@ class Server:
         Velocity.taken(ctx, replica)  # where momentum comes before a codec, it is the workers'
 
     def _through_codec(self, client: Client) -> None:
-        for region, low, high in self.parts:
-            own, layout = self.replica.regions[region], self.replica.regions[region].grad_layout.cut(low, high)
-            codec = self.ctx.codec.plain
-            client.inboxes.append(Inbox(self.ctx, codec, layout, own.grads[low:high]))
-            client.outboxes.append(Outbox(self.ctx, codec, layout, own.grads[low:high]))
-            client.known.append(own.params[low:high].clone())
+        stretches = stretches_of(self.replica.regions, self.parts)
+        codec = self.ctx.codec.plain
+        client.inbox, client.outbox = Inbox(self.ctx, codec, stretches), Outbox(self.ctx, codec, stretches)
+        client.known = [part.clone() for part in self._weights()]
+
+    def _weights(self) -> list[Tensor]:
+        return [self.replica.regions[region].params[low:high] for region, low, high in self.parts]
 
     def _place(self, part: Part) -> Tensor:
         region, low, high = part
@@ -144,8 +151,8 @@ class Server:
         client.ear = self.line.recv_note(client.question, client.rank)
         if client.coming:
             return
-        if client.inboxes:
-            client.coming = [inbox.listen(self.line, client.rank) for inbox in client.inboxes]
+        if client.inbox is not None:
+            client.coming = client.inbox.listen(self.line, client.rank)
         else:
             client.coming = [self.line.expect(place, client.rank) for place in client.pushed]
 
@@ -155,10 +162,12 @@ class Server:
         try:
             ear.wait()
             if int(client.question[0]) == PUSH:
-                for place, inbox in zip(client.pushed, client.inboxes, strict=False):
-                    place.copy_(inbox.read(self.line, client.rank))
-                for work in client.coming if not client.inboxes else ():
-                    work.wait()
+                if client.inbox is not None:
+                    for place, values in zip(client.pushed, client.inbox.read(self.line, client.rank), strict=True):
+                        place.copy_(values)
+                else:
+                    for work in client.coming:
+                        work.wait()
                 client.coming = []
         except PeerLost:
             if not self.survives:
@@ -189,7 +198,7 @@ class Server:
             self._answer[0] = client.clock - slowest
             client.waits = False
             try:
-                self._send_weights(client, whole=not client.outboxes)
+                self._send_weights(client, whole=client.outbox is None)
             except PeerLost:
                 if not self.survives:
                     raise
@@ -200,13 +209,11 @@ class Server:
         self._answer[1] = self.version - client.version
         client.version = self.version
         works = [self.line.send_note(self._answer, client.rank)]
-        parts = [self.replica.regions[region].params[low:high] for region, low, high in self.parts]
-        if whole:
-            works += [self.line.isend(part, client.rank) for part in parts]
+        if whole or client.outbox is None:
+            works += [self.line.isend(part, client.rank) for part in self._weights()]
         else:
-            for part, known, outbox in zip(parts, client.known, client.outboxes, strict=True):
-                outbox.follow(part, known)
-                works += outbox.send(self.line, client.rank)
+            client.outbox.follow(self._weights(), client.known)
+            works += client.outbox.send(self.line, client.rank)
         for work in works:
             work.wait()
         self._listen(client)
@@ -232,7 +239,8 @@ class Server:
 
     def _keep_or_take(self, client: Client, kind: int) -> None:
         if kind == STATE:
-            content = to_bytes({"optimizer": self.replica.optimizer.state_dict()})
+            told = [{"known": c.known, "codec": c.outbox.states if c.outbox else []} for c in self.clients]
+            content = to_bytes({"optimizer": self.replica.optimizer.state_dict(), "clients": told})
             self._answer[0] = content.numel()
             self.line.send_note(self._answer, client.rank).wait()
             self.line.send_note(content, client.rank).wait()
@@ -240,7 +248,12 @@ class Server:
             content = torch.zeros(int(client.question[1]), dtype=torch.uint8)
             self.line.recv_note(content, client.rank).wait()
             asked = [{k: v for k, v in g.items() if k != "params"} for g in self.replica.optimizer.param_groups]
-            self.replica.optimizer.load_state_dict(from_bytes(content)["optimizer"])
+            kept = from_bytes(content)
+            self.replica.optimizer.load_state_dict(kept["optimizer"])
+            for own, told in zip(self.clients, kept["clients"], strict=True):
+                if own.outbox is not None and told["known"]:
+                    load_states(own.outbox, told["codec"])
+                    own.known = told["known"]
             for group, options in zip(self.replica.optimizer.param_groups, asked, strict=True):
                 group.update(options)
             self.line.send_note(self._answer, client.rank).wait()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.errors import BadRequest
 from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context
 from paceline.types import ReplicaLike
@@ -30,9 +31,13 @@ class _Rule:
 class Velocity:
     """The momentum and weight decay of an SGD optimizer, taken out of it."""
 
-    def __init__(self, replica: ReplicaLike, rules: list[_Rule]) -> None:
-        self._stretches = [_stretches(region.grad_layout.slots, rules) for region in replica.regions]
+    def __init__(self, replica: ReplicaLike) -> None:
+        self._groups = replica.optimizer.param_groups
+        self._slots = [region.grad_layout.slots for region in replica.regions]
+        self._rules = [_Rule(0.0, False, 0.0) for _ in self._groups]
+        self._stretches: list[list[tuple[int, int, _Rule]]] = []
         self.velocities = [torch.zeros_like(region.grads) for region in replica.regions]
+        self._take()
 
     @classmethod
     def taken(cls, ctx: Context, replica: ReplicaLike) -> Velocity | None:
@@ -43,13 +48,25 @@ class Velocity:
         groups = optimizer.param_groups
         if not any(g["momentum"] for g in groups) or any(g["dampening"] or g["maximize"] for g in groups):
             return None
-        rules = [_Rule(g["momentum"], g["nesterov"], g["weight_decay"]) for g in groups]
-        for group in groups:
-            group["momentum"], group["nesterov"], group["weight_decay"] = 0.0, False, 0.0
-        return cls(replica, rules)
+        return cls(replica)
+
+    def _take(self) -> None:
+        """What the optimizer has been told, also meanwhile: a schedule may write momentum again and again."""
+        found = [(g["momentum"], g["nesterov"], g["weight_decay"]) for g in self._groups]
+        if self._stretches and not any(momentum or decay for momentum, _, decay in found):
+            return
+        for index, (momentum, nesterov, decay) in enumerate(found):
+            before = self._rules[index]
+            rule = (momentum or before.momentum, nesterov or before.nesterov, decay or before.weight_decay)
+            self._rules[index] = _Rule(*rule)
+            self._groups[index].update(momentum=0.0, nesterov=False, weight_decay=0.0)
+        self._stretches = [_stretches(slots, self._rules) for slots in self._slots]
 
     def advance(self, replica: ReplicaLike, share: float) -> None:
         """The gradients, which are scaled by this worker's share, become what is to be sent."""
+        if replica.clip_norm is not None:
+            raise BadRequest("clip_norm with a biased codec: momentum comes before it, clipping after: set momentum=0")
+        self._take()
         for region, velocity, stretches in zip(replica.regions, self.velocities, self._stretches, strict=True):
             weights = trained(region.params, region.grads)
             for low, high, rule in stretches:

@@ -120,8 +120,8 @@ def missing() -> str | None:
     return None
 
 
-def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
-    """Make a network of hosts. What was made is taken down again if the rest cannot be made."""
+def _planned(hosts: int, links: Links, name: str | None) -> Testbed:
+    """Named and numbered; nothing is made yet."""
     if not 1 <= hosts <= MOST_HOSTS:
         raise BadRequest(f"{hosts} hosts: a testbed has 1 to {MOST_HOSTS}")
     if (reason := missing()) is not None:
@@ -132,8 +132,19 @@ def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
             f"this kernel cannot shape latency (no netem): the links have their rate only, not {links.latency_s * 1e3:g} ms"
         )
         links = Links(links.rate, 0.0)
+    subnet = _free_subnet()
     folder = tempfile.mkdtemp(prefix="paceline-testbed-")
-    bed = Testbed(name or f"pl{secrets.token_hex(2)}", hosts, links, _free_subnet(), folder, tuple(notices))
+    return Testbed(name or f"pl{secrets.token_hex(2)}", hosts, links, subnet, folder, tuple(notices))
+
+
+def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
+    """Make a network of hosts. What was made is taken down again if the rest cannot be made."""
+    bed = _planned(hosts, links, name)
+    _build(bed)
+    return bed
+
+
+def _build(bed: Testbed) -> None:
     try:
         _make(bed)
     except subprocess.CalledProcessError as error:
@@ -142,7 +153,6 @@ def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
     except BaseException:
         bed.down()
         raise
-    return bed
 
 
 def _make(bed: Testbed) -> None:
@@ -179,22 +189,21 @@ def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
 @contextmanager
 def lasting(hosts: int, links: Links) -> Iterator[Testbed]:
     """A network for as long as this lasts; taken down also if this process is killed."""
-    bed = up(hosts, links)
-    watcher = None
+    bed = _planned(hosts, links, None)
+    watcher = _watcher(bed)  # before anything is made
     try:
-        watcher = _watcher(bed)
+        _build(bed)
         yield bed
     finally:
         bed.down()
-        if watcher is not None:
-            assert watcher.stdin is not None
-            watcher.stdin.close()
-            watcher.wait()
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        watcher.wait()
 
 
 def _watcher(bed: Testbed) -> subprocess.Popen[bytes]:
     """Takes the network down when its standard input closes: when this process ends, however it ends."""
-    spaces = _namespaces(bed.name)
+    spaces = [bed.namespace(host) for host in ("switch", LAUNCHER, *range(bed.hosts))]
     ends = "; ".join(f"ip netns del {s} 2>/dev/null" for s in spaces)
     script = f"trap '' INT TERM HUP; cat > /dev/null; {ends}; rm -rf {bed.folder}"
     return subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -228,7 +237,10 @@ def take_down() -> bool:
     if bed is not None:
         bed.down()
     elif left or STANDING.exists():
-        Testbed("paceline", 0, Links(), "10.213.0", tempfile.mkdtemp(prefix="paceline-testbed-")).down()
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            shutil.rmtree(json.loads(STANDING.read_text())["folder"], ignore_errors=True)
+        for namespace in left:
+            _try("ip", "netns", "del", namespace)
         STANDING.unlink(missing_ok=True)
     return bed is not None or bool(left)
 
@@ -243,7 +255,7 @@ def _call(what: str, code: int) -> None:
 
 def _namespaces(name: str) -> list[str]:
     try:
-        return sorted(n for n in os.listdir("/run/netns") if n.startswith(f"{name}-") and n != "paceline-probe")
+        return sorted(n for n in os.listdir("/run/netns") if n.startswith(f"{name}-"))
     except OSError:
         return []
 

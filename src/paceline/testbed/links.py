@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 
@@ -67,12 +68,23 @@ def words(rate: float) -> str:
 
 def can_delay() -> bool:
     """Whether the kernel can shape latency (netem): tried on a device of a namespace's own."""
-    name = "paceline-probe"
+    name = f"pl-probe-{os.getpid()}"
     try:
         subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
         tried = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
         return subprocess.run(tried, check=False, capture_output=True).returncode == 0
     except (OSError, subprocess.CalledProcessError):
+        return False
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def can_make() -> bool:
+    """Whether a namespace can be made at all."""
+    name = f"pl-try-{os.getpid()}"
+    try:
+        return subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
+    except OSError:
         return False
     finally:
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)

@@ -210,6 +210,10 @@ class Transport(ABC):
         """What this rank sends and receives in its own all-reduce, and in how many messages: a ring's, the least possible."""
         return (*ring_bytes(length, itemsize, self.rank, self.size), 2 * (self.size - 1))
 
+    def adds(self, dtype: torch.dtype) -> bool:
+        """Whether its own all-reduce can add such numbers."""
+        return True
+
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a flat buffer that will be exchanged; a transport may have a better place for it."""
         return torch.zeros(numel, dtype=dtype, device=device)

@@ -136,6 +136,9 @@ class MpiTransport(Transport):
     def barrier(self) -> None:
         self.finish(self._comm.Ibarrier(), None, "a barrier")
 
+    def adds(self, dtype: torch.dtype) -> bool:
+        return dtype in self._types
+
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
         if self.size == 1:
             return

@@ -70,6 +70,9 @@ class Wrapper(Transport):
     def agree(self, what: str) -> None:
         self.inner.agree(what)
 
+    def adds(self, dtype: torch.dtype) -> bool:
+        return self.inner.adds(dtype)
+
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.inner.allocate(numel, dtype, device)
 
