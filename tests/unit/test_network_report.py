@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.records import run, write_study
 
+from paceline.report.answer import answer
 from paceline.report.commentary import comments
 from paceline.report.lines import Study, read_study
 from paceline.report.messages import messages_table
@@ -53,6 +54,12 @@ def test_the_map_is_relative_to_plain_all_reduce_on_the_same_links(tmp_path: Pat
     shade = [rows["10mbit", "allreduce, sign x 4"]["shade"], rows["unlimited", "allreduce, sign x 4"]["shade"]]
     assert shade[0] == -1.0
     assert 0 < shade[1] < 1
+
+
+def test_the_answer_begins_with_the_networks(tmp_path: Path) -> None:
+    first = answer(grid(tmp_path / "s", FAST_ONLY_WHERE_SLOW))[0]
+    assert "`allreduce, sign x 4` on links of 10mbit" in first
+    assert "`allreduce x 4` on links of 100mbit and unlimited" in first
 
 
 def test_it_says_who_wins_and_that_compression_does_not_pay(tmp_path: Path) -> None:

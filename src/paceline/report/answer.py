@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from paceline.report.lines import Line, Study
+from paceline.report.networks import soonest
 from paceline.report.noise import accuracy_noise, differ, lost_points, mean_of, seen, time_noise
 from paceline.report.words import listed, pace_against, percent, seconds, times, workers
 
@@ -16,7 +17,7 @@ def answer(study: Study) -> list[str]:
     lines = [x for x in study.lines if x.train_s is not None and x.strategy != "serial" and x.workers > 1 and study.serial(x)]
     if not lines:
         return _answer_without_comparison(study)
-    found = [_fastest(study, lines), _keeps_accuracy(study, lines), _adding_workers(study, lines)]
+    found = [soonest(study), _fastest(study, lines), _keeps_accuracy(study, lines), _adding_workers(study, lines)]
     return [f for f in found if f]
 
 

@@ -22,8 +22,9 @@ TELLING = 0.15  # a share of the time that explains something
 def comments(study: Study) -> list[Comment]:
     """Everything that can be said."""
     rules: tuple[Callable[[Study], Iterator[Comment]], ...] = (
-        failures, disturbed, unlike_work, accuracy_paid, not_reached, within_noise, slow_workers, slower_than_serial,
-        beyond_the_cores, by_bandwidth,
+        failures, disturbed, by_bandwidth, unlike_work, accuracy_paid, not_reached, within_noise, slow_workers,
+        slower_than_serial,
+        beyond_the_cores,
         what_compression_costs, bytes_moved, from_linear, drift, along_the_data, measuring_cost, next_steps,
     )  # fmt: skip
     return [comment for rule in rules for comment in rule(study)]

@@ -106,6 +106,18 @@ def map_layers(rows: list[Row]) -> list[Spec]:
     ]
 
 
+def soonest(study: Study) -> str:
+    """Who was first at the accuracy on which links, in one sentence; nothing where networks were not compared."""
+    won: dict[str, list[str]] = {}
+    rows = network_rows(study)
+    for network in networks(study) if rows else ():
+        timed = [r for r in rows if r["network"] == network and r["seconds"] is not None]
+        if timed:
+            won.setdefault(min(timed, key=lambda r: r["seconds"])["way"], []).append(network)
+    told = "; ".join(f"`{way}` on links of {' and '.join(where)}" for way, where in won.items())
+    return f"Soonest at the accuracy: {told}." if told else ""
+
+
 def by_bandwidth(study: Study) -> Iterator[Comment]:
     """Who wins where; and whether sending less pays at all where the network is fast."""
     rows = network_rows(study)
