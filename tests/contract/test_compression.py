@@ -36,7 +36,7 @@ COMPOSE = [
 ]
 
 
-FEW = ["int8", "sign", "topk:ratio=0.2", "powersgd:rank=2"]  # one of each kind, and error feedback
+FEW = ["int8", "topk:ratio=0.2", "powersgd:rank=2"]  # one of each kind
 PAIRS = [(s, c) for s in COMPOSE for c in LOSSY]
 QUICK = [(s, c) for s, c in PAIRS if c in FEW or s == "allreduce"]
 
@@ -150,8 +150,10 @@ def test_the_record_says_what_a_message_costs(run_inproc: RunInproc, codec: str)
         assert [w["payload_sent_bytes"] for w in own] == [4 * 2 * said["message_bytes"]] * 3
 
 
-@pytest.mark.parametrize("codec", LOSSY)
-@pytest.mark.parametrize("strategy", ["allreduce", "local-sgd:every=2"])
+@pytest.mark.parametrize(
+    ("strategy", "codec"),
+    [("allreduce", c) for c in LOSSY] + [("local-sgd:every=2", c) for c in ("sign", "qsgd", "powersgd:rank=2")],
+)
 def test_a_compressed_run_resumes_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str) -> None:
     """The error memory, the velocity, the draws: all of it is in the checkpoint."""
     options = {"strategy": strategy, "workers": 2, "lr": 0.05, "codec": codec}
@@ -204,7 +206,7 @@ def two_kinds() -> torch.nn.Module:
     return Two()
 
 
-@pytest.mark.parametrize("codec", ["threshold:times=1", "topk:ratio=0.3,warmup=5", "sign", "int8"])
+@pytest.mark.parametrize("codec", ["threshold:times=1", "int8"])
 @pytest.mark.parametrize("strategy", ["allreduce", "ps", "gossip", "local-sgd:every=2"])
 def test_models_of_several_dtypes(run_inproc: RunInproc, strategy: str, codec: str) -> None:
     run = run_inproc(model=two_kinds, strategy=strategy, workers=3, codec=codec, epochs=6, lr=0.05)

@@ -183,7 +183,13 @@ def test_accuracy_on_images(tmp_path: Path, name: str) -> None:
     assert done.test_accuracy >= 0.772
 
 
-@pytest.mark.parametrize("codec", [n for n in codecs.names() if n not in ("none", "randomk")])
+SOME = ("int8", "sign", "topk", "powersgd")  # one of each kind in the quick tests
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in codecs.names() if n not in ("none", "randomk")],
+)
 def test_accuracy_through_a_codec(tmp_path: Path, codec: str) -> None:
     """The same with each codec's defaults: no worse than a strategy is allowed to be."""
     images = {"data": "fashion-mini", "model": "mlp:hidden=64", "batch_size": 8, "lr": 0.005, "epochs": 3, "threads": 1}

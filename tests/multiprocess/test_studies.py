@@ -151,7 +151,7 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
     )
 
 
-QUICK = ("builtin", "stragglers", "codecs", "slow_network")
+QUICK = ("builtin", "optimizers", "codecs", "slow_network")
 
 
 @pytest.mark.parametrize("which", ["quick", pytest.param("others", marks=pytest.mark.slow)])
@@ -180,7 +180,8 @@ def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) 
         assert {r["error"] for r in found.values()} == {None}, file.stem
         assert any(r["config"]["strategy"] == "serial" for r in found.values())
         assert (tmp_path / file.stem / "report.html").stat().st_size > 900_000
-    assert recompute(tmp_path / "builtin") >= 5
-    if CHROMIUM is not None:  # the page tests say so when there is none
+    if which == "quick":
+        assert recompute(tmp_path / "builtin") >= 5
+    if CHROMIUM is not None and which == "quick":  # the page tests say so when there is none
         for stem in ("builtin", "optimizers"):  # lines over the workers; dots by setting, and an axis
             look(tmp_path / stem / "report.html", tmp_path / f"profile-{stem}")
