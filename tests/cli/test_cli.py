@@ -417,6 +417,7 @@ def test_bench_balance(cli) -> None:
     assert "balanced / ideal" in titles
 
 
+@pytest.mark.slow
 def test_bench_collectives(cli) -> None:
     code, out, err = cli("bench", "collectives", "--workers", "2", "--sizes", "4KB", "--rounds", "1", "--json")
     assert code == 0, err

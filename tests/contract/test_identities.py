@@ -138,7 +138,7 @@ def test_hogwild_shares_one_set_of_weights(run_inproc: RunInproc) -> None:
 # --- bytes: n parameters, T exchanges, summed over workers
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_bytes_are_those_of_the_schedule(run_inproc: RunInproc, workers: int) -> None:
     steps, whole = 12, 2 * (workers - 1) * 4 * N
     options = {"workers": workers, "steps": steps, "batch_size": 4}

@@ -46,6 +46,7 @@ def test_own_loop(ranks: int, strategy: str) -> None:
     assert "Warning" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here")
 def test_psgd_under_mpirun() -> None:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -54,12 +55,14 @@ def test_psgd_under_mpirun() -> None:
     assert accuracy(said) > 70
 
 
+@pytest.mark.slow
 def test_hogwild() -> None:
     said = output(sys.executable, EXAMPLES / "hogwild.py")
     assert accuracy(said) > 70
     assert said.count("of its own overlapped") == 4
 
 
+@pytest.mark.slow
 def test_language_model() -> None:
     said = output(BIN / "paceline", "launch", "-n", "2", EXAMPLES / "language_model.py")
     last = re.findall(r"([\d.]+) nats per letter", said)[-1]
@@ -110,6 +113,7 @@ if pace.leads:
 """
 
 
+@pytest.mark.slow
 def test_accumulation_clipping_schedulers_groups(tmp_path: Path) -> None:
     """Two workers; two workers that accumulate; a server: all the same as one worker with the whole batch."""
     import torch

@@ -75,6 +75,7 @@ def test_figures_are_what_run_json_says(tmp_path: Path) -> None:
     assert recompute(folder) == 9
 
 
+@pytest.mark.slow
 def test_a_report_over_200_runs_is_quick_and_small(tmp_path: Path) -> None:
     runs = []
     for number in range(40):

@@ -105,6 +105,7 @@ def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
     assert "4 of 5 runs are here already" in again.stderr
 
 
+@pytest.mark.slow
 def test_weak_scaling_gives_every_worker_the_work_of_one(tmp_path: Path) -> None:
     weak = SMALL.replace("seeds = 2", "seeds = 1\nscaling = 'weak'\nall_cores = false").replace(
         '"allreduce:collective=ring", ', ""
@@ -136,6 +137,7 @@ def test_network_bytes_of_a_ring_are_what_theory_says(tmp_path: Path) -> None:
         assert worker["payload_sent_bytes"] == pytest.approx(theory, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path) -> None:
     for number, how in enumerate((["--strategy", "serial"], ["--strategy", "allreduce", "--workers", "2"])):
         command = [str(BIN / "paceline"), "train", "--data", "fashion-mini", "--model", "mlp:hidden=32", "--profile"]

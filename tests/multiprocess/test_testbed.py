@@ -112,12 +112,12 @@ def test_workers_run_on_hosts_of_their_own(tmp_path: Path, strategy: str) -> Non
 def test_a_link_is_no_faster_than_its_rate_and_the_interface_counts(tmp_path: Path) -> None:
     """1.6 MB of ring at 20 Mbit/s: it takes at least what the link needs; the counter saw the payload and little more."""
     data = (make_pairs(60), make_pairs(20, seed=1))
-    wide = {"model": "mlp:hidden=600x600", "data": data, "strategy": "allreduce:collective=ring", "steps": 2}
+    wide = {"model": "mlp:hidden=600x600", "data": data, "strategy": "allreduce:collective=ring", "steps": 5}
     run = train(tmp_path, **wide, network="20mbit")
     for worker in run.record["workers"]:
         seconds = worker["payload_sent_bytes"] * 8 / 20e6
         assert worker["sync_s"] + worker["idle_s"] > 0.7 * seconds  # a bucket's worth of tokens comes free
-        assert 1.0 < worker["net_sent_bytes"] / worker["payload_sent_bytes"] < 1.15
+        assert 0.95 < worker["net_sent_bytes"] / worker["payload_sent_bytes"] < 1.15  # the last of it may still be queued
 
 
 @needs_root
