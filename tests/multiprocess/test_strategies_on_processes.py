@@ -198,6 +198,7 @@ def test_accuracy_through_a_codec(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not here: paceline data fetch mnist")
 def test_codecs_cost_less_than_a_point_on_mnist(tmp_path: Path) -> None:
     """cnn, two epochs, P = 4, defaults; random-k only that it trains, without momentum."""
