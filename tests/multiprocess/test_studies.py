@@ -156,6 +156,7 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
 QUICK = ("builtin", "optimizers", "codecs", "slow_network")
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("which", ["quick", pytest.param("others", marks=pytest.mark.slow)])
 def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) -> None:
     chosen = [f for f in (BUILTIN, *STUDIES) if (f.stem in QUICK) == (which == "quick")]
