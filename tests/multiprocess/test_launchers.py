@@ -50,8 +50,8 @@ def test_torchrun(tmp_path: Path) -> None:
     done = run(*torchrun, *TRAIN, "--out", "run", "--faults", "die:rank=1,step=3")
     assert done.returncode != 0
     record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert record["status"] == "failed"
-    assert "rank 1 is gone" in record["error"]
+    by_torchrun = record["status"] == "interrupted" and "ended by torchrun" in record["error"]  # it may be quicker than rank 0
+    assert by_torchrun or (record["status"] == "failed" and "rank 1 is gone" in record["error"])
     assert done.stderr.count("paceline: ") == 1
 
     done = run(*torchrun, *TRAIN, "--out", "again", "--json")
