@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline import checkpoint, sizes
-from paceline.codecs.base import build_codec
+from paceline.codecs.feedback import build_codec
 from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.base import Data, Stream, some_of

@@ -8,7 +8,7 @@ import torch
 from tests.conftest import identical, make_pairs, small_net, weights_distance
 
 from paceline import Run
-from paceline.codecs.base import build_codec
+from paceline.codecs.feedback import build_codec
 from paceline.errors import BadRequest
 from paceline.registry import codecs
 from paceline.strategies.base import codec_for
@@ -156,22 +156,22 @@ def test_the_record_says_what_a_message_costs(run_inproc: RunInproc, codec: str)
 )
 def test_a_compressed_run_resumes_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str) -> None:
     """The error memory, the velocity, the draws: all of it is in the checkpoint."""
+    assert resumes_exactly(run_inproc, tmp_path, strategy, codec)
+
+
+def resumes_exactly(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str) -> bool:
     options = {"strategy": strategy, "workers": 2, "lr": 0.05, "codec": codec}
     whole = run_inproc(**options, steps=12)
     out = str(tmp_path / "interrupted")
     run_inproc(**options, steps=6, checkpoint_every=6, out=out)
-    assert identical(run_inproc(**options, steps=12, resume=out, out=out).weights, whole.weights)
+    return identical(run_inproc(**options, steps=12, resume=out, out=out).weights, whole.weights)
 
 
 @pytest.mark.parametrize("strategy", ["ps", "gossip"])
 @pytest.mark.parametrize("codec", ["qsgd", "topk:ratio=0.2,warmup=9", "powersgd", "sign"])
 def test_pairs_resume_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str) -> None:
     """What each side knows of the other, and what its codec remembers, is in the checkpoint too."""
-    options = {"strategy": strategy, "workers": 2, "lr": 0.05, "codec": codec}
-    whole = run_inproc(**options, steps=12)
-    out = str(tmp_path / "interrupted")
-    run_inproc(**options, steps=6, checkpoint_every=6, out=out)
-    assert identical(run_inproc(**options, steps=12, resume=out, out=out).weights, whole.weights)
+    assert resumes_exactly(run_inproc, tmp_path, strategy, codec)
 
 
 def test_another_codec_is_another_run(run_inproc: RunInproc, tmp_path: Path) -> None:

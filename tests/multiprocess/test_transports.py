@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.codecs.base import build_codec
+from paceline.codecs.feedback import build_codec
 from paceline.collectives.base import choose
 from paceline.collectives.operations import Operations
 from paceline.errors import PeerLost, TransportError

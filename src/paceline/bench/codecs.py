@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from paceline.bench.peers.ddp_hooks import Bucket, Hooks
-from paceline.codecs.base import Codec, build_codec
+from paceline.codecs.base import Codec
+from paceline.codecs.feedback import build_codec
 from paceline.collectives.base import choose
 from paceline.registry import codecs, models
 from paceline.replica import layout_of

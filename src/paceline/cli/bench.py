@@ -3,9 +3,38 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def _say(text: str) -> None:
+    """What is under way, beside the result."""
+    from rich.console import Console
+
+    Console(stderr=True).print(text, highlight=False)
+
+
+def _shown(result: dict[str, Any], as_json: bool) -> Console | None:
+    """Where tables go; None where all that was measured has been printed as JSON. The machine is part of it."""
+    from rich.console import Console
+
+    from paceline.record.machine import environment
+
+    result["environment"] = environment()
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+        return None
+    return Console()
+
+
+def _machine(console: Console, result: dict[str, Any]) -> None:
+    from paceline.cli.show import machine_line
+
+    console.print(machine_line(result["environment"]), style="dim", highlight=False)
 
 
 @click.group()
@@ -36,22 +65,13 @@ def strategies(rounds: int, steps: int, batch_size: int, data_dir: str | None, a
     import torch
 
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
-    from rich.console import Console
     from rich.table import Table
 
     from paceline.bench.strategies import bench_strategies
-    from paceline.cli.show import machine_line
-    from paceline.record.machine import environment
 
-    messages = Console(stderr=True)
-    result: dict[str, Any] = bench_strategies(
-        data_dir, rounds, steps, batch_size, lambda text: messages.print(text, highlight=False)
-    )
-    result["environment"] = env = environment()
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
+    result: dict[str, Any] = bench_strategies(data_dir, rounds, steps, batch_size, _say)
+    if (console := _shown(result, as_json)) is None:
         return
-    console = Console()
     rates = Table(
         title=f"cnn on {result['data']}, batch {batch_size} per worker, {steps} steps, {rounds} rounds",
         title_justify="left",
@@ -82,7 +102,7 @@ def strategies(rounds: int, steps: int, batch_size: int, data_dir: str | None, a
     for name, r in result["updates_per_s"].items():
         spread = f"({r['min']:,.0f} - {r['max']:,.0f}; goal {r['goal']:,})"
         console.print(f"{name}, 300,500 parameters, 2 workers: {r['median']:,.0f} updates/s {spread}", highlight=False)
-    console.print(machine_line(env), style="dim", highlight=False)
+    _machine(console, result)
 
 
 UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "B": 1}
@@ -111,33 +131,26 @@ def collectives(workers: str, sizes: str, rounds: int, as_json: bool, debug: boo
 
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from paceline.bench.collectives import bench_collectives
-    from paceline.cli.show import machine_line
     from paceline.errors import BadRequest
-    from paceline.record.machine import environment
     from paceline.report.words import size as in_words
 
     if not all(n.strip().isdigit() and int(n) > 1 for n in workers.split(",")):
         raise BadRequest(f"--workers {workers}: numbers of 2 or more, with commas between them")
-    messages = Console(stderr=True)
     result: dict[str, Any] = bench_collectives(
         [int(n) for n in workers.split(",")],
         [parse_size(s.strip()) for s in sizes.split(",")],
         rounds,
-        lambda text: messages.print(text, highlight=False),
+        _say,
     )
-    result["environment"] = env = environment()
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
+    if (console := _shown(result, as_json)) is None:
         return
-    console = Console()
     rows = result["rows"]
     for count, size in dict.fromkeys((r["workers"], r["bytes"]) for r in rows):
         here = sorted((r for r in rows if (r["workers"], r["bytes"]) == (count, size)), key=lambda r: r["median_s"])
-        star = " (oversubscribed)" if count > env["cores"] else ""
+        star = " (oversubscribed)" if count > result["environment"]["cores"] else ""
         table = Table(title=f"{count} workers{star}, {in_words(size)}", title_justify="left", box=box.SIMPLE_HEAD)
         for heading in ("transport", "collective", "median", "spread", "x gloo", "x MPI", "x limit"):
             table.add_column(heading, justify="left" if heading in ("transport", "collective") else "right")
@@ -151,7 +164,7 @@ def collectives(workers: str, sizes: str, rounds: int, as_json: bool, debug: boo
         "the time in which one plain copy moves 2(P-1)/P of the buffer. Spread: half of max - min.",
         highlight=False,
     )
-    console.print(machine_line(env), style="dim", highlight=False)
+    _machine(console, result)
 
 
 @bench.command()
@@ -166,18 +179,12 @@ def measuring(blocks: int, batch_size: int, sample_every_s: float, data_dir: str
     import torch
 
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
-    from rich.console import Console
 
     from paceline.bench.measuring import bench_measuring
-    from paceline.cli.show import machine_line
-    from paceline.record.machine import environment
 
     result = bench_measuring(data_dir, blocks, batch_size, sample_every_s)
-    result["environment"] = env = environment()
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
+    if (console := _shown(result, as_json)) is None:
         return
-    console = Console()
     low, _, high = result["quarters"]
     console.print(
         f"cnn on {result['data']}, 2 workers, batch {batch_size}, events, and samples every {sample_every_s:g} s: "
@@ -187,7 +194,7 @@ def measuring(blocks: int, batch_size: int, sample_every_s: float, data_dir: str
         f"{high:.3f}; goal {result['goal']:g}). Measuring itself took {100 * result['own_share']:.2f}% of the workers' time.",
         highlight=False,
     )
-    console.print(machine_line(env), style="dim", highlight=False)
+    _machine(console, result)
 
 
 @bench.command()
@@ -201,21 +208,14 @@ def measuring(blocks: int, batch_size: int, sample_every_s: float, data_dir: str
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def codecs(model: str, workers: int, numbers: int, rounds: int, as_json: bool, debug: bool) -> None:
     """What a message of each codec costs: its bytes, and the time to make and to read it."""
-    from rich.console import Console
     from rich.table import Table
 
     from paceline.bench.codecs import bench_codecs
-    from paceline.cli.show import machine_line
-    from paceline.record.machine import environment
     from paceline.report.words import size
 
-    messages = Console(stderr=True)
-    result = bench_codecs(model, workers, rounds, numbers, lambda text: messages.print(text, highlight=False))
-    result["environment"] = env = environment()
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
+    result = bench_codecs(model, workers, rounds, numbers, _say)
+    if (console := _shown(result, as_json)) is None:
         return
-    console = Console()
     ring = result["ring_bytes"]
     sizes = Table(
         title=f"{model}: {size(result['plain_bytes'])} of float32; a ring of {workers} sends {size(ring)} per worker and step",
@@ -245,7 +245,7 @@ def codecs(model: str, workers: int, numbers: int, rounds: int, as_json: bool, d
             console.print(
                 f"PyTorch's own {row['codec']} hook takes {beside['median']:.2f} times as long {spread}", highlight=False
             )
-    console.print(machine_line(env), style="dim", highlight=False)
+    _machine(console, result)
 
 
 @bench.command()
@@ -261,20 +261,13 @@ def balance(rounds: int, steps: int, batch_size: int, slower: float, data_dir: s
     import torch
 
     torch.set_num_threads(1)
-    from rich.console import Console
     from rich.table import Table
 
     from paceline.bench.balance import bench_balance
-    from paceline.cli.show import machine_line
-    from paceline.record.machine import environment
 
-    messages = Console(stderr=True)
-    result = bench_balance(data_dir, rounds, steps, batch_size, slower, lambda text: messages.print(text, highlight=False))
-    result["environment"] = env = environment()
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
+    result = bench_balance(data_dir, rounds, steps, batch_size, slower, _say)
+    if (console := _shown(result, as_json)) is None:
         return
-    console = Console()
     title = (
         f"cnn on {result['data']}, batch {batch_size} x 2, worker 1 {slower:g} times as slow, {steps} steps, {rounds} rounds"
     )
@@ -285,7 +278,7 @@ def balance(rounds: int, steps: int, batch_size: int, slower: float, data_dir: s
         digits = {"samples/s": ",.0f", "accuracy": ".3f"}.get(row["unit"], ".2f")
         table.add_row(row["title"], f"{row['median']:{digits}}", f"{row['min']:{digits}} - {row['max']:{digits}}", row["goal"])
     console.print(table)
-    console.print(machine_line(env), style="dim", highlight=False)
+    _machine(console, result)
 
 
 @bench.command()
@@ -316,25 +309,14 @@ def network(
 
     torch.set_num_threads(1)
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from paceline.bench.network import bench_network
-    from paceline.cli.show import machine_line
-    from paceline.record.machine import environment
     from paceline.report.words import size
 
-    messages = Console(stderr=True)
-
-    def say(text: str) -> None:
-        messages.print(text, highlight=False)
-
-    result = bench_network(data_dir, rate, workers, model, batch_size, target, rounds, contenders, say)
-    result["environment"] = env = environment()
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
+    result = bench_network(data_dir, rate, workers, model, batch_size, target, rounds, contenders, _say)
+    if (console := _shown(result, as_json)) is None:
         return
-    console = Console()
     reduce = result["all_reduce"]
     theory = f", {reduce['of_theory']:.2f} times 2(P-1)/P * bytes / rate" if reduce["of_theory"] else ""
     spread = f"({reduce['min']:.3f} - {reduce['max']:.3f})"
@@ -356,4 +338,4 @@ def network(
     bound = f"bound (compute + communication) / compute, of plain all-reduce: {result['bound']:.2f}"
     best = f"; the best is at {result['of_bound']:.2f} of it" if result["of_bound"] is not None else "; nobody got there"
     console.print(bound + best, highlight=False)
-    console.print(machine_line(env), style="dim", highlight=False)
+    _machine(console, result)

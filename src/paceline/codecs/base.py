@@ -26,7 +26,6 @@ from torch import Tensor
 from paceline.collectives.base import Collective
 from paceline.collectives.operations import Operations
 from paceline.errors import BadRequest, NotFinite
-from paceline.registry import Spec, codecs
 from paceline.transport.base import Transport
 from paceline.types import Layout
 
@@ -188,14 +187,6 @@ def exchange_uneven(messages: Tensor, used: int, transport: Transport) -> list[i
     for work in works:
         work.wait()
     return found
-
-
-def build_codec(choice: Spec | str) -> Codec:
-    """A codec by name, with error feedback around it where it wants that."""
-    from paceline.codecs.feedback import Feedback
-
-    codec: Codec = codecs.build(choice)
-    return Feedback(codec) if codec.feedback else codec
 
 
 def check_real(layout: Layout, dtype: torch.dtype, name: str) -> None:

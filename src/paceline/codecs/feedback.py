@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.codecs.base import Codec, Kind, State
 from paceline.collectives.base import Collective
+from paceline.registry import Spec, codecs
 from paceline.types import Layout
 
 
@@ -76,3 +77,9 @@ class Feedback(Codec):
             state["error"] = torch.zeros_like(values)
         error: Tensor = state["error"]
         return error
+
+
+def build_codec(choice: Spec | str) -> Codec:
+    """A codec by name, with error feedback around it where it wants that."""
+    codec: Codec = codecs.build(choice)
+    return Feedback(codec) if codec.feedback else codec

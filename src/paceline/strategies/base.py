@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from paceline.codecs.base import Codec, build_codec
+from paceline.codecs.base import Codec
+from paceline.codecs.feedback import build_codec
 from paceline.collectives.base import Collective
 from paceline.errors import BadRequest, ReplicasDiffer
 from paceline.registry import Spec

@@ -233,6 +233,8 @@ def standing() -> Testbed | None:
 
 def take_down() -> bool:
     """The standing one, or what is left of it; whether there was anything."""
+    if (reason := missing()) is not None:
+        raise BadRequest(reason)
     bed, left = standing(), _namespaces("paceline")
     if bed is not None:
         bed.down()
