@@ -30,7 +30,7 @@ def test_options_of_train_are_those_of_the_command_line() -> None:
         "model", "data", "data_dir", "loss", "metric", "shard", "partition", "strategy", "workers", "transport", "codec",
         "optimizer", "lr", "lr_schedule", "momentum", "weight_decay", "batch_size", "global_batch_size", "epochs", "steps",
         "until_accuracy", "until_converged", "init", "memory_format", "threads", "device", "seed", "out", "resume",
-        "checkpoint_every", "plugin", "servers", "overlap", "profile", "balance", "lr_scaling",
+        "checkpoint_every", "plugin", "privacy", "servers", "overlap", "profile", "balance", "lr_scaling",
     }  # fmt: skip
     assert set(Config.options()) == promised | {
         "evaluate_every", "evaluate_samples", "target_accuracy", "data_share", "sample_every_s", "deadline_s", "faults",

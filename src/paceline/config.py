@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import BadRequest, UnknownName
-from paceline.registry import Spec, convert
+from paceline.registry import Spec, convert, format_value
 
 CHOICES = ("model", "data", "loss", "metric", "strategy", "codec", "optimizer", "lr_schedule", "transport")
 
@@ -59,6 +59,9 @@ class Config:
     )
     overlap: str = option(
         "auto", Literal["auto", "on", "off"], "exchange gradients during the backward pass (auto: where a core is free)", "How"
+    )
+    privacy: str | None = option(
+        None, str, "differential privacy: epsilon=3,delta=1e-5,clip=1.0, or noise=1.1,... (docs/privacy.md)", "How"
     )
     faults: tuple[str, ...] = option((), str, "what goes wrong on purpose: slow:rank=1,factor=3 (may be repeated)", "How")
     init: str = option("broadcast", Literal["broadcast", "seed"], "equal start by sending or by seeding", "How")
@@ -197,6 +200,8 @@ def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         return None
     if name in CHOICES:
         return Spec.of(value) if isinstance(value, (str, Mapping, Spec)) else value
+    if name == "privacy" and isinstance(value, Mapping):
+        return ",".join(f"{key}={format_value(v)}" for key, v in value.items())
     if name in ("plugin", "faults"):
         if not isinstance(value, (str, list, tuple)):
             raise BadRequest(f"{name}={value!r} is not text or a list of texts")

@@ -29,6 +29,7 @@ def examine(data_dir: str | None = None) -> list[Finding]:
         _shared_memory,
         _mpi,
         _reports,
+        _privacy,
         _network_bytes,
         _testbed,
         _npm,
@@ -63,6 +64,21 @@ def _cuda() -> Finding:
     if torch.cuda.is_available():
         return Finding("cuda", True, f"{torch.cuda.device_count()} device(s): --device cuda")
     return Finding("cuda", False, "no CUDA device: everything runs on the CPU")
+
+
+def _privacy() -> Finding:
+    from paceline.errors import PacelineError
+    from paceline.privacy.accounting import Spent, epsilon_of
+    from paceline.privacy.native import add_normal
+    from paceline.privacy.noise import Noise, draw_key
+
+    try:
+        epsilon_of([Spent(1.0, 0.01, 1)], 1e-5)
+        Noise(draw_key(None))
+    except PacelineError as error:
+        return Finding("privacy", False, str(error))
+    quick = "noise compiled from C" if add_normal() is not None else "no C compiler, so its noise takes three times as long"
+    return Finding("privacy", True, f"--privacy epsilon=3,delta=1e-5: dp-accounting, cryptography; {quick}")
 
 
 def _shared_memory() -> Finding:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline import checkpoint, sizes
+from paceline import checkpoint, protection, sizes
 from paceline.codecs.feedback import build_codec
 from paceline.config import Config
 from paceline.data.adopt import adopt
@@ -24,6 +24,8 @@ from paceline.faults.base import Fault
 from paceline.objectives.losses import Loss
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import Scaling, Schedule
+from paceline.privacy.clip import refuse_mixing
+from paceline.protection import Protection
 from paceline.record.machine import cores
 from paceline.registry import (
     Spec,
@@ -65,6 +67,7 @@ class Job:
     started: float = 0.0  # when it was asked for, by time.perf_counter
     out_is_given: bool = True
     batch_grows: bool = True  # with the workers, each of whom brings a batch of its own
+    protection: Protection | None = None  # of a private run
 
     @property
     def workers(self) -> int:
@@ -181,6 +184,8 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     for plugin in config.plugin:
         load_plugin(plugin)
     resume_from = checkpoint.latest(Path(config.resume)) if config.resume else None
+    folder = run_folder(config.resume) if config.resume else None
+    resumed = protection.Resumed.of(resume_from, folder, config.privacy is not None)
     _check_device(config.device)
     if config.data_dir is not None and not Path(config.data_dir).is_dir():
         raise BadRequest(f"data_dir={config.data_dir} is not a folder")
@@ -188,6 +193,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
     _check_strategy(config, strategy)
     sizes.check_balance(config, strategy)
+    private = protection.check(config, strategy, codec_for(strategy, config.codec))
     transport = _transport(config, strategy)
     if config.profile and transports.entry(transport).make.runs_as == "threads":  # type: ignore[attr-defined]
         raise BadRequest(f"profile needs processes: workers of transport {transport} are threads of one")
@@ -198,7 +204,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
 
     batch_sizes = sizes.batch_sizes(config, data)
     threads = max(1, cores() // workers) if config.threads == "auto" else int(config.threads)
-    shard = config.shard or ("static" if config.partition == "by-label" else strategy.shard)
+    shard = config.shard or ("static" if config.partition == "by-label" or private is not None else strategy.shard)
     epochs, steps = config.epochs, config.steps
     if epochs is None and steps is None:
         open_ended = config.until_accuracy is not None or config.until_converged is not None
@@ -220,6 +226,11 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     if momentum is None and isinstance(config.optimizer, Spec):
         momentum = 0.9 if config.optimizer.name == "momentum" else 0.0
 
+    protected = None
+    if private is not None:
+        protected = protection.protect(private, strategy, data, batch_sizes, epochs, steps, resumed)
+        assert not isinstance(data.train, Stream)
+        notices += protected.notices(len(data.train))
     out_is_given = bool(config.out or config.resume)
     batch_grows = config.global_batch_size is None and config.batch_size != "all"
     out = Path(config.out) if config.out else run_folder(config.resume) if config.resume else out_name(config)
@@ -229,7 +240,8 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
             "epochs": epochs,
             "threads": threads,
             "servers": servers,
-            "overlap": _overlap(config, transport, threads, servers),
+            "overlap": "off" if private is not None else _overlap(config, transport, threads, servers),
+            "privacy": str(protected.settings) if protected is not None else None,
             "transport": Spec(transport),
             "loss": loss,
             "metric": metric,
@@ -239,10 +251,12 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         }
     )
     job = Job(config, data, out, transport, threads, batch_sizes, epochs, steps, resume_from, 0, notices, config.memory_format)
-    job.started, job.out_is_given, job.batch_grows = started, out_is_given, batch_grows
+    job.started, job.out_is_given, job.batch_grows, job.protection = started, out_is_given, batch_grows, protected
     if resume_from is not None:
         job.memory_format = checkpoint.about(resume_from).get("memory_format", job.memory_format)
     on_meta = _on_meta(job)
+    if private is not None:
+        refuse_mixing(on_meta)
     job.optimizer(on_meta)  # refuses what cannot be built, before any process starts
     codec = codec_for(strategy, config.codec)
     if workers > 1:

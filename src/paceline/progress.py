@@ -67,7 +67,7 @@ class Watch:
                 self._task,
                 completed=content["step"],
                 total=content["total"],
-                loss=f"loss {content['loss']:.4f}",
+                loss=_shown(content),
                 rate=rate,
                 done=f"{content['step']}/{content['total']}" if content["total"] else f"step {content['step']}",
             )
@@ -75,10 +75,18 @@ class Watch:
             self._last_line = time.monotonic()
             of = f"/{content['total']}" if content["total"] else ""
             label = f"{self.label}: " if self.label else ""
-            self._say(f"{label}step {content['step']}{of}  loss {content['loss']:.4f}  {rate}")
+            self._say(f"{label}step {content['step']}{of}  {_shown(content)}  {rate}")
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _shown(content: dict[str, Any]) -> str:
+    """The loss; of a private run what it has spent, and the loss only where it is revealed."""
+    said = [f"epsilon {content['epsilon']:.2f}"] if content.get("epsilon") is not None else []
+    if content["loss"] is not None:
+        said.append(f"loss {content['loss']:.4f}")
+    return "  ".join(said)
 
 
 def _bar(console: Console) -> Progress:

@@ -210,6 +210,11 @@ class Replica:
         return self.flat.regions if self.flat else ()
 
     @property
+    def places(self) -> Sequence[tuple[nn.Parameter, Tensor]]:
+        """Every parameter that is trained, with its place in the flat gradients."""
+        return self.flat.trainable if self.flat else ()
+
+    @property
     def integer_buffers(self) -> Sequence[Tensor]:
         return self.flat.integer_buffers if self.flat else ()
 
@@ -225,7 +230,7 @@ class Replica:
             self.optimizer.zero_grad()
         value = 0.0
         if batch.inputs is not None:
-            loss = self.loss(self.forward(self._formatted(batch.inputs)), batch.targets)
+            loss = self.loss(self.forward(self.formatted(batch.inputs)), batch.targets)
             if loss.dim():
                 raise BadRequest(f"the loss must be one number, the mean over the rows; it has shape {tuple(loss.shape)}")
             value = loss.item()
@@ -241,9 +246,10 @@ class Replica:
 
     def infer(self, inputs: Any) -> Any:
         """The model's answer, without whatever a strategy has wrapped around it for training."""
-        return self.model(self._formatted(inputs))
+        return self.model(self.formatted(inputs))
 
-    def _formatted(self, inputs: Any) -> Any:
+    def formatted(self, inputs: Any) -> Any:
+        """In the memory format that was chosen."""
         if self.channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs

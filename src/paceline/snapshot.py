@@ -14,6 +14,7 @@ from paceline.data.base import Samples, Stream
 from paceline.data.batches import Batches
 from paceline.errors import BadRequest
 from paceline.job import Job
+from paceline.private import Private
 from paceline.replica import Replica
 from paceline.seeding import derive, random_states, seed_everything, set_random_states
 from paceline.strategies.base import Context, Strategy
@@ -33,6 +34,7 @@ class Worker(Protocol):
     replica: Replica
     batches: Batches
     balance: Balance | None
+    private: Private | None
     epoch_start: list[Tensor]
     step: int
 
@@ -73,6 +75,7 @@ def own_state(worker: Worker, strategy: dict[str, Any]) -> dict[str, Any]:
         "batches": worker.batches.state(),
         "balance": worker.balance.state() if worker.balance is not None else None,
         "samples_seen": worker.replica.samples_seen,
+        "privacy": worker.private.gradient.state() if worker.private is not None else None,
     }
 
 
@@ -85,6 +88,7 @@ def about(worker: Worker) -> dict[str, Any]:
         "optimizer": type(worker.replica.optimizer).__name__,
         "codec": str(worker.config.codec),
         "samples": _count(worker.job.data.train),
+        "privacy": worker.private.spent() if worker.private is not None else None,
     }
 
 

@@ -19,6 +19,7 @@ from paceline.data.batches import Batches, ShardBatches, StreamBatches
 from paceline.errors import NotFinite, PeerLost
 from paceline.evaluation import Evaluation
 from paceline.job import Job
+from paceline.private import Private
 from paceline.rank import Notify, Rank
 from paceline.record.machine import boot_id
 from paceline.record.network import Interface
@@ -57,6 +58,9 @@ def run_worker(job: Job, transport: Transport, notify: Notify, alone_on_host: bo
                 worker.rescue()
                 raise PeerLost(lost.rank, f"it was a server; worker 0's weights are in {job.out / 'checkpoints'}") from None
             raise
+        finally:
+            if worker.private is not None:
+                worker.private.settle()
     finally:
         sampler.stop()
         recorder.close()
@@ -91,7 +95,8 @@ class Worker:
         self.meter, self.faults, self.strategy, self.ctx = place.meter, place.faults, place.strategy, place.ctx
         self.device = torch.device(self.config.device)
         self.clock = _Clock()
-        self.batches = self._batches()
+        self.private = Private(job, self.ctx, self.device) if job.protection is not None else None
+        self.batches = self.private.batches() if self.private is not None else self._batches()
         self.balance = self._balance()
         self.schedule = job.schedule()
         self.total_steps = self._total_steps()
@@ -108,6 +113,8 @@ class Worker:
             snapshot.restore_own(self, own)
         self.evaluation = Evaluation(job, self.replica, self.ctx)
         self.evaluation.try_out()
+        if self.private is not None:
+            self.private.attach(self.replica, own.get("privacy") if own is not None and own["same_workers"] else None)
         self.glance = self.evaluation.smaller(self.config.evaluate_samples)  # the one between epochs or steps
         if self.ctx.worker_index == 0:
             notify("ready", {})
@@ -172,6 +179,8 @@ class Worker:
     def _total_steps(self) -> int | None:
         """The steps of the whole run, where that can be known."""
         known = [self.job.steps]
+        if self.private is not None:
+            known.append(self.private.protection.until)
         if self.job.epochs is not None and self.batches.steps_per_epoch is not None:
             known.append(self.job.epochs * self.batches.steps_per_epoch)
         return min((k for k in known if k is not None), default=None)
@@ -228,7 +237,8 @@ class Worker:
         for fault in self.faults:
             fault.before_step(batch.step + 1, self.ctx.transport.inner)
         began = time.perf_counter()
-        loss = self.replica.forward_backward(batch, self.strategy.scale(batch))
+        gradients = self.private or self.replica
+        loss = gradients.forward_backward(batch, self.strategy.scale(batch))
         for fault in self.faults:
             fault.after_compute(time.perf_counter() - began, self.ctx.transport.inner)
         return loss
@@ -263,6 +273,8 @@ class Worker:
 
     def _is_over(self) -> bool:
         steps, epochs = self.job.steps, self.job.epochs
+        if self.private is not None and self.step >= self.private.protection.until:
+            return True
         return (steps is not None and self.step >= steps) or (epochs is not None and self.batches.epochs_done >= epochs)
 
     def _record_step(self, batch: Batch, loss: float, began: float, seconds: float, before: Tally, arrived: float) -> None:
@@ -270,12 +282,12 @@ class Worker:
         sync_s = now.seconds - before.seconds
         waits = self.strategy.in_step and now.calls > before.calls
         encode_s, decode_s = self.ctx.codec.clock.taken()
+        shown = self.private.revealed(batch, loss) if self.private is not None else {"n": batch.weight, "loss": loss}
         self.recorder.write(
             "step",
             step=self.step,
             epoch=batch.epoch,
-            n=batch.weight,
-            loss=loss,
+            **shown,
             compute_s=seconds - sync_s - encode_s - decode_s,
             sync_s=sync_s,
             began=began,
@@ -304,8 +316,9 @@ class Worker:
                     "step": self.step,
                     "total": self.total_steps,
                     "epoch": batch.epoch + 1,
-                    "loss": loss,
+                    "loss": shown["loss"],
                     "samples_per_s": rate,
+                    **({"epsilon": self.private.epsilon} if self.private is not None else {}),
                 },
             )
 

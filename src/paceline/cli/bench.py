@@ -48,6 +48,7 @@ def bench() -> None:
       paceline bench collectives --workers 2 --sizes 4KB,1MB,10MB
       paceline bench codecs --model cnn-wide --workers 4
       paceline bench balance
+      paceline bench privacy
       paceline bench network --rate 100mbit                  (needs root)
       paceline bench measuring
     """
@@ -278,6 +279,53 @@ def balance(rounds: int, steps: int, batch_size: int, slower: float, data_dir: s
         digits = {"samples/s": ",.0f", "accuracy": ".3f"}.get(row["unit"], ".2f")
         table.add_row(row["title"], f"{row['median']:{digits}}", f"{row['min']:{digits}} - {row['max']:{digits}}", row["goal"])
     console.print(table)
+    _machine(console, result)
+
+
+@bench.command()
+@click.option("--rounds", default=31, show_default=True, type=click.IntRange(2), help="pairs of blocks, in turns")
+@click.option("--steps", default=10, show_default=True, type=click.IntRange(1), help="per block")
+@click.option("--batch-sizes", default="64,256", show_default=True, metavar="N,N")
+@click.option("--data-dir", default=None, metavar="DIR", help="where MNIST is looked for first")
+@click.option("--json", "as_json", is_flag=True, help="print everything measured to standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def privacy(rounds: int, steps: int, batch_sizes: str, data_dir: str | None, as_json: bool, debug: bool) -> None:
+    """Private training against plain training and against Opacus, one thread: mlp and cnn."""
+    import torch
+
+    torch.set_num_threads(1)
+    from rich.table import Table
+
+    from paceline.bench.privacy import bench_privacy
+    from paceline.errors import BadRequest
+    from paceline.report.words import size
+
+    if not all(n.strip().isdigit() and int(n) for n in batch_sizes.split(",")):
+        raise BadRequest(f"--batch-sizes {batch_sizes}: numbers like 64,256")
+    result = bench_privacy(data_dir, rounds, steps, tuple(int(n) for n in batch_sizes.split(",")), _say)
+    if (console := _shown(result, as_json)) is None:
+        return
+    rates = Table(title=f"samples/s on {result['data']}, one thread, noise {result['noise']:g}", title_justify="left")
+    ratios = Table(title=f"ratios of neighbouring blocks of {steps} steps, {rounds} pairs", title_justify="left")
+    for heading in ("model", "batch", "contender", "samples/s"):
+        rates.add_column(heading, justify="right" if heading in ("batch", "samples/s") else "left")
+    for heading in ("model", "batch", "ratio", "median", "middle half", "goal"):
+        ratios.add_column(heading, justify="left" if heading in ("model", "ratio") else "right")
+    for case in result["cases"]:
+        name, batch = case["model"], str(case["batch_size"])
+        for contender, rate in sorted(case["samples_per_s"].items(), key=lambda pair: -pair[1]):
+            rates.add_row(name, batch, contender, f"{rate:,.0f}")
+        for r in case["ratios"]:
+            spread = " - ".join(f"{q:.2f}" for q in r["quarters"])
+            ratios.add_row(name, batch, r["title"], f"{r['median']:.2f}", spread, f">= {r['goal']:g}" if r["goal"] else "")
+        memory = {k: size(v["peak"]) for k, v in case["memory_bytes"].items()}
+        told = f"memory, {memory['private']} / {memory['plain']}"
+        ratios.add_row(name, batch, told, f"{case['memory_ratio']:.2f}", "", f"<= {case['memory_goal']:g}")
+    console.print(rates)
+    console.print(ratios)
+    for case in result["cases"]:
+        for mode, why in case["left_out"].items():
+            console.print(f"Opacus, {mode}, {case['model']}: left out ({why})", highlight=False)
     _machine(console, result)
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "paceline.cli.doctor:doctor",
     "launch": "paceline.cli.launch:launch",
     "testbed": "paceline.cli.testbed:testbed",
+    "privacy": "paceline.cli.privacy:privacy",
     "completion": "paceline.cli.completion:completion",
 }
 

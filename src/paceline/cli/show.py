@@ -39,6 +39,9 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
         reached = result["time_to_accuracy_s"]
         goal = f"{100 * target:g}% accuracy after"
         rows.append((goal, "not reached" if reached is None else f"{reached:.2f} s, {result['steps_to_accuracy']:,} steps"))
+    private = record.get("privacy")
+    if private:
+        rows.append((f"epsilon at delta {private['delta']:g}", f"{private['epsilon']:.3g}"))
     for row in rows:
         if row[1] != "-":
             table.add_row(*row)
@@ -52,6 +55,10 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
         _profile(console, out)
     if record.get("lost"):
         console.print(f"lost on the way: worker {', '.join(map(str, record['lost']))}; the others went on", style="yellow")
+    if private:
+        console.print(" ".join(private["guarantee"]), highlight=False, soft_wrap=True)
+        if not private["private"]:
+            console.print("NOT PRIVATE: secure=false, so the noise follows from the seed", style="yellow")
     if config["oversubscribed"]:
         console.print(
             f"oversubscribed: more threads than the {record['environment']['cores']} cores of this machine",

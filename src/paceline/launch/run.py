@@ -20,6 +20,7 @@ from paceline.launch.local import run_processes
 from paceline.launch.mpi import run_under_mpirun
 from paceline.launch.seat import find as find_seat
 from paceline.launch.threads import run_threads
+from paceline.protection import account
 from paceline.record.machine import environment
 from paceline.record.reader import read_run, read_worker_events, summarise
 from paceline.record.trace import write_trace
@@ -98,6 +99,8 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
     )
     if lost:
         record["lost"] = sorted(lost)
+    if job.protection is not None:
+        record["privacy"] = clean_json(account(job.out, job.protection))
     try:
         write_json(job.out / "run.json", record)
         write_trace(events, job.out / "trace.json")
@@ -160,6 +163,8 @@ def _claim(job: Job) -> None:
         earlier = run_folder(job.config.resume or "")
         if not same_folder(job.out, earlier) and (earlier / "events").is_dir():
             shutil.copytree(earlier / "events", job.out / "events", dirs_exist_ok=True)  # the whole run's history
+            if (earlier / "privacy").is_dir():
+                shutil.copytree(earlier / "privacy", job.out / "privacy", dirs_exist_ok=True)
         job.session = 1 + max((e["session"] for own in read_worker_events(job.out) for e in own), default=-1)
 
 

@@ -43,6 +43,31 @@ def cnn(
     return _build(input_shape, classes, (16, 32), 64, dropout)
 
 
+@models.register("cnn-tanh")
+def cnn_tanh(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """For private training: conv 16@8x8/2, conv 32@4x4/2, FC 32, with tanh, which keeps gradients short (Papernot, 2021)."""
+    if len(input_shape) != 3:
+        raise BadRequest(
+            f"cnn-tanh needs images (channels x height x width); this data gives {input_shape or 'no fixed shape'}"
+        )
+    depth, *sides = input_shape
+    sides = [((s - 2) // 2 + 1 - 1 - 4) // 2 + 1 - 1 for s in sides]
+    if min(sides) < 1:
+        raise BadRequest(f"cnn-tanh needs images of at least 14 x 14; this data gives {input_shape[1]} x {input_shape[2]}")
+    return nn.Sequential(
+        nn.Conv2d(depth, 16, 8, stride=2, padding=3),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(32 * sides[0] * sides[1], 32),
+        nn.Tanh(),
+        nn.Linear(32, classes),
+    )
+
+
 @models.register("cnn-wide")
 def cnn_wide(
     input_shape: tuple[int, ...], classes: int, dropout: Annotated[float, "share of activations dropped"] = 0.25

@@ -43,6 +43,7 @@ class AllReduce(Strategy):
         if (self.exchange, self.when) == ("weights", "epoch"):
             raise BadRequest(f"{self.name}: when=epoch collects gradients; for weights use local-sgd:every=epoch")
         self.exchanges = self.exchange
+        self.noise_adds_up = self.exchange == "gradients"
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)

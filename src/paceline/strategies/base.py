@@ -58,6 +58,10 @@ class Strategy(ABC):
     survives: bool = False  # goes on with the others when a worker (not the first) has died
     decides_alone: ClassVar[bool] = False  # a worker that has converged stops, whatever the others do
     resumes_exactly: ClassVar[bool] = True  # False: what comes out depends on who is faster
+    noise_adds_up: bool | None = None
+    """With privacy: True where nothing but the sum of all workers' gradients is ever used, so that the noise of each is a part
+    of one whole; False where a worker's own gradient takes effect by itself; None where nobody has said what it reveals."""
+    not_private_because: ClassVar[str] = "nobody has stated what it reveals (noise_adds_up)"
 
     observed: Mapping[str, Any] = MappingProxyType({})  # what a step showed beside its loss: recorded with it
 

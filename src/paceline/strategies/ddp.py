@@ -28,6 +28,7 @@ class DDP(Strategy):
     bucket_cap_mb: Annotated[int, "DDP's bucket size in MiB"] = 25
 
     replicas_identical = True
+    not_private_because = "it exchanges gradients inside the backward pass, before they can be clipped: use allreduce"
     flat = False
     needs_processes = True
     skips_empty = False

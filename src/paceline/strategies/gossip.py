@@ -39,6 +39,7 @@ class Gossip(Strategy):
 
     exchanges = "weights"
     survives = True
+    noise_adds_up = False
 
     def __post_init__(self) -> None:
         if self.every < 1:

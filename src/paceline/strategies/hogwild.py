@@ -34,6 +34,10 @@ class Hogwild(Strategy):
     in_step = False
     needs_shared_memory = True
     resumes_exactly = False
+    not_private_because = (
+        "updates mix number by number in shared memory, in an order that depends on how long each secret batch took, and "
+        "nobody has proved what that reveals: use ps:consistency=async"
+    )
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)

@@ -20,6 +20,7 @@ class LocalSteps(Strategy):
     collective: str
 
     exchanges = "weights"
+    noise_adds_up = False
     averages: ClassVar[bool] = True  # whether what comes of an exchange is the average of the weights itself
 
     def __post_init__(self) -> None:

@@ -53,6 +53,7 @@ class ParameterServer(Strategy):
             raise BadRequest(f"ps: staleness={self.staleness}: 0 or more")
         self.exchanges = self.exchange
         self.survives = self.consistency == "async"
+        self.noise_adds_up = (self.exchange, self.ahead) == ("gradients", 0)
         self.in_step = self.resumes_exactly = self.ahead == 0  # type: ignore[misc]
 
     @property

@@ -28,6 +28,7 @@ class PSGD(Strategy):
     in_step = False
     decides_alone = True
     shard = "static"
+    noise_adds_up = False
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)

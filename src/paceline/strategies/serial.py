@@ -17,6 +17,7 @@ class Serial(Strategy):
     replicas_identical = True
     exchanges = "nothing"
     most_workers = 1
+    noise_adds_up = True
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         replica.update()

@@ -39,6 +39,8 @@ class StepWise(Strategy):
     full_every: Annotated[int, "steps between exact averages; 0: at the end only"] = 0
     exchange: Annotated[Literal["weights", "gradients"], "what is averaged"] = "weights"
 
+    noise_adds_up = False
+
     def __post_init__(self) -> None:
         if self.full_every < 0:
             raise BadRequest(f"stepwise: full_every={self.full_every}: 0 or more")

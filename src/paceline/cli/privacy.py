@@ -1,0 +1,91 @@
+"""`paceline privacy`"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.option("--samples", type=click.IntRange(1), required=True, help="in the training set")
+@click.option("--batch-size", type=click.IntRange(1), required=True, help="expected, over all workers")
+@click.option("--epochs", type=click.IntRange(1), default=None, help="passes over the data")
+@click.option("--steps", type=click.IntRange(1), default=None, help="instead of epochs")
+@click.option("--noise", type=float, default=None, help="what epsilon does this noise give?")
+@click.option("--epsilon", type=float, default=None, help="what noise keeps within this epsilon?")
+@click.option("--delta", type=float, default=1e-5, show_default=True)
+@click.option("--sampling", type=click.Choice(["poisson", "shuffle"]), default="poisson", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="print the numbers to standard output")
+@click.option("--debug", is_flag=True, help="show tracebacks")
+def privacy(
+    samples: int,
+    batch_size: int,
+    epochs: int | None,
+    steps: int | None,
+    noise: float | None,
+    epsilon: float | None,
+    delta: float,
+    sampling: str,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Noise, steps and epsilon, worked out before anything is trained.
+
+    \b
+    Examples:
+      paceline privacy --samples 60000 --batch-size 256 --epochs 60 --noise 1.1
+      paceline privacy --samples 60000 --batch-size 256 --epochs 60 --epsilon 3
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from paceline.errors import BadRequest
+    from paceline.privacy.accounting import Spent, epsilon_of, noise_for
+    from paceline.privacy.sampling import steps_per_epoch
+    from paceline.privacy.settings import Settings
+
+    if (epochs is None) == (steps is None):
+        raise BadRequest("give --epochs or --steps, one of the two")
+    if (noise is None) == (epsilon is None):
+        raise BadRequest("give --noise (epsilon is worked out) or --epsilon (noise is worked out), one of the two")
+    if batch_size > samples:
+        raise BadRequest(f"a batch of {batch_size:,} from {samples:,} samples: at most all of them")
+    given = {k: v for k, v in (("noise", noise), ("epsilon", epsilon), ("delta", delta)) if v is not None}
+    Settings.read(given)
+    epoch = steps_per_epoch(samples, batch_size) if sampling == "poisson" else -(-samples // batch_size)
+    made = steps if steps is not None else (epochs or 0) * epoch
+    rate, times = (batch_size / samples, made) if sampling == "poisson" else (1.0, -(-made // epoch))
+    if noise is None:
+        assert epsilon is not None
+        noise = noise_for(epsilon, delta, rate, times)
+    spent = [Spent(noise, rate, times)]
+    found: dict[str, Any] = {
+        "epsilon": epsilon_of(spent, delta),
+        "epsilon_rdp": epsilon_of(spent, delta, "rdp"),
+        "delta": delta,
+        "noise": noise,
+        "rate": rate,
+        "steps": made,
+        "sampling": sampling,
+    }
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for title, value in (
+        ("epsilon (privacy loss distribution)", f"{found['epsilon']:.4g}"),
+        ("epsilon (Rényi)", f"{found['epsilon_rdp']:.4g}"),
+        ("delta", f"{delta:g}"),
+        ("noise, in units of the clip norm", f"{noise:g}"),
+        ("a sample is in a step with probability", f"{rate:.4g}"),
+        ("steps", f"{made:,}"),
+    ):
+        table.add_row(title, value)
+    console = Console()
+    console.print(table)
+    if sampling == "shuffle":
+        console.print("Batches are not secret: without the gain from sampling.", highlight=False)

@@ -1,0 +1,84 @@
+"""Layers of any other kind, sample by sample through `torch.func`; and whole models in the plainest way there is.
+
+A layer is run again for every sample on its own, from what went in and the gradient of what came out, all samples at once
+(`vmap`). Slower than a rule of its own, and every sample's gradient of that layer is held; but right for whatever treats
+samples apart.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.utils._pytree import tree_map
+
+from paceline.errors import BadRequest
+from paceline.privacy.layers import Call, Kept
+
+
+class Anything(Kept):
+    """A module with everything in it as one layer."""
+
+    def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
+        super().__init__(name, module, places)
+        draws = [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+        if draws or (isinstance(getattr(module, "dropout", 0.0), float) and getattr(module, "dropout", 0.0) > 0):
+            raise BadRequest(
+                f"privacy: {self._said()} draws dropout inside, and cannot be run again sample by sample: "
+                "set its dropout to 0, or use clipping=loop"
+            )
+
+    def _said(self) -> str:
+        return f"layer {self.name or 'the model itself'} ({type(self.module).__name__})"
+
+    def gradients(self, call: Call) -> dict[str, Tensor]:
+        grads = call.grads
+        assert grads is not None
+        samples = len(grads)
+        trained = {name: p.detach() for name, p in self.module.named_parameters() if name in self.places}
+
+        def is_mapped(value: Any) -> bool:
+            return isinstance(value, Tensor) and value.dim() > 0 and len(value) == samples
+
+        given = tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, (call.inputs, call.named))
+        dims = tree_map(lambda v: 0 if is_mapped(v) else None, given)
+
+        def alone(inputs: Any, gradient: Tensor) -> dict[str, Tensor]:
+            mapped = tree_map(lambda v, d: v.unsqueeze(0) if d == 0 else v, inputs, dims)
+
+            def forward(parameters: dict[str, Tensor]) -> Tensor:
+                output = functional_call(self.module, parameters, mapped[0], mapped[1])
+                return output if call.which is None else output[call.which]  # type: ignore[no-any-return]
+
+            back: Any = vjp(forward, trained)[1]
+            return back(gradient.unsqueeze(0))[0]  # type: ignore[no-any-return]
+
+        try:
+            with warnings.catch_warnings():  # that it is slow has been said
+                warnings.simplefilter("ignore", UserWarning)
+                found: dict[str, Tensor] = vmap(alone, in_dims=(dims, 0))(given, grads)
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+            raise BadRequest(
+                f"privacy: {self._said()} cannot be run sample by sample ({first}): use clipping=loop, or another layer"
+            ) from None
+        return found
+
+
+def take_row(value: Any, row: int) -> Any:
+    """One sample of a batch, as a batch of one."""
+    return tree_map(lambda v: v[row : row + 1] if isinstance(v, Tensor) and v.dim() else v, value)
+
+
+def take_rows(value: Any, count: int) -> Any:
+    return tree_map(lambda v: v[:count] if isinstance(v, Tensor) and v.dim() else v, value)
+
+
+def gradients_alone(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    """Zero where a parameter had no part in it."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]

@@ -1,0 +1,299 @@
+"""Sums of gradients in which no sample counts for more than the clip norm C.
+
+    sum_i c_i G_i        c_i = min(1, C / |G_i|)         flat: |G_i| over all layers
+                                                         per layer: L bounds of C / sqrt(L), one for each of L layers
+
+`Bookkeeping` does it in one backward pass: parameters take no part in autograd, so that it computes the gradients of what
+flows between the layers and nothing else; each layer books those, and has measured its samples when they arrive
+(layers.py). When the pass has reached the front and all lengths are known, one product per layer makes the weighted sum. That
+needs the whole backward pass first, so nothing can be exchanged while it runs. `Loop` takes one sample at a time: the
+reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import BadRequest
+from paceline.privacy.anything import Anything, gradients_alone, take_row, take_rows
+from paceline.privacy.convolution import Convolution
+from paceline.privacy.layers import SIMPLE, Booked, Call, Rule, uses_its_own_forward
+
+RULES: dict[type[nn.Module], Rule] = {**SIMPLE, nn.Conv1d: Convolution, nn.Conv2d: Convolution}
+MIXING = nn.modules.batchnorm._BatchNorm
+TRIED = 3  # samples with which a model is tried out
+CLOSE = {torch.float64: 1e-9, torch.float32: 2e-3}  # of the largest number; relative
+
+Loss = Callable[[Any, Any], Tensor]
+Places = Sequence[tuple[nn.Parameter, Tensor]]
+
+
+class Clipper(Protocol):
+    """Fills every place with the sum of the clipped gradients; returns the mean loss and each sample's gradient's length."""
+
+    bound: float
+    notices: list[str]
+
+    def __call__(self, inputs: Any, targets: Any, samples: int) -> tuple[float, Tensor]: ...
+
+
+def refuse_mixing(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, MIXING):
+            raise BadRequest(
+                f"privacy: layer {name} ({type(module).__name__}) mixes the samples of a batch, so no sample's part can be "
+                "bounded: use GroupNorm in its place (nn.GroupNorm(groups, channels))"
+            )
+        if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
+            raise BadRequest(
+                f"privacy: layer {name} (Embedding) with max_norm or scale_grad_by_freq mixes samples: leave it out"
+            )
+        if getattr(module, "track_running_stats", False):
+            raise BadRequest(
+                f"privacy: layer {name} ({type(module).__name__}) keeps statistics of the data, which would be released as "
+                "they are: set track_running_stats=False, or use GroupNorm"
+            )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module whose parameters are bounded together; without a rule, with everything inside it."""
+
+    name: str
+    module: nn.Module
+    rule: Rule | None
+
+
+def find_layers(model: nn.Module, trained: Sequence[nn.Parameter]) -> list[Layer]:
+    """Layers with a rule; whatever else has parameters of its own; the whole model where layers share parameters."""
+    wanted, owners = {id(p) for p in trained}, dict[int, int]()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    if any(owners.get(id(p), 0) > 1 for p in trained):
+        return [Layer("", model, None)]
+    found = {id(layer.module): layer for layer in _walk("", model, wanted)}  # a module may have several names
+    return list(found.values())
+
+
+def _walk(name: str, module: nn.Module, wanted: set[int]) -> Iterator[Layer]:
+    own = {n for n, p in module.named_parameters(recurse=False) if id(p) in wanted}
+    if own:
+        kind = next((k for k in RULES if uses_its_own_forward(module, k)), None)
+        plain = kind is not None and own <= {"weight", "bias"} and not list(module.children())
+        yield Layer(name, module, RULES[kind] if kind and plain else None)
+        return
+    for child, inner in module.named_children():
+        yield from _walk(f"{name}.{child}" if name else child, inner, wanted)
+
+
+class Loop:
+    """One sample at a time, the plainest way."""
+
+    def __init__(self, model: nn.Module, loss: Loss, places: Places, bound: float, per_layer: bool) -> None:
+        self.model, self.loss, self.bound, self.notices = model, loss, bound, list[str]()
+        self._parameters, self._places = [p for p, _ in places], [g for _, g in places]
+        self._layer = [0] * len(places)  # of each parameter
+        if per_layer:
+            layers = find_layers(model, self._parameters)
+            number = {id(p): i for i, layer in enumerate(layers) for p in layer.module.parameters()}
+            self._layer = [number[id(p)] for p in self._parameters]
+
+    def __call__(self, inputs: Any, targets: Any, samples: int) -> tuple[float, Tensor]:
+        total, lengths, layers = 0.0, [], max(self._layer) + 1
+        for place in self._places:
+            place.zero_()
+        for row in range(samples):
+            loss = self.loss(self.model(take_row(inputs, row)), take_row(targets, row))
+            total += loss.item()
+            own = gradients_alone(loss, list[Tensor](self._parameters))
+            squares = torch.zeros(layers, dtype=own[0].dtype)
+            for gradient, layer in zip(own, self._layer, strict=True):
+                squares[layer] += gradient.square().sum().cpu()
+            factors = clip_factors(squares.sqrt(), self.bound / math.sqrt(layers)).tolist()
+            for place, gradient, layer in zip(self._places, own, self._layer, strict=True):
+                place.add_(gradient, alpha=factors[layer])
+            lengths.append(squares.sum().sqrt())
+        return total / samples, torch.stack(lengths)
+
+
+class _Root(torch.autograd.Function):
+    """Makes something to differentiate from what nothing before it is trained of; it costs nothing in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+class Bookkeeping:
+    """All samples in one pass."""
+
+    def __init__(self, model: nn.Module, loss: Loss, places: Places, bound: float, per_layer: bool) -> None:
+        self.model, self.loss, self.bound, self.per_layer = model, loss, bound, per_layer
+        self.notices: list[str] = []
+        self._trained = [p for p, _ in places]
+        self._place = {id(p): g for p, g in places}
+        self._anchor = torch.zeros((), requires_grad=True)
+        self.layers = self._booked(model)
+        self._calls: dict[int, list[Call]] = {}
+        self._waiting: dict[int, int] = {}  # gradients that a layer still waits for
+        self._squares: dict[int, Tensor] = {}
+        self._samples, self._on = 0, False
+        for number, layer in enumerate(self.layers):
+            layer.module.register_forward_hook(self._hook(number), with_kwargs=True)
+
+    def _booked(self, model: nn.Module) -> list[Booked]:
+        layers = find_layers(model, self._trained)
+        slow = [layer for layer in layers if layer.rule is None]
+        if slow:
+            names = ", ".join(f"{layer.name or 'the model itself'} ({type(layer.module).__name__})" for layer in slow[:3])
+            self.notices.append(
+                f"privacy: no rule for {names}{' and others' if len(slow) > 3 else ''}: through torch.func, slower"
+            )
+        return [(layer.rule or Anything)(layer.name, layer.module, self._places_in(layer.module)) for layer in layers]
+
+    def _places_in(self, module: nn.Module) -> dict[str, Tensor]:
+        return {n: self._place[id(p)] for n, p in module.named_parameters() if id(p) in self._place}
+
+    # --- a pass
+
+    def __call__(self, inputs: Any, targets: Any, samples: int) -> tuple[float, Tensor]:
+        self._samples = samples
+        with self._booking():
+            loss = self.loss(self.model(inputs), targets)
+            if loss.dim():
+                raise BadRequest(f"the loss must be one number, the mean over the rows; it has shape {tuple(loss.shape)}")
+            value = loss.item()
+            if not loss.requires_grad:
+                raise BadRequest("privacy: nothing that is trained has a part in the loss")
+            self._on = False  # some layers are run again
+            loss.backward(torch.full_like(loss, samples))
+            with torch.no_grad():
+                for number in [n for n, count in self._waiting.items() if count]:  # used, and for nothing
+                    self._measure(number)
+        lengths = self._add_up()
+        return value, lengths
+
+    def _hook(self, number: int) -> Callable[..., Any]:
+        layer = self.layers[number]
+
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], given: Any) -> Any:
+            if not self._on:
+                return None
+            which, output = (None, given) if isinstance(given, Tensor) else _only_tensor(given)
+            if output is None or output.dim() == 0 or output.shape[0] != self._samples:
+                shape = tuple(output.shape) if output is not None else "no single tensor"
+                raise BadRequest(
+                    f"privacy: layer {layer.name} gives {shape} for {self._samples} samples; samples must be the first "
+                    "dimension: use clipping=loop"
+                )
+            if output.grad_fn is None:
+                output = _Root.apply(output.detach(), self._anchor)
+            call = Call(inputs, named, which)
+            self._calls.setdefault(number, []).append(call)
+            self._waiting[number] = self._waiting.get(number, 0) + 1
+            node: Any = output.grad_fn
+            node.register_prehook(partial(self._arrived, number, call, output.output_nr))
+            return output if which is None else (*given[:which], output, *given[which + 1 :])
+
+        return hook
+
+    def _arrived(self, number: int, call: Call, index: int, grads: tuple[Tensor | None, ...]) -> None:
+        """Before the backward pass goes through a layer (no gradients are recorded here)."""
+        call.grads = grads[index]
+        if call.was_changed:
+            raise BadRequest(
+                f"privacy: what layer {self.layers[number].name} was given is changed in place after it: use a copy"
+            )
+        self._waiting[number] -= 1
+        if not self._waiting[number]:
+            self._measure(number)
+
+    def _measure(self, number: int) -> None:
+        self._waiting[number] = 0
+        calls = [c for c in self._calls.pop(number) if c.grads is not None]
+        if calls:
+            self._squares[number] = self.layers[number].book(calls)
+
+    @torch.no_grad()
+    def _add_up(self) -> Tensor:
+        count = len(self.layers)
+        whole = torch.stack(list(self._squares.values())).sum(0).sqrt_()
+        factors = clip_factors(whole, self.bound)
+        for number, layer in enumerate(self.layers):
+            squares = self._squares.get(number)
+            if squares is None:
+                layer.skip()
+                continue
+            layer.add_up(clip_factors(squares.sqrt(), self.bound / math.sqrt(count)) if self.per_layer else factors)
+            layer.forget()
+        return whole
+
+    @contextmanager
+    def _booking(self) -> Iterator[None]:
+        """Parameters take no part in autograd meanwhile."""
+        for kept in (self._calls, self._waiting, self._squares):
+            kept.clear()
+        for parameter in self._trained:
+            parameter.requires_grad_(False)
+        self._on = True
+        try:
+            yield
+        finally:
+            self._on = False
+            for parameter in self._trained:
+                parameter.requires_grad_(True)
+
+    # --- before the first pass
+
+    def try_out(self, inputs: Any, targets: Any, samples: int) -> None:
+        """A few samples, together and one at a time: what comes out must be the same, or something mixes them."""
+        some = min(TRIED, samples)
+        few, wanted = take_rows(inputs, some), take_rows(targets, some)
+        was_training = [m for m in self.model.modules() if m.training]
+        before = torch.get_rng_state()
+        self.model.eval()
+        try:
+            reference = Loop(self.model, self.loss, [(p, torch.zeros_like(p)) for p in self._trained], self.bound, False)
+            alone, lengths = reference(few, wanted, some)
+            together, own_lengths = self(few, wanted, some)
+        finally:
+            for module in was_training:
+                module.training = True
+            torch.set_rng_state(before)
+        close = CLOSE.get(lengths.dtype, 2e-2)
+        if abs(alone - together) > close * max(1.0, abs(alone)):
+            raise BadRequest(
+                f"privacy: the loss of {some} samples is {together:.6g}, the mean of their own losses {alone:.6g}: it must be "
+                "the mean over the rows (no class weights, no ignored ones), and no layer may mix samples"
+            )
+        if bool((own_lengths.cpu() - lengths.cpu()).abs().max() > close * lengths.max().cpu().clamp(min=1e-12)):
+            raise BadRequest(
+                "privacy: samples' gradients in a batch are not what they are alone: something in the model mixes samples, or "
+                "uses a layer's parameters outside that layer: use clipping=loop"
+            )
+
+
+def clip_factors(lengths: Tensor, bound: float) -> Tensor:
+    return bound / lengths.clamp(min=bound)
+
+
+def _only_tensor(output: Any) -> tuple[int | None, Tensor | None]:
+    """The one tensor that a layer gives, and where in a tuple it is."""
+    if isinstance(output, Tensor):
+        return None, output
+    found = [i for i, v in enumerate(output) if isinstance(v, Tensor)] if isinstance(output, tuple) else []
+    return (found[0], output[found[0]]) if len(found) == 1 else (None, None)

@@ -1,0 +1,233 @@
+"""What each kind of layer must do to bound every sample's gradient without ever making it (book-keeping).
+
+A layer has seen inputs `a` and will be told the gradients `g` of its outputs. From these two follow, for each sample i, the
+length of its gradient, and afterwards the weighted sum of all of them:
+
+    Linear      |G_i|^2 = |g_i|^2 (|a_i|^2 + 1)           sum_i c_i G_i = (c g)^T a
+    ... over T places in a sequence: sum over s, t of (a_s . a_t)(g_s . g_t)
+    Embedding   the same, where a_s . a_t is 1 for the same word and 0 for another
+    norms       G_i = sum over places of g * normalised a, as long as the layer has channels: kept as it is
+
+(Goodfellow, 2015; Li et al., "Large Language Models Can Be Strong Differentially Private Learners", 2022; Bu et al.,
+"Differentially Private Optimization on Large Foundation Models at Small Cost", 2023.) Convolutions are in convolution.py,
+everything else in anything.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CHUNK_BYTES = 4 << 20  # of what is made and thrown away while lengths are measured
+
+
+class Call:
+    """One use of a layer in a forward pass: what went in, and the gradient of what came out."""
+
+    __slots__ = ("grads", "input", "inputs", "named", "version", "which")
+
+    def __init__(self, inputs: tuple[Any, ...], named: dict[str, Any], which: int | None) -> None:
+        self.inputs, self.named = inputs, named
+        self.which = which  # of several outputs (None: there is one), the one that is a tensor
+        self.input: Any = inputs[0] if inputs else next(iter(named.values()), None)
+        self.version = self.input._version if isinstance(self.input, Tensor) else 0
+        self.grads: Tensor | None = None
+
+    @property
+    def was_changed(self) -> bool:
+        """In place, since the layer saw it: what is booked would not be what was used."""
+        return isinstance(self.input, Tensor) and self.input._version != self.version
+
+
+class Booked(ABC):
+    """One layer. `places`: by parameter name, where the sum over the samples is wanted."""
+
+    def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
+        self.name, self.module, self.places = name, module, dict(places)
+
+    @abstractmethod
+    def book(self, calls: list[Call]) -> Tensor:
+        """The squared length of every sample's gradient; what is needed to add them up is kept."""
+
+    @abstractmethod
+    def add_up(self, factors: Tensor) -> None:
+        """places <- sum_i factors_i G_i"""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """What was kept for this step."""
+
+    def skip(self) -> None:
+        """Nobody used it in this step."""
+        for place in self.places.values():
+            place.zero_()
+
+
+class Linear(Booked):
+    """Never holds one gradient per sample."""
+
+    _a: Tensor | None = None
+    _g: Tensor | None = None
+
+    def book(self, calls: list[Call]) -> Tensor:
+        a, g = calls[0].input, calls[0].grads
+        assert g is not None
+        if len(calls) == 1 and a.dim() == 2:
+            self._a, self._g = a, g
+            squares = row_squares(g)
+            if "weight" not in self.places:
+                return squares
+            own = row_squares(a)
+            return torch.addcmul(squares, squares, own) if "bias" in self.places else squares.mul_(own)
+        self._a, self._g = a, g = joined([c.input for c in calls]), joined([c.grads for c in calls])
+        squares = sequence_squares(a, g) if "weight" in self.places else g.new_zeros(len(g))
+        return squares.add_(g.sum(1).square().sum(1)) if "bias" in self.places else squares
+
+    def add_up(self, factors: Tensor) -> None:
+        assert self._a is not None
+        assert self._g is not None
+        a, g = self._a, self._g
+        if g.dim() == 3:
+            factors = factors.repeat_interleave(g.shape[1])
+            a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
+        if "weight" in self.places:
+            weighted = torch.empty(g.shape[1], len(g), dtype=g.dtype, device=g.device)  # turned over, the product is faster
+            torch.mm(torch.mul(g.t(), factors, out=weighted), a, out=self.places["weight"])
+        if "bias" in self.places:
+            torch.mv(g.t(), factors, out=self.places["bias"])
+
+    def forget(self) -> None:
+        self._a = self._g = None
+
+
+class Embedding(Booked):
+    """A sample's gradient has as many rows as it has words."""
+
+    _words: Tensor | None = None
+    _g: Tensor | None = None
+
+    def book(self, calls: list[Call]) -> Tensor:
+        words = torch.cat([c.input.reshape(len(c.input), -1) for c in calls], 1)
+        g = torch.cat([_sequence(c.grads, 1) for c in calls], 1)
+        padding: Any = self.module.padding_idx
+        if padding is not None:
+            g = g.masked_fill(torch.eq(words, int(padding)).unsqueeze(-1), 0.0)
+        self._words, self._g = words, g
+        return torch.cat([self._squares(words[i], g[i]) for i in slices(len(g), g.shape[1] ** 2 * g.element_size())])
+
+    def _squares(self, words: Tensor, g: Tensor) -> Tensor:
+        same = torch.eq(words.unsqueeze(1), words.unsqueeze(2))
+        return (torch.bmm(g, g.transpose(1, 2)) * same).sum((1, 2))
+
+    def add_up(self, factors: Tensor) -> None:
+        assert self._words is not None
+        assert self._g is not None
+        weighted = self._g * factors.view(-1, 1, 1)
+        place = self.places["weight"].zero_()
+        place.index_add_(0, self._words.reshape(-1), weighted.reshape(-1, weighted.shape[-1]))
+
+    def forget(self) -> None:
+        self._words = self._g = None
+
+
+class Kept(Booked):
+    """Samples' gradients that are short enough to be kept: one matrix per parameter."""
+
+    def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
+        super().__init__(name, module, places)
+        self._kept: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def gradients(self, call: Call) -> dict[str, Tensor]:
+        """By parameter: one gradient per sample."""
+
+    def book(self, calls: list[Call]) -> Tensor:
+        for call in calls:
+            for name, gradients in self.gradients(call).items():
+                self._kept[name] = self._kept[name] + gradients if name in self._kept else gradients
+        return torch.stack([g.reshape(len(g), -1).square().sum(1) for g in self._kept.values()]).sum(0)
+
+    def add_up(self, factors: Tensor) -> None:
+        for name, gradients in self._kept.items():
+            self.places[name].copy_(torch.tensordot(factors, gradients, 1))
+
+    def forget(self) -> None:
+        self._kept = {}
+
+
+class Normalising(Kept):
+    """LayerNorm and GroupNorm: scale and shift."""
+
+    def gradients(self, call: Call) -> dict[str, Tensor]:
+        g, found = call.grads, {}
+        assert g is not None
+        for name in self.places:
+            found[name] = self._over_places(g if name == "bias" else g * self._normalised(call.input))
+        return found
+
+    def _normalised(self, a: Tensor) -> Tensor:
+        module: Any = self.module
+        if isinstance(module, nn.LayerNorm):
+            return F.layer_norm(a, module.normalized_shape, None, None, module.eps)
+        return F.group_norm(a, module.num_groups, None, None, module.eps)
+
+    def _over_places(self, g: Tensor) -> Tensor:
+        if isinstance(self.module, nn.LayerNorm):
+            between = g.dim() - len(self.module.normalized_shape)
+            return g.flatten(1, between - 1).sum(1) if between > 1 else g
+        return g.flatten(2).sum(2) if g.dim() > 2 else g
+
+
+def row_squares(rows: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(rows, 2, 1)
+    return lengths.square_()
+
+
+def sequence_squares(a: Tensor, g: Tensor) -> Tensor:
+    """Of sums of T outer products: by two T x T matrices where that is less than a gradient, by gradients otherwise.
+
+    Either way for a few samples at a time: nothing of the size of all samples' gradients is ever there.
+    """
+    places, weights = a.shape[1], a.shape[2] * g.shape[2]
+    size = a.element_size()
+    if 2 * places**2 < weights:
+        parts = slices(len(a), 2 * places**2 * size)
+        found = [(torch.bmm(a[i], a[i].transpose(1, 2)) * torch.bmm(g[i], g[i].transpose(1, 2))).sum((1, 2)) for i in parts]
+    else:
+        parts = slices(len(a), weights * size)
+        found = [torch.bmm(g[i].transpose(1, 2), a[i]).square().sum((1, 2)) for i in parts]
+    return torch.cat(found)
+
+
+def slices(samples: int, bytes_each: int) -> list[slice]:
+    """A few samples at a time."""
+    step = max(1, CHUNK_BYTES // max(1, bytes_each))
+    return [slice(i, i + step) for i in range(0, samples, step)]
+
+
+def _sequence(tensor: Any, keep: int) -> Tensor:
+    """samples x places x what is last."""
+    return tensor.reshape(len(tensor), -1, *tensor.shape[tensor.dim() - keep :])  # type: ignore[no-any-return]
+
+
+def joined(tensors: list[Any]) -> Tensor:
+    """A layer that is used several times has seen one longer sequence."""
+    return torch.cat([_sequence(t, 1) for t in tensors], 1) if len(tensors) > 1 else _sequence(tensors[0], 1)
+
+
+def uses_its_own_forward(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return isinstance(module, kind) and type(module).forward is kind.forward
+
+
+Rule = Callable[[str, nn.Module, Mapping[str, Tensor]], Booked]
+SIMPLE: dict[type[nn.Module], Rule] = {
+    nn.Linear: Linear,
+    nn.Embedding: Embedding,
+    nn.LayerNorm: Normalising,
+    nn.GroupNorm: Normalising,
+}

@@ -1,0 +1,117 @@
+"""Which people are in a step: everybody by a throw of a coin of their own (Poisson sampling), and nobody else knows.
+
+Each worker draws from its own fixed shard with a secret seed of its own. What a step reveals about the batch is its
+*expected* size, a public number: `weight` and `global_weight` say that, never how many there were. A worker whose batch is
+empty steps like the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.data.base import Samples
+from paceline.data.batches import ShardBatches, to_device
+from paceline.data.shards import Cursor, StaticShards
+from paceline.types import Batch
+
+
+class Coins:
+    """Subsets of 0 .. n-1, each number with the same probability and independently of the others."""
+
+    def __init__(self, count: int, rate: float, key: bytes) -> None:
+        self.count, self.rate = count, rate
+        self._random = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+
+    def throw(self) -> Tensor:
+        """From one head to the next is a geometric number of throws: nothing is drawn for those between."""
+        if self.rate >= 1.0:
+            return torch.arange(self.count)
+        expected = self.count * self.rate
+        heads = np.cumsum(self._random.geometric(self.rate, int(expected + 5 * expected**0.5) + 8)) - 1
+        while heads[-1] < self.count:
+            heads = np.concatenate([heads, heads[-1] + np.cumsum(self._random.geometric(self.rate, 8 + int(expected / 4)))])
+        return torch.from_numpy(heads[: np.searchsorted(heads, self.count)])
+
+
+def steps_per_epoch(samples: int, expected: int) -> int:
+    """So many that everybody is drawn once on average."""
+    return max(1, round(samples / expected))
+
+
+class PoissonBatches:
+    """Endless: epoch after epoch, an epoch being so many steps that everybody is drawn once on average."""
+
+    def __init__(self, samples: Samples, shards: StaticShards, worker: int, device: torch.device, key: bytes) -> None:
+        self.samples, self.worker, self.device = samples, worker, device
+        self.own, self.sizes = shards.chunks[worker], shards.batch_sizes
+        self.coins = Coins(len(self.own), rate_of(shards, worker), key)
+        self.steps_per_epoch = steps_per_epoch(len(samples), sum(self.sizes))
+        self.step, self.ended = 0, False
+
+    @property
+    def epochs_done(self) -> int:
+        return self.step // self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            chosen = self.own.index_select(0, self.coins.throw())
+            inputs, targets = to_device(self.samples.batch(chosen), self.device) if len(chosen) else (None, None)
+            epoch = self.epochs_done
+            self.ended = (self.step + 1) % self.steps_per_epoch == 0
+            batch = Batch(inputs, targets, self.sizes[self.worker], sum(self.sizes), epoch, self.step, self.ended)
+            self.step += 1
+            yield batch
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self.step, "shards": {"kind": "poisson", "epoch": self.epochs_done}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+
+
+class ShuffledBatches:
+    """A fixed shuffled order, as without privacy; sizes are said as they were asked for, also where an epoch runs out."""
+
+    def __init__(self, samples: Samples, shards: StaticShards, worker: int, device: torch.device) -> None:
+        self._inner, self._sizes, self._worker = ShardBatches(samples, shards, worker, device), shards.batch_sizes, worker
+
+    @property
+    def ended(self) -> bool:
+        return self._inner.ended
+
+    @ended.setter
+    def ended(self, value: bool) -> None:
+        self._inner.ended = value
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._inner.cursor
+
+    @property
+    def epochs_done(self) -> int:
+        return self._inner.epochs_done
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._inner.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._inner:
+            own, all_of_them = self._sizes[self._worker], sum(self._sizes)
+            yield Batch(batch.inputs, batch.targets, own, all_of_them, batch.epoch, batch.step, batch.ends_epoch)
+
+    def state(self) -> dict[str, Any]:
+        return self._inner.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._inner.restore(state)
+
+
+def rate_of(shards: StaticShards, worker: int) -> float:
+    """The probability that a sample of this worker is in a step."""
+    return min(1.0, shards.batch_sizes[worker] / len(shards.chunks[worker]))

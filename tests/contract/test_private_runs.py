@@ -1,0 +1,267 @@
+"""Private runs from beginning to end: every strategy that has a guarantee, budgets, checkpoints, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import identical, make_pairs, small_net, weights_distance
+from torch import nn
+
+import paceline
+from paceline.privacy.accounting import Spent, epsilon_of
+from paceline.record.reader import read_worker_events
+from paceline.registry import strategies
+
+DATA = (make_pairs(240), make_pairs(60, seed=1))
+QUICK = {"data": DATA, "batch_size": 12, "lr": 0.05, "steps": 6}
+
+STATED = [
+    "serial", "allreduce", "allreduce:collective=ring", "allreduce:collective=tree", "allreduce:exchange=weights",
+    "ring-reduce", "ps", "ps:consistency=async", "ps:consistency=ssp", "ps:exchange=weights", "local-sgd:every=2",
+    "diloco:every=2", "psgd", "stepwise", "stepwise:exchange=gradients", "gossip",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STATED)
+def test_every_strategy_with_a_guarantee(run_inproc, strategy: str) -> None:
+    workers = 1 if strategy == "serial" else 3
+    run = run_inproc(**QUICK, strategy=strategy, workers=workers, privacy="noise=1.0,clip=0.5,secure=false")
+    told = run.record["privacy"]
+    assert told["epsilon"] == pytest.approx(epsilon_of([Spent(1.0, 12 * workers / 240, 6)], 1e-5))
+    assert (told["steps"], told["noise"], told["clip"], told["trust"], told["sampling"]) == (6, 1.0, 0.5, "peers", "poisson")
+    assert told["epsilon_rdp"] > told["epsilon"]
+    assert len(told["guarantee"]) == 2
+    again = run_inproc(**QUICK, strategy=strategy, workers=workers, privacy="noise=1.0,clip=0.5,secure=false")
+    assert identical(run.weights, again.weights)  # noise from the seed can be repeated
+
+
+def test_every_strategy_has_said_what_it_reveals() -> None:
+    """Or why nobody can say."""
+    silent = {e.name for e in strategies if strategies.build(e.name).noise_adds_up is None}
+    assert silent == {"hogwild", "ddp"}
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "ps", "local-sgd:every=1", "stepwise:full_every=1"])
+def test_without_noise_and_without_clipping_it_is_plain_training(run_inproc, strategy: str) -> None:
+    """Clip norms that nobody reaches, noise that nobody sees, batches that are not drawn: the same weights."""
+    common = {**QUICK, "strategy": strategy, "workers": 2, "shard": "static"}
+    plain = run_inproc(**common)
+    private = run_inproc(**common, privacy="noise=1e-7,clip=100,sampling=shuffle,secure=false,trust=curator")
+    assert weights_distance(plain.weights, private.weights) < 2e-5
+
+
+def test_workers_together_are_one_worker_with_their_batch(run_inproc) -> None:
+    """The clipped sum of everybody, whoever has drawn them: one worker and three, full batches, no noise to speak of."""
+    options = {
+        **QUICK,
+        "batch_size": None,
+        "global_batch_size": 240,
+        "steps": 3,
+        "privacy": "noise=1e-7,clip=0.3,sampling=shuffle",
+    }
+    options.pop("batch_size")
+    one = run_inproc(**options, strategy="serial")
+    three = run_inproc(**options, strategy="allreduce", workers=3)
+    assert weights_distance(one.weights, three.weights) < 1e-5
+
+
+def test_collectives_give_the_same_private_weights(run_inproc) -> None:
+    runs = [
+        run_inproc(**QUICK, workers=4, strategy=f"allreduce:collective={name}", privacy="noise=1.0,secure=false")
+        for name in ("native", "ring", "tree", "halving-doubling")
+    ]
+    for other in runs[1:]:
+        assert weights_distance(runs[0].weights, other.weights) < 1e-5
+
+
+def test_secret_runs_differ(run_inproc) -> None:
+    options = {**QUICK, "strategy": "allreduce", "workers": 2, "privacy": "noise=1.0"}
+    one, other = run_inproc(**options), run_inproc(**options)
+    assert not identical(one.weights, other.weights)
+    assert one.record["privacy"]["private"] is True
+
+
+def test_trust_decides_who_adds_how_much(run_inproc) -> None:
+    for trust, each in (("peers", 1.0), ("curator", 0.5)):
+        told = run_inproc(**QUICK, strategy="allreduce", workers=4, privacy=f"noise=1.0,trust={trust}").record["privacy"]
+        assert told["noise_per_worker"] == each
+        assert told["noise"] == 1.0
+    told = run_inproc(**QUICK, strategy="local-sgd", workers=4, privacy="noise=1.0,trust=curator").record["privacy"]
+    assert told["noise_per_worker"] == 1.0  # steps of one's own are protected by one's own noise
+
+
+def test_losses_and_sizes_are_not_recorded_unless_asked_for(run_inproc) -> None:
+    silent, open_book = (
+        run_inproc(**QUICK, strategy="allreduce", workers=2, privacy=f"noise=1.0,reveal={reveal}")
+        for reveal in ("false", "true")
+    )
+    for events in read_worker_events(silent.out):
+        steps = [e for e in events if e["kind"] == "step"]
+        assert [e["n"] for e in steps] == [12] * 6  # what was expected
+        assert all(e["loss"] is None and "drawn" not in e for e in steps)
+    assert silent.record["result"]["train_loss"] is None
+    drawn = [e["drawn"] for own in read_worker_events(open_book.out) for e in own if e["kind"] == "step"]
+    assert len(set(drawn)) > 1
+    assert open_book.record["result"]["train_loss"] > 0
+
+
+def test_noise_follows_from_epsilon(run_inproc) -> None:
+    run = run_inproc(**QUICK, privacy={"epsilon": 2.0, "delta": 1e-4})
+    told = run.record["privacy"]
+    assert 1.9 < told["epsilon"] <= 2.0
+    assert f"noise={told['noise']:g}" in run.record["config"]["privacy"]
+
+
+def test_training_stops_before_the_budget_is_exceeded(run_inproc) -> None:
+    run = run_inproc(**{**QUICK, "steps": 500}, strategy="allreduce", workers=2, privacy="noise=1.0,epsilon=3.0")
+    told = run.record["privacy"]
+    assert told["cut_short"]
+    assert told["epsilon"] <= 3.0 < epsilon_of([Spent(1.0, 0.1, told["steps"] + 2)], 1e-5)
+    assert run.record["result"]["steps"] == told["steps"] < 500
+
+
+def test_a_resume_goes_on_counting(run_inproc, tmp_path: Path) -> None:
+    options = {**QUICK, "strategy": "allreduce", "workers": 2, "privacy": "noise=1.0", "checkpoint_every": "4"}
+    first = run_inproc(**options, out=str(tmp_path / "run"))
+    assert first.record["privacy"]["steps"] == 6
+    more = paceline.train(resume=str(tmp_path / "run"), steps=10, **_objects(options))
+    told = more.record["privacy"]
+    assert told["steps"] == 12  # six, and from the checkpoint at step 4 six more: nothing is given back
+    assert [s["steps"] for s in told["sessions"]] == [6, 6]
+    assert told["epsilon"] == pytest.approx(epsilon_of([Spent(1.0, 0.1, 12)], 1e-5), rel=0.01)
+    back = paceline.train(resume=str(tmp_path / "run" / "checkpoints" / "step-00000008"), steps=9, **_objects(options))
+    assert back.record["privacy"]["steps"] == 13
+
+
+def test_a_budget_that_is_spent_stays_spent(run_inproc, tmp_path: Path) -> None:
+    options = {**QUICK, "privacy": "noise=1.0,epsilon=1.5", "checkpoint_every": "2"}
+    run_inproc(**options, out=str(tmp_path / "run"))
+    with pytest.raises(paceline.BadRequest, match=r"spent.*gives nothing back"):
+        paceline.train(resume=str(tmp_path / "run"), privacy="noise=1.0,epsilon=0.5", steps=20, **_objects(options))
+    with pytest.raises(paceline.BadRequest, match="before the first step"):
+        run_inproc(**{**QUICK, "privacy": "noise=0.3,epsilon=0.1"})
+
+
+def test_going_on_without_privacy_is_refused_and_so_is_the_reverse(run_inproc, tmp_path: Path) -> None:
+    options = {**QUICK, "checkpoint_every": "3"}
+    run_inproc(**options, privacy="noise=1.0", out=str(tmp_path / "private"))
+    run_inproc(**options, out=str(tmp_path / "plain"))
+    with pytest.raises(paceline.BadRequest, match="cannot be taken back"):
+        paceline.train(resume=str(tmp_path / "plain"), privacy="noise=1.0", steps=9, **_objects(options))
+    config = tmp_path / "private" / "config.json"
+    saved = json.loads(config.read_text())
+    config.write_text(json.dumps({**saved, "privacy": None}))
+    with pytest.raises(paceline.BadRequest, match="undo its promise"):
+        paceline.train(resume=str(tmp_path / "private"), steps=9, **_objects(options))
+
+
+def test_no_secret_is_in_a_checkpoint(run_inproc, tmp_path: Path) -> None:
+    """What is kept of the private side: a clip norm, and what has been spent."""
+    run_inproc(**QUICK, privacy="noise=1.0", checkpoint_every="3", out=str(tmp_path / "run"))
+    folder = tmp_path / "run" / "checkpoints" / "step-00000003"
+    own = torch.load(folder / "worker-0.pt", weights_only=True)
+    assert own["privacy"] == {"clip": 1.0}
+    assert own["batches"] == {"step": 3, "shards": {"kind": "poisson", "epoch": 0}}
+    said = json.loads((folder / "checkpoint.json").read_text())["privacy"]
+    assert [set(line) for line in said] == [{"session", "noise", "rate", "steps", "per"}]
+
+
+def _objects(options: dict[str, Any]) -> dict[str, Any]:
+    """What was given in Python must be given again."""
+    return {"model": small_net, "data": options["data"]}
+
+
+@pytest.mark.parametrize("codec", ["topk:ratio=0.2", "fp16", "qsgd"])
+def test_codecs_after_whole_noise(run_inproc, codec: str) -> None:
+    run = run_inproc(**QUICK, strategy="allreduce", workers=2, codec=codec, privacy="noise=1.0")
+    assert run.record["codec"]["message_bytes"] < run.record["codec"]["plain_bytes"]
+
+
+def test_adaptive_clip_norms_of_workers_in_step_are_one(run_inproc) -> None:
+    options = {**QUICK, "batch_size": 40, "strategy": "allreduce", "workers": 2, "checkpoint_every": "6"}
+    for trust in ("peers", "curator"):
+        run = run_inproc(**options, privacy=f"noise=0.8,adaptive=0.5,trust={trust}")
+        folder = Path(run.out) / "checkpoints" / "step-00000006"
+        bounds = {torch.load(folder / f"worker-{w}.pt", weights_only=True)["privacy"]["clip"] for w in range(2)}
+        assert len(bounds) == 1
+        assert bounds != {1.0}
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+class Endless(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter([(torch.zeros(6), 0)] * 40)
+
+
+class Remembers(nn.Module):
+    """A buffer that follows the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"strategy": "hogwild", "workers": 2, "transport": "shm"}, "nobody has proved.*ps:consistency=async"),
+        ({"strategy": "ddp", "workers": 2, "transport": "gloo"}, "before they can be clipped: use allreduce"),
+        ({"model": Normed}, "BatchNorm1d.*GroupNorm"),
+        ({"model": Remembers}, "buffer mean changes with the data"),
+        ({"shard": "global"}, "shard=global: every worker draws from a fixed part"),
+        ({"partition": "by-label", "strategy": "allreduce", "workers": 2}, "partition=by-label"),
+        ({"balance": "measured", "strategy": "allreduce", "workers": 2}, "balance=measured"),
+        ({"overlap": "on", "strategy": "allreduce", "workers": 2, "transport": "gloo"}, "needs the whole backward pass"),
+        (
+            {"codec": "topk", "strategy": "allreduce", "workers": 2, "privacy": "noise=1,trust=curator"},
+            "encoded before its noise is whole, and what topk leaves out it remembers.*use trust=peers",
+        ),
+        ({"codec": "fp16", "strategy": "ps", "workers": 2, "privacy": "noise=1,trust=curator"}, "use trust=peers"),
+        ({"privacy": "epsilon=0"}, "epsilon=0"),
+        ({"privacy": "epsilon=3,delta=1"}, "delta=1"),
+        ({"batch_size": (12, 0), "strategy": "allreduce", "workers": 2}, "a batch of 1 or more"),
+        ({"data": (Endless(), None)}, "drawn one by one"),
+    ],
+)  # fmt: skip
+def test_what_has_no_guarantee_is_refused(run_inproc, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(paceline.BadRequest, match=says):
+        run_inproc(**{**QUICK, "privacy": "noise=1.0", **options})
+
+
+def test_a_plugin_strategy_must_say_what_it_reveals(run_inproc) -> None:
+    from paceline.strategies.serial import Serial
+
+    class Mute(Serial):
+        name = "mute"
+        noise_adds_up = None
+
+    with pytest.raises(paceline.BadRequest, match="nobody has stated what it reveals"):
+        run_inproc(**QUICK, strategy=Mute(), privacy="noise=1.0")
+
+
+def test_the_privacy_packages_may_be_missing(run_inproc, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from paceline.privacy import accounting
+
+    accounting._epsilon.cache_clear()
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(paceline.BadRequest, match=r"pip install 'paceline\[privacy\]'"):
+        run_inproc(**QUICK, privacy="noise=1.37")

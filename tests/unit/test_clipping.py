@@ -1,0 +1,343 @@
+"""Every way of clipping gives what one sample at a time gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+from paceline.errors import BadRequest
+from paceline.privacy import convolution
+from paceline.privacy.clip import Bookkeeping, Loop, refuse_mixing
+
+SAMPLES, CLASSES = 9, 3
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest number, or of 1
+Inputs = Callable[[int, torch.dtype], Tensor]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words(x)).mean(1)
+
+
+class Twice(nn.Module):
+    """One layer, used two times."""
+
+    def __init__(self, layer: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.last = layer, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(torch.tanh(self.layer(x))))
+
+
+class Scaled(nn.Module):
+    """A parameter of its own beside layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.out = nn.Parameter(torch.randn(6)), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x * self.scale)
+
+
+class Half(nn.Module):
+    """A layer whose output nobody uses, and one that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.idle = nn.Linear(6, CLASSES), nn.Linear(6, 4), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.unused(x)
+        return self.used(x)
+
+
+def rows(*shape: int) -> Inputs:
+    return lambda n, dtype: torch.randn(n, *shape, dtype=dtype)
+
+
+def words(count: int, most: int) -> Inputs:
+    return lambda n, dtype: torch.randint(0, most, (n, count))
+
+
+def layers(*modules: nn.Module) -> nn.Module:
+    return nn.Sequential(*modules)
+
+
+IMAGES = rows(2, 8, 8)
+MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
+    "linear": (lambda: layers(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, CLASSES)), rows(6)),
+    "linear without bias": (lambda: layers(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES)), rows(6)),
+    "short sequence": (
+        lambda: layers(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3), nn.Flatten(), nn.Linear(15, 3)),
+        rows(5, 6),
+    ),
+    "long sequence": (lambda: layers(nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(60, CLASSES)), rows(30, 3)),
+    "embedding": (lambda: layers(nn.Embedding(7, 5, padding_idx=0), nn.Flatten(), nn.Linear(30, CLASSES)), words(6, 7)),
+    "layer norm": (
+        lambda: layers(nn.Linear(6, 8), nn.LayerNorm((5, 8)), nn.LayerNorm(8), nn.Flatten(), nn.Linear(40, 3)),
+        rows(5, 6),
+    ),
+    "group norm": (lambda: layers(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3)), IMAGES),
+    "convolution": (
+        lambda: layers(
+            nn.Conv2d(2, 8, 3, stride=2, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(8, 6, 3, dilation=2, padding="same", padding_mode="reflect"),
+            nn.Flatten(),
+            nn.Linear(96, CLASSES),
+        ),
+        IMAGES,
+    ),
+    "grouped convolution": (
+        lambda: layers(
+            nn.Conv2d(2, 8, 3), nn.Conv2d(8, 8, 3, groups=4), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(32, 3)
+        ),
+        IMAGES,
+    ),
+    "one dimension": (
+        lambda: layers(nn.Conv1d(2, 8, 3, padding=1, stride=2), nn.Conv1d(8, 4, 2, bias=False), nn.Flatten(), nn.Linear(28, 3)),
+        rows(2, 16),
+    ),
+    "used twice": (lambda: Twice(nn.Linear(6, 6), nn.Linear(6, CLASSES)), rows(6)),
+    "convolution used twice": (
+        lambda: Twice(nn.Conv2d(2, 2, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(128, CLASSES))),
+        IMAGES,
+    ),
+    "shared parameters": (Tied, words(4, 11)),
+    "own parameter": (Scaled, rows(6)),
+    "unused layers": (Half, rows(6)),
+    "attention": (
+        lambda: layers(
+            nn.Linear(6, 8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
+        ),
+        rows(5, 6),
+    ),
+    "prelu": (lambda: layers(nn.Linear(6, 8), nn.PReLU(), nn.Linear(8, CLASSES)), rows(6)),
+    "transposed convolution": (lambda: layers(nn.ConvTranspose2d(2, 3, 3), nn.Flatten(), nn.Linear(300, 3)), IMAGES),
+}
+
+
+def both(
+    model: nn.Module, inputs: Tensor, targets: Tensor, per_layer: bool = False
+) -> tuple[list[Tensor], list[Tensor], Tensor, Bookkeeping]:
+    """Sums of clipped gradients by the loop and by book-keeping, with a bound that clips half of the samples."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    one, other = ([(p, torch.empty_like(p)) for p in trained] for _ in range(2))
+    loop = Loop(model, F.cross_entropy, one, 1.0, per_layer)
+    _, lengths = loop(inputs, targets, len(inputs))
+    loop.bound = float(lengths.median())
+    value, lengths = loop(inputs, targets, len(inputs))
+    books = Bookkeeping(model, F.cross_entropy, other, loop.bound, per_layer)
+    again, own = books(inputs, targets, len(inputs))
+    torch.testing.assert_close(own, lengths.to(own), rtol=1e-4, atol=1e-7)
+    assert again == pytest.approx(value, rel=1e-5)
+    assert 0 < int((lengths > loop.bound).sum()) < len(inputs)
+    assert all(p.requires_grad for p in trained)
+    return [g for _, g in one], [g for _, g in other], lengths, books
+
+
+def agree(ones: list[Tensor], others: list[Tensor]) -> None:
+    largest = max(1.0, *(float(one.abs().max()) for one in ones))
+    for one, other in zip(ones, others, strict=True):
+        assert float((one - other).abs().max()) <= TOLERANCE[one.dtype] * largest
+
+
+@pytest.mark.parametrize("per_layer", [False, True], ids=["flat", "per layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", MODELS)
+def test_bookkeeping_is_the_loop(name: str, dtype: torch.dtype, per_layer: bool) -> None:
+    torch.manual_seed(0)
+    make, inputs = MODELS[name]
+    model = make().to(dtype)
+    ones, others, _, _ = both(model, inputs(SAMPLES, dtype), torch.randint(0, CLASSES, (SAMPLES,)), per_layer)
+    agree(ones, others)
+
+
+@pytest.mark.parametrize("name", ["convolution", "grouped convolution", "one dimension", "group norm"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions_too_large_to_keep(name: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths from a few gradients (or from places) at a time, the sum from a second pass: the same."""
+    monkeypatch.setattr(convolution, "KEEP_BYTES", 0)
+    torch.manual_seed(0)
+    make, inputs = MODELS[name]
+    model, images = make().double(), inputs(SAMPLES, torch.float64)
+    if channels_last and images.dim() == 4:
+        model, images = model.to(memory_format=torch.channels_last), images.contiguous(memory_format=torch.channels_last)
+    ones, others, _, _ = both(model, images, torch.randint(0, CLASSES, (SAMPLES,)))
+    agree(ones, others)
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_any_architecture(data: st.DataObject) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 2**31)))
+    kind = data.draw(st.sampled_from(["rows", "images", "words"]))
+    stack: list[nn.Module] = []
+    if kind == "words":
+        count, width = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 6))  # one number cannot be normalised
+        inputs = torch.randint(0, 5, (SAMPLES, count))
+        stack += [nn.Embedding(5, width)]
+        if data.draw(st.booleans()):
+            stack += [nn.LayerNorm(width)]
+        shape: tuple[int, ...] = (count, width)
+    elif kind == "images":
+        channels, side = data.draw(st.integers(1, 3)), data.draw(st.integers(5, 9))
+        inputs = torch.randn(SAMPLES, channels, side, side, dtype=torch.float64)
+        for _ in range(data.draw(st.integers(1, 2))):
+            out, kernel = 2 * data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+            stride, padding = data.draw(st.integers(1, 2)), data.draw(st.integers(0, 1))
+            stack += [nn.Conv2d(channels, out, kernel, stride, padding, bias=data.draw(st.booleans()))]
+            if data.draw(st.booleans()):
+                stack += [nn.GroupNorm(2, out)]
+            stack += [nn.ReLU(inplace=data.draw(st.booleans()))]
+            channels = out
+        with torch.no_grad():
+            shape = tuple(layers(*stack).double()(inputs).shape[1:])
+    else:
+        inputs = torch.randn(SAMPLES, data.draw(st.integers(1, 7)), dtype=torch.float64)
+        shape = tuple(inputs.shape[1:])
+    stack += [nn.Flatten()]
+    width = int(torch.Size(shape).numel())
+    for _ in range(data.draw(st.integers(0, 2))):
+        hidden = data.draw(st.integers(1, 9))
+        stack += [nn.Linear(width, hidden, bias=data.draw(st.booleans())), nn.Tanh()]
+        width = hidden
+    model = layers(*stack, nn.Linear(width, CLASSES)).double()
+    trained = list(model.parameters())
+    for parameter in trained[:-1]:
+        parameter.requires_grad_(data.draw(st.booleans()))  # frozen layers anywhere
+    per_layer = data.draw(st.booleans())
+    targets = torch.randint(0, CLASSES, (SAMPLES,))
+    here = [p for p in trained if p.requires_grad]
+    one, other = ([(p, torch.empty_like(p)) for p in here] for _ in range(2))
+    bound = data.draw(st.floats(0.01, 10.0))
+    Loop(model, F.cross_entropy, one, bound, per_layer)(inputs, targets, SAMPLES)
+    Bookkeeping(model, F.cross_entropy, other, bound, per_layer)(inputs, targets, SAMPLES)
+    agree([g for _, g in one], [g for _, g in other])
+
+
+def test_no_sample_counts_for_more_than_the_bound() -> None:
+    """What one sample changes in the sum is at most the clip norm, however large its own gradient is."""
+    torch.manual_seed(1)
+    model = layers(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+    inputs, targets = torch.randn(SAMPLES, 6, dtype=torch.float64) * 100, torch.randint(0, CLASSES, (SAMPLES,))
+    places = [(p, torch.empty_like(p)) for p in model.parameters()]
+    books = Bookkeeping(model, F.cross_entropy, places, 0.5, False)
+    books(inputs, targets, SAMPLES)
+    whole = [g.clone() for _, g in places]
+    for left_out in range(SAMPLES):
+        rest = [i for i in range(SAMPLES) if i != left_out]
+        books(inputs[rest], targets[rest], SAMPLES - 1)
+        moved = sum(float((a - g).square().sum()) for a, (_, g) in zip(whole, places, strict=True)) ** 0.5
+        assert moved <= 0.5 * (1 + 1e-12)
+
+
+def test_linear_layers_never_hold_one_gradient_per_sample() -> None:
+    """A batch of 64 with a layer of 4 MB: all gradients would be 256 MB; what is taken is a few MB."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model = layers(nn.Linear(1000, 1000), nn.Linear(1000, 3))
+    places = [(p, torch.empty_like(p)) for p in model.parameters()]
+    books = Bookkeeping(model, F.cross_entropy, places, 1.0, False)
+    inputs, targets = torch.randn(64, 1000), torch.randint(0, 3, (64,))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        books(inputs, targets, 64)
+    assert max(event.cpu_memory_usage for event in seen.events()) < 16 << 20
+
+
+def test_notices_name_layers_without_a_rule() -> None:
+    model = layers(nn.Linear(6, 8), nn.PReLU(), nn.Linear(8, CLASSES))
+    books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    assert books.notices == ["privacy: no rule for 1 (PReLU): through torch.func, slower"]
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (layers(nn.Linear(6, 8), nn.BatchNorm1d(8)), "GroupNorm"),
+        (layers(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "layer 1 .BatchNorm2d. mixes the samples"),
+        (layers(nn.InstanceNorm1d(4, track_running_stats=True)), "track_running_stats=False"),
+        (layers(nn.Embedding(4, 4, max_norm=1.0)), "max_norm"),
+    ],
+)
+def test_layers_that_mix_samples_are_refused(model: nn.Module, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        refuse_mixing(model)
+
+
+class Mixes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x - x.mean(0)) * 1.0
+
+
+class Borrows(nn.Module):
+    """Uses a layer's parameters outside that layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.linear(self.layer(x), self.layer.weight))
+
+
+@pytest.mark.parametrize("model", [Mixes(), Borrows()], ids=["mixes", "borrows"])
+def test_what_mixes_samples_is_found_out_before_training(model: nn.Module) -> None:
+    books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    with pytest.raises(BadRequest, match="mix"):
+        books.try_out(torch.randn(8, 6), torch.randint(0, CLASSES, (8,)), 8)
+
+
+def test_a_loss_that_is_no_mean_over_rows_is_found_out() -> None:
+    model = nn.Linear(6, CLASSES)
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 5.0, 20.0]))
+
+    books = Bookkeeping(model, weighted, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    with pytest.raises(BadRequest, match="mean over the rows"):
+        books.try_out(torch.randn(8, 6), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), 8)
+
+
+def test_a_model_is_as_it_was_after_it_was_tried_out() -> None:
+    model = layers(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+    books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    before = torch.get_rng_state()
+    books.try_out(torch.randn(8, 6, generator=torch.Generator()), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), 8)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(m.training for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "says"),
+    [
+        (
+            layers(nn.Flatten(0, 1), nn.Linear(6, 3)),
+            torch.randn(4, 2, 6),
+            r"layer 1 gives \(8, 3\) for 4 samples.*clipping=loop",
+        ),
+        (layers(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)), torch.randn(4, 5, 8), "dropout"),
+    ],
+)
+def test_layers_that_cannot_be_done_say_what_to_do(model: nn.Module, inputs: Tensor, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)(
+            inputs, torch.zeros(4, dtype=torch.int64), 4
+        )

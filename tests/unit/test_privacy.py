@@ -1,0 +1,407 @@
+"""Noise, sampling, accounting, and what is written down."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from torch import nn
+
+from paceline.cli.main import cli
+from paceline.data.base import TensorSamples
+from paceline.data.shards import StaticShards
+from paceline.errors import BadRequest, DataCorrupt
+from paceline.privacy import native, noise
+from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
+from paceline.privacy.gradient import PrivateGradient
+from paceline.privacy.guarantee import Curve, Guarantee
+from paceline.privacy.ledger import Ledger, Line, read_account
+from paceline.privacy.noise import Noise, draw_key, normal_from
+from paceline.privacy.sampling import Coins, PoissonBatches, ShuffledBatches
+from paceline.privacy.settings import Settings
+from paceline.replica import Replica
+from paceline.types import Batch
+
+CPU = torch.device("cpu")
+
+
+# --- noise
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_noise_is_normal(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean, variance and the share beyond one, two and three standard deviations, each with an error probability of 1e-6."""
+    if compiled and native.add_normal() is None:
+        pytest.skip("no C compiler")
+    if not compiled:
+        monkeypatch.setattr(noise, "add_normal", lambda: None)
+    count = 1_000_001  # odd
+    out = torch.zeros(count)
+    Noise(draw_key(7, "test")).add(out, 1.0, 1.0)
+    z, numbers = 4.9, out.double()
+    assert abs(float(numbers.mean())) < z / math.sqrt(count)
+    assert abs(float(numbers.square().mean()) - 1.0) < z * math.sqrt(2 / count)
+    for far in (1.0, 2.0, 3.0):
+        share = math.erfc(far / math.sqrt(2))
+        seen = float((numbers.abs() > far).double().mean())
+        assert abs(seen - share) < z * math.sqrt(share * (1 - share) / count)
+    half = count // 2
+    assert abs(float((numbers[:half] * numbers[-half:]).mean())) < z / math.sqrt(half)
+
+
+@given(count=st.integers(1, 200), factor=st.floats(-2, 2), scale=st.floats(0, 3))
+def test_compiled_noise_is_the_same_as_by_torch(count: int, factor: float, scale: float) -> None:
+    if native.add_normal() is None:
+        pytest.skip("no C compiler")
+    start = torch.randn(count)
+    one, other = start.clone(), start.double()
+    Noise(draw_key(1, "x")).add(one, factor, scale)
+    Noise(draw_key(1, "x")).add(other, factor, scale)
+    torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-5)
+
+
+def test_blocks_of_noise_differ() -> None:
+    out = torch.zeros(3 * noise.BLOCK)
+    source = Noise(draw_key(None))
+    source.add(out, 1.0, 1.0)
+    parts = out.view(3, -1)
+    assert not torch.equal(parts[0], parts[1])
+    assert abs(float((parts[0] * parts[1]).mean())) < 5 / math.sqrt(noise.BLOCK)
+    again = torch.zeros(10)
+    source.add(again, 1.0, 1.0)
+    assert not torch.equal(again, out[:10])
+
+
+def test_extreme_bits_are_finite() -> None:
+    bits = torch.tensor([0, -1, 2**31 - 1, -(2**31), 0, -1, 2**31 - 1, -(2**31)], dtype=torch.int32)
+    for dtype in (torch.float32, torch.float64):
+        assert bool(torch.isfinite(normal_from(bits, dtype)).all())
+    compiled = native.add_normal()
+    if compiled is not None:
+        out = torch.zeros(8)
+        compiled(bits.data_ptr(), out.data_ptr(), 8, 1.0, 1.0)
+        torch.testing.assert_close(out, normal_from(bits, torch.float32), rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_compiler_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    native.add_normal.cache_clear()
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    try:
+        assert native.add_normal() is None
+        out = torch.zeros(1000)
+        Noise(draw_key(None)).add(out, 1.0, 1.0)
+        assert 0.8 < float(out.std()) < 1.2
+    finally:
+        native.add_normal.cache_clear()
+
+
+def test_keys_are_secret_or_made_from_a_seed() -> None:
+    assert draw_key(None, "noise", 0) != draw_key(None, "noise", 0)
+    assert draw_key(3, "noise", 0) == draw_key(3, "noise", 0)
+    keys = {draw_key(3, what, worker, session) for what in ("noise", "samples") for worker in range(8) for session in range(3)}
+    assert len(keys) == 2 * 8 * 3
+
+
+class Wrapped:
+    """A replica whose clipped sum is nothing: what is left is the noise."""
+
+    def __init__(self, size: int) -> None:
+        model = nn.Linear(size, 1, bias=False)
+        self.replica = Replica(model, torch.optim.SGD(model.parameters(), lr=1.0), F.mse_loss)
+
+
+@pytest.mark.parametrize("trust", ["peers", "curator"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_noise_of_the_averaged_gradient(workers: int, trust: str) -> None:
+    """The sum of all workers' gradients has the variance that it should; wrongly refused once in a million."""
+    size, batch, sigma, clip = 200_000, 10, 1.3, 0.5
+    asked = Settings.read(f"noise={sigma},clip={clip},trust={trust}")
+    guarantee = Guarantee.of(asked, workers, adds_up=True, strategy="allreduce")
+    total = torch.zeros(size, dtype=torch.float64)
+    for _ in range(workers):
+        replica = Wrapped(size).replica
+        private = PrivateGradient(replica, asked, guarantee.noise, draw_key(None), batch)
+        private.forward_backward(Batch(None, None, batch, batch * workers, 0, 0), 1 / workers)
+        total += replica.regions[0].grads.double()
+    expected = sigma * clip / (batch * workers) * (math.sqrt(workers) if trust == "peers" else 1.0)
+    assert abs(float(total.square().mean()) / expected**2 - 1) < 4.9 * math.sqrt(2 / size)
+    assert guarantee.joins == (trust == "curator" and workers > 1)
+
+
+def test_where_steps_are_ones_own_noise_is_whole_whoever_is_trusted() -> None:
+    asked = Settings.read("noise=1.0,trust=curator")
+    guarantee = Guarantee.of(asked, 4, adds_up=False, strategy="local-sgd")
+    assert guarantee.noise == 1.0
+    assert "local-sgd" in guarantee.sentences[1]
+
+
+# --- sampling
+
+
+def test_everybody_is_drawn_with_the_same_probability_and_independently() -> None:
+    count, rate, throws = 400, 0.1, 3000
+    coins, seen = Coins(count, rate, draw_key(5, "coins")), torch.zeros(count)
+    sizes, pairs = [], 0
+    for _ in range(throws):
+        heads = coins.throw()
+        assert len(set(heads.tolist())) == len(heads)
+        seen[heads] += 1
+        sizes.append(len(heads))
+        pairs += int({0, 1} <= set(heads.tolist()))
+    spread = math.sqrt(throws * rate * (1 - rate))
+    assert float((seen - throws * rate).abs().max()) < 5.5 * spread
+    mean = sum(sizes) / throws
+    variance = sum((s - mean) ** 2 for s in sizes) / throws
+    assert abs(mean - count * rate) < 5 * math.sqrt(count * rate * (1 - rate) / throws)
+    assert abs(variance / (count * rate * (1 - rate)) - 1) < 0.15
+    assert abs(pairs - throws * rate**2) < 5 * math.sqrt(throws * rate**2)
+
+
+@given(count=st.integers(1, 50), rate=st.floats(0.001, 1.0))
+@settings(max_examples=50)
+def test_any_rate(count: int, rate: float) -> None:
+    heads = Coins(count, rate, draw_key(None)).throw()
+    assert all(0 <= h < count for h in heads.tolist())
+    assert len(heads) == count or rate < 1.0
+
+
+def samples(count: int) -> TensorSamples:
+    return TensorSamples(torch.arange(count, dtype=torch.float32).unsqueeze(1), torch.zeros(count, dtype=torch.int64))
+
+
+def test_batches_say_what_was_expected_not_what_was_drawn() -> None:
+    shards = StaticShards(60, (4, 4, 4))
+    batches = PoissonBatches(samples(60), shards, 1, CPU, draw_key(None))
+    drawn = set()
+    assert batches.steps_per_epoch == 5
+    for number, batch in enumerate(batches, start=1):
+        assert (batch.weight, batch.global_weight) == (4, 12)
+        rows = [] if batch.inputs is None else batch.inputs[:, 0].int().tolist()
+        assert all(20 <= row < 40 for row in rows)  # its own shard
+        drawn.add(len(rows))
+        assert batch.ends_epoch == (number % 5 == 0)
+        if number == 100:
+            break
+    assert len(drawn) > 3
+    assert 0 in drawn  # an empty batch still steps
+    again = PoissonBatches(samples(60), shards, 1, CPU, draw_key(None))
+    again.restore(batches.state())
+    assert (again.step, again.epochs_done) == (100, 20)
+    assert "key" not in str(batches.state())
+
+
+def test_shuffled_batches_see_everybody_once() -> None:
+    batches, seen = ShuffledBatches(samples(10), StaticShards(10, (4,)), 0, CPU), []
+    for batch in batches:
+        assert batch.weight == 4
+        seen += batch.inputs[:, 0].int().tolist()
+        if batch.ends_epoch:
+            break
+    assert sorted(seen) == list(range(10))
+
+
+# --- accounting
+
+
+def test_the_known_case() -> None:
+    """N = 60,000, batch 256, noise 1.1, 60 epochs, delta 1e-5."""
+    line = [Spent(1.1, 256 / 60_000, 60 * 60_000 // 256)]
+    assert epsilon_of(line, 1e-5) == pytest.approx(2.38, abs=0.02)
+    assert epsilon_of(line, 1e-5, "rdp") == pytest.approx(2.597, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "delta"),
+    [
+        (1.0, 0.01, 1000, 1e-5),
+        (0.8, 0.004, 2000, 1e-6),
+        (2.0, 0.05, 500, 1e-5),
+        (1.5, 0.001, 10_000, 1e-5),
+        (4.0, 0.1, 300, 1e-4),
+    ],
+)
+def test_against_opacus(sigma: float, rate: float, steps: int, delta: float) -> None:
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    theirs: dict[str, Any] = {"rdp": RDPAccountant(), "pld": PRVAccountant()}
+    for name, account in theirs.items():
+        account.history = [(sigma, rate, steps)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = account.get_epsilon(delta)
+        slack = 0.015 if name == "rdp" else 0.03  # theirs has other orders, and an error of 0.01 of its own
+        assert epsilon_of([Spent(sigma, rate, steps)], delta, name) == pytest.approx(expected, rel=slack)  # type: ignore[arg-type]
+
+
+def test_one_gaussian_is_what_the_formula_says() -> None:
+    """Balle and Wang (2018): delta = Phi(1/2s - e s) - exp(e) Phi(-1/2s - e s)."""
+
+    def phi(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    sigma, delta = 3.0, 1e-5
+    found = epsilon_of([Spent(sigma, 1.0, 1)], delta)
+    exact = phi(1 / (2 * sigma) - found * sigma) - math.exp(found) * phi(-1 / (2 * sigma) - found * sigma)
+    assert exact == pytest.approx(delta, rel=0.01)
+    four = epsilon_of([Spent(sigma, 1.0, 4)], delta)  # four of them are one with half the noise
+    assert four == pytest.approx(epsilon_of([Spent(sigma / 2, 1.0, 1)], delta), rel=1e-3)
+
+
+def test_lines_compose() -> None:
+    one = [Spent(1.0, 0.01, 300)]
+    assert epsilon_of([*one, Spent(1.0, 0.01, 200)], 1e-5) == pytest.approx(epsilon_of([Spent(1.0, 0.01, 500)], 1e-5), rel=0.01)
+    assert epsilon_of([*one, Spent(5.0, 0.01, 10)], 1e-5) > epsilon_of(one, 1e-5)
+    assert epsilon_of([], 1e-5) == 0.0
+    assert epsilon_of([Spent(1.0, 0.01, 0)], 1e-5) == 0.0
+
+
+def test_noise_is_found_and_is_hardly_more_than_needed() -> None:
+    found = noise_for(3.0, 1e-5, 0.01, 500)
+    assert epsilon_of([Spent(found, 0.01, 500)], 1e-5) <= 3.0
+    assert epsilon_of([Spent(found * 0.998, 0.01, 500)], 1e-5) > 3.0
+    with_past = noise_for(3.0, 1e-5, 0.01, 500, before=(Spent(1.0, 0.01, 100),))
+    assert with_past > found
+    with pytest.raises(BadRequest, match="spent already"):
+        noise_for(0.5, 1e-5, 0.01, 500, before=(Spent(0.5, 0.01, 1000),))
+    with pytest.raises(BadRequest, match="allow more"):
+        noise_for(1e-9, 1e-5, 1.0, 10**6)
+
+
+def test_how_long_a_budget_lasts() -> None:
+    most = most_times(1.0, 1e-5, 1.0, 0.01, 2000, "pld")
+    assert 0 < most < 2000
+    assert epsilon_of([Spent(1.0, 0.01, most)], 1e-5) <= 1.0
+    assert epsilon_of([Spent(1.0, 0.01, most + 5)], 1e-5) > 1.0
+    assert most_times(100.0, 1e-5, 1.0, 0.01, 50, "pld") == 50
+
+
+def test_the_curve_ends_where_the_account_does() -> None:
+    asked = Settings.read("noise=1.0")
+    curve = Curve.of(asked, 0.01, 400, 1, ())
+    assert curve.at(400) == pytest.approx(epsilon_of([Spent(1.0, 0.01, 400)], 1e-5), rel=1e-6)
+    values = [curve.at(n) for n in range(0, 401, 20)]
+    assert values == sorted(values)
+    assert values[0] == 0.0
+
+
+# --- adaptive clipping
+
+
+def test_an_adaptive_clip_norm_finds_its_quantile() -> None:
+    model = nn.Linear(4, 1, bias=False)
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.0), lambda out, y: (out.squeeze(1) * y).mean())
+    private = PrivateGradient(replica, Settings.read("noise=1.0,clip=0.01,adaptive=0.5"), 1.0, draw_key(3, "n"), 200)
+    random = torch.Generator().manual_seed(0)
+    for step in range(150):
+        inputs = torch.randn(200, 4, generator=random)  # lengths: chi with 4 degrees of freedom, median 1.83
+        private.forward_backward(Batch(inputs, torch.ones(200), 200, 200, 0, step), 1.0)
+    assert private.clipper.bound == pytest.approx(1.83, rel=0.15)
+    other = PrivateGradient(replica, Settings.read("noise=1.0,adaptive=0.5"), 1.0, draw_key(3, "n"), 200)
+    other.load(private.state())
+    assert other.clipper.bound == private.clipper.bound
+
+
+def test_an_adaptive_clip_norm_pays_for_its_count() -> None:
+    """1/z^2 = 1/left^2 + 1/(2 s)^2: both together are one mechanism of the noise that was asked for."""
+    replica = Wrapped(10).replica
+    private = PrivateGradient(replica, Settings.read("noise=1.0,adaptive=0.5"), 1.0, draw_key(None), 100)
+    share = private._share
+    assert share is not None
+    assert share.left**-2 + (2 * share.noise) ** -2 == pytest.approx(1.0)
+    with pytest.raises(BadRequest, match="too few to count in"):
+        PrivateGradient(replica, Settings.read("noise=1.0,adaptive=0.5"), 1.0, draw_key(None), 8)
+
+
+# --- what is written down
+
+
+def test_a_ledger_is_ahead_of_what_is_done(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, 0, Line(0, 1.0, 0.01, 0), planned=100)
+    ledger.before_step()
+    assert read_account(tmp_path)[0].steps == 10  # killed now, all of them count
+    for _ in range(24):
+        ledger.before_step()
+    assert read_account(tmp_path)[0].steps == 30
+    ledger.settle()
+    assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 25)]
+    Ledger(tmp_path, 1, Line(0, 1.0, 0.01, 0), planned=100).before_step()
+    later = Ledger(tmp_path, 0, Line(1, 2.0, 0.01, 0), planned=100)
+    later.before_step()
+    later.settle()
+    assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 25), Line(1, 2.0, 0.01, 1)]  # the worker with the most, by session
+
+
+def test_a_damaged_ledger_is_no_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "privacy").mkdir()
+    (tmp_path / "privacy" / "worker-0.json").write_text("{")
+    with pytest.raises(DataCorrupt, match="nobody knows what has been spent"):
+        read_account(tmp_path)
+
+
+def test_shuffled_epochs_count_once_per_epoch() -> None:
+    assert Line(0, 1.0, 1.0, steps=25, per=10).spent == Spent(1.0, 1.0, 3)
+
+
+# --- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("epsilon=0", "epsilon=0: it must be above 0; no training fits"),
+        ("epsilon=-1", "above 0"),
+        ("epsilon=nan", "above 0"),
+        ("epsilon=3,delta=1", "delta=1: it must be above 0 and well below one over"),
+        ("epsilon=3,delta=0", "delta=0"),
+        ("noise=0", "without noise nobody is protected"),
+        ("noise=1,clip=0", "clip=0"),
+        ("delta=1e-5", "give epsilon=3"),
+        ("epsilon=3,trust=nobody", "peers, curator"),
+        ("epsilom=3", "Did you mean 'epsilon'"),
+        ("epsilon=three", "not a number"),
+        ("epsilon", "not key=value"),
+        ("noise=1,adaptive=1", "a share of the samples"),
+        ("noise=1,adaptive=0.5,per_layer=true", "leave per_layer out"),
+        ("noise=1,sampling=all", "poisson, shuffle"),
+    ],
+)
+def test_bad_settings(text: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        Settings.read(text)
+
+
+def test_settings_can_be_typed_again() -> None:
+    text = "epsilon=3,noise=1.25,delta=1e-06,clip=0.1,trust=curator,per_layer=true,secure=false"
+    asked = Settings.read(text)
+    assert Settings.read(str(asked)) == asked
+    assert str(Settings.read({"epsilon": 3, "delta": 1e-5})) == "epsilon=3,delta=1e-05,clip=1"
+
+
+def test_the_calculator(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(
+        ["privacy", "--samples", "60000", "--batch-size", "256", "--epochs", "60", "--noise", "1.1", "--json"],
+        standalone_mode=False,
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] == pytest.approx(2.38, abs=0.02)
+    assert found["epsilon_rdp"] == pytest.approx(2.597, abs=0.005)
+    cli.main(
+        ["privacy", "--samples", "1000", "--batch-size", "100", "--steps", "20", "--epsilon", "4", "--sampling", "shuffle"],
+        standalone_mode=False,
+    )
+    assert "without the gain" in capsys.readouterr().out
+    for wrong, says in (
+        (["--epochs", "1"], "--noise .* or --epsilon"),
+        (["--noise", "1"], "--epochs or --steps"),
+        (["--noise", "1", "--epochs", "1", "--delta", "1"], "delta=1"),
+    ):
+        with pytest.raises(BadRequest, match=says):
+            cli.main(["privacy", "--samples", "100", "--batch-size", "10", *wrong], standalone_mode=False)
