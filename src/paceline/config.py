@@ -200,6 +200,8 @@ def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         return None
     if name in CHOICES:
         return Spec.of(value) if isinstance(value, (str, Mapping, Spec)) else value
+    if name == "privacy" and value == "none":
+        return None
     if name == "privacy" and isinstance(value, Mapping):
         return ",".join(f"{key}={format_value(v)}" for key, v in value.items())
     if name in ("plugin", "faults"):

@@ -115,6 +115,8 @@ class Worker:
         self.evaluation.try_out()
         if self.private is not None:
             self.private.attach(self.replica, own.get("privacy") if own is not None and own["same_workers"] else None)
+            for notice in self.private.gradient.clipper.notices if self.ctx.worker_index == 0 else ():
+                notify("notice", {"text": notice})
         self.glance = self.evaluation.smaller(self.config.evaluate_samples)  # the one between epochs or steps
         if self.ctx.worker_index == 0:
             notify("ready", {})

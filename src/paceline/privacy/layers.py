@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHUNK_BYTES = 4 << 20  # of what is made and thrown away while lengths are measured
+CHUNK_BYTES = 2 << 20  # of what is made and thrown away while lengths are measured
 
 
 class Call:

@@ -11,6 +11,7 @@ from paceline.report.lines import Line, Study
 from paceline.report.messages import what_compression_costs
 from paceline.report.networks import by_bandwidth
 from paceline.report.noise import accuracy_noise, differ, lost_points, seen, time_noise
+from paceline.report.privacy import what_privacy_costs
 from paceline.report.tables import axis_rows
 from paceline.report.words import listed, milliseconds, pace_against, percent, size, times, workers
 
@@ -25,7 +26,7 @@ def comments(study: Study) -> list[Comment]:
         failures, disturbed, by_bandwidth, unlike_work, accuracy_paid, not_reached, within_noise, slow_workers,
         slower_than_serial,
         beyond_the_cores,
-        what_compression_costs, bytes_moved, from_linear, drift, along_the_data, measuring_cost, next_steps,
+        what_privacy_costs, what_compression_costs, bytes_moved, from_linear, drift, along_the_data, measuring_cost, next_steps,
     )  # fmt: skip
     return [comment for rule in rules for comment in rule(study)]
 

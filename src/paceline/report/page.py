@@ -17,6 +17,7 @@ from paceline.report.commentary import comments
 from paceline.report.lines import Line, Study
 from paceline.report.messages import messages_table
 from paceline.report.noise import T99
+from paceline.report.privacy import privacy_table
 from paceline.report.profiles import profile_tables
 from paceline.report.tables import Row, column_noise, measured
 from paceline.report.words import percent, plus_minus, size, times
@@ -28,6 +29,7 @@ COMPARED = (
     ("efficiency", "efficiency", "percent", "high"),
     ("accuracy", "test accuracy", "percent", "high"),
     ("test_loss", "test loss", "", "low"),
+    ("epsilon", "epsilon", "", "low"),
     ("time_to_accuracy_s", "time to the target accuracy", "s", "low"),
     ("steps_to_accuracy", "steps to the target accuracy", "", "low"),
     ("compute_ms", "computing per step", "ms", ""),
@@ -76,6 +78,7 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
             _controls(charts),
             *_sections(charts, drawn),
             messages_table(study),
+            privacy_table(study),
             _pairs(charts),
             profile_tables(study),
             _results(study),

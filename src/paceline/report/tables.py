@@ -57,6 +57,7 @@ def measured(study: Study, line: Line) -> dict[str, Spread | None]:
         "samples_per_s": line.result("samples_per_s"),
         "accuracy": line.accuracy,
         "test_loss": line.result("test_loss"),
+        "epsilon": Spread.of([r.record["privacy"]["epsilon"] for r in line.completed if r.record.get("privacy")]),
         "speedup": study.own_speedup(line),
         "speedup_serial": study.serial_speedup(line),
         "efficiency": study.efficiency(line),
@@ -260,7 +261,16 @@ def write_results(study: Study, path: Path) -> None:
         "rss_peak_bytes",
     ]
     writer.writerow(
-        [*head, "oversubscribed", *RESULT_COLUMNS, "speedup", "speedup_serial", *(f"{w}_mean" for w in worker), "error"]
+        [
+            *head,
+            "oversubscribed",
+            *RESULT_COLUMNS,
+            "epsilon",
+            "speedup",
+            "speedup_serial",
+            *(f"{w}_mean" for w in worker),
+            "error",
+        ]
     )
     for line in study.lines:
         for run in line.runs:
@@ -273,6 +283,7 @@ def write_results(study: Study, path: Path) -> None:
                     run.name, line.label, config.get("strategy"), line.workers, config.get("threads"),
                     *(line.varied.get(v, "") for v in varied if v != "threads"), run.seed, run.record["status"],
                     bool(config.get("oversubscribed")), *(result[c] for c in RESULT_COLUMNS),
+                    (run.record.get("privacy") or {}).get("epsilon"),
                     own.mean if own else "", serial.mean if serial else "",
                     *(m.mean if m else "" for m in means), run.record["error"] or "",
                 ]
