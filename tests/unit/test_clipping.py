@@ -64,6 +64,28 @@ class Half(nn.Module):
         return self.used(x)
 
 
+class Watches(nn.Module):
+    """A layer that is used without being trained there, and in another precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched, self.out = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            seen = self.watched(x)
+        return self.out(x * torch.sigmoid(seen))
+
+
+class TwoPrecisions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6).double(), nn.Linear(6, CLASSES).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x.double())).float())
+
+
 def rows(*shape: int) -> Inputs:
     return lambda n, dtype: torch.randn(n, *shape, dtype=dtype)
 
@@ -118,6 +140,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
     ),
     "shared parameters": (Tied, words(4, 11)),
     "own parameter": (Scaled, rows(6)),
+    "under no_grad": (Watches, rows(6)),
     "unused layers": (Half, rows(6)),
     "attention": (
         lambda: layers(
@@ -227,6 +250,20 @@ def test_any_architecture(data: st.DataObject) -> None:
     Loop(model, F.cross_entropy, one, bound, per_layer)(inputs, targets, SAMPLES)
     Bookkeeping(model, F.cross_entropy, other, bound, per_layer)(inputs, targets, SAMPLES)
     agree([g for _, g in one], [g for _, g in other])
+
+
+def test_two_precisions_in_one_model() -> None:
+    torch.manual_seed(0)
+    ones, others, _, _ = both(TwoPrecisions(), torch.randn(SAMPLES, 6), torch.randint(0, CLASSES, (SAMPLES,)))
+    for one, other in zip(ones, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_model_is_refused() -> None:
+    compiled = nn.Linear(2, 2)
+    compiled._orig_mod = nn.Linear(2, 2)  # as torch.compile leaves it; compiling takes seconds, and warns
+    with pytest.raises(BadRequest, match=r"without torch\.compile"):
+        refuse_mixing(compiled)
 
 
 def test_no_sample_counts_for_more_than_the_bound() -> None:

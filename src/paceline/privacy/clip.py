@@ -46,6 +46,8 @@ class Clipper(Protocol):
 
 
 def refuse_mixing(model: nn.Module) -> None:
+    if hasattr(model, "_orig_mod"):
+        raise BadRequest("privacy: a compiled model hides its layers: give the model itself, without torch.compile")
     for name, module in model.named_modules():
         if isinstance(module, MIXING):
             raise BadRequest(
@@ -202,6 +204,8 @@ class Bookkeeping:
                 )
             if output.grad_fn is None:
                 output = _Root.apply(output.detach(), self._anchor)
+            if output.grad_fn is None:  # under no_grad: it is used, and not trained
+                return None
             call = Call(inputs, named, which)
             self._calls.setdefault(number, []).append(call)
             self._waiting[number] = self._waiting.get(number, 0) + 1
@@ -231,14 +235,17 @@ class Bookkeeping:
     @torch.no_grad()
     def _add_up(self) -> Tensor:
         count = len(self.layers)
-        whole = torch.stack(list(self._squares.values())).sum(0).sqrt_()
+        dtypes = {s.dtype for s in self._squares.values()}
+        found = [s.double() if len(dtypes) > 1 else s for s in self._squares.values()]
+        whole = torch.stack(found).sum(0).sqrt_()
         factors = clip_factors(whole, self.bound)
         for number, layer in enumerate(self.layers):
             squares = self._squares.get(number)
             if squares is None:
                 layer.skip()
                 continue
-            layer.add_up(clip_factors(squares.sqrt(), self.bound / math.sqrt(count)) if self.per_layer else factors)
+            own = clip_factors(squares.sqrt(), self.bound / math.sqrt(count)) if self.per_layer else factors
+            layer.add_up(own.to(squares.dtype))
             layer.forget()
         return whole
 
