@@ -10,6 +10,7 @@ from paceline.data.base import Stream
 from paceline.data.batches import Batches, to_device
 from paceline.data.shards import StaticShards
 from paceline.job import Job
+from paceline.privacy.clip import TRIED
 from paceline.privacy.gradient import PrivateGradient
 from paceline.privacy.ledger import Ledger, Line, described, read_account
 from paceline.privacy.noise import draw_key
@@ -57,13 +58,14 @@ class Private:
             parts=job.workers if guarantee.joins else 1,
             together=together,
         )
-        few = self._own[: min(8, len(self._own))]
+        few = self._own[torch.linspace(0, len(self._own) - 1, min(TRIED, len(self._own))).long()]
         inputs, targets = to_device(self._train.batch(few), self._device)
         self.gradient.try_out(inputs, targets, len(few))
         if state is not None:
             self.gradient.load(state)
-        assert self.protection.settings.noise is not None
-        line = Line(job.session, self.protection.settings.noise, self.protection.rate, 0, self.protection.per)
+        asked, told = self.settings, self.protection
+        assert asked.noise is not None
+        line = Line(job.session, asked.noise, told.rate, 0, told.per, told.start, asked.trust, asked.secure)
         self.ledger = Ledger(job.out, self.worker, line, self.protection.steps)
 
     def forward_backward(self, batch: Batch, scale: float) -> float:

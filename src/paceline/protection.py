@@ -14,7 +14,7 @@ from paceline.data.shards import StaticShards
 from paceline.errors import BadRequest
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
 from paceline.privacy.guarantee import Curve, Guarantee
-from paceline.privacy.ledger import Line, described, read_account
+from paceline.privacy.ledger import Line, begin, described, read_account, the_most
 from paceline.privacy.native import add_normal
 from paceline.privacy.sampling import rate_of, steps_per_epoch
 from paceline.privacy.settings import Settings
@@ -33,7 +33,8 @@ class Protection:
     until: int
     cut_short: bool  # by the budget
     curve: Curve
-    before: tuple[Spent, ...]  # what earlier sessions have spent
+    earlier: tuple[Line, ...]  # what earlier sessions have spent and promised
+    start: int  # steps that were made before
 
     def notices(self, samples: int) -> list[str]:
         settings, found = self.settings, []
@@ -68,6 +69,14 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
         )
     if config.balance is not None and config.balance.startswith("measured"):
         raise BadRequest("privacy with balance=measured: how long secret batches take would be sent around: give speeds")
+    if config.profile and not settings.reveal:
+        raise BadRequest(
+            "privacy with profile: how often functions are called can tell how many samples were drawn: add reveal=true"
+        )
+    if config.resume and config.out and not same_folder(config.out, config.resume):
+        raise BadRequest(
+            "privacy: a private run goes on in its own folder, where what it has spent is written down: leave out= out"
+        )
     if config.overlap == "on":
         raise BadRequest(
             "privacy with overlap=on: clipping needs the whole backward pass before anything can be sent: leave it out"
@@ -97,6 +106,8 @@ def protect(
         raise BadRequest("privacy: every worker needs a batch of 1 or more")
     shards = StaticShards(len(data.train), batch_sizes)
     workers = range(len(batch_sizes))
+    if poor := [w for w in workers if not len(shards.chunks[w])]:
+        raise BadRequest(f"privacy: worker {poor[0]} gets none of the {len(data.train)} samples: batch sizes are too unequal")
     if settings.sampling == "poisson":
         rate, per, epoch = max(rate_of(shards, w) for w in workers), 1, steps_per_epoch(len(data.train), sum(batch_sizes))
     else:
@@ -104,7 +115,8 @@ def protect(
         epoch = per
     known = [n for n in (steps, epochs * epoch if epochs is not None else None) if n is not None]
     left = max(0, min(known) - resumed.step)
-    before, wanted = resumed.before, -(-left // per)
+    before, offset = resumed.spent, resumed.step % per
+    wanted = -(-(offset + left) // per)
     if settings.epsilon is not None and before:
         _refuse_if_spent(settings, before)
     if settings.noise is None:
@@ -115,17 +127,21 @@ def protect(
     allowed = left
     if settings.epsilon is not None and left:
         fits = most_times(settings.epsilon, settings.delta, settings.noise, rate, wanted, settings.accountant, before)
-        if fits == 0:
+        if fits * per <= offset:
             one = epsilon_of((*before, Spent(settings.noise, rate, 1)), settings.delta, settings.accountant)
             raise BadRequest(
                 f"privacy: epsilon={settings.epsilon:g} is spent before the first step (which would make it {one:.3g}): "
                 "more noise, smaller batches, or a larger epsilon"
             )
-        allowed = min(left, fits * per)
+        allowed = max(0, min(left, fits * per - offset))
     guarantee = Guarantee.of(settings, len(batch_sizes), bool(strategy.noise_adds_up), strategy.name)
+    if any(line.trust == "curator" for line in resumed.lines):  # what was promised less before cannot be promised more now
+        guarantee = guarantee.weakened(replace(settings, trust="curator"), len(batch_sizes), strategy.name)
     add_normal()  # compiled here, once, before the workers need it
-    curve = Curve.of(settings, rate, max(1, allowed), per, before)
-    return Protection(settings, guarantee, rate, per, allowed, resumed.step + allowed, allowed < left, curve, before)
+    curve = Curve.of(settings, rate, max(1, allowed), per, before, offset)
+    return Protection(
+        settings, guarantee, rate, per, allowed, resumed.step + allowed, allowed < left, curve, resumed.lines, resumed.step
+    )
 
 
 def _refuse_if_spent(settings: Settings, before: tuple[Spent, ...]) -> None:
@@ -138,16 +154,24 @@ def _refuse_if_spent(settings: Settings, before: tuple[Spent, ...]) -> None:
         )
 
 
+def same_folder(out: str, resume: str) -> bool:
+    return Path(out).resolve() in (Path(resume).resolve(), *Path(resume).resolve().parents)
+
+
 @dataclass(frozen=True)
 class Resumed:
     """From where a run goes on, and what was spent on the way there."""
 
     step: int = 0
-    before: tuple[Spent, ...] = ()
+    lines: tuple[Line, ...] = ()
+
+    @property
+    def spent(self) -> tuple[Spent, ...]:
+        return tuple(line.spent for line in self.lines)
 
     @classmethod
     def of(cls, resume_from: Path | None, folder: Path | None, private: bool) -> Resumed:
-        """What was spent is in the run's folder, or in the checkpoint where that has been taken elsewhere."""
+        """What was spent is in the run's folder and in the checkpoint, which may have been taken elsewhere: the more of it."""
         if resume_from is None or folder is None:
             return cls()
         said = checkpoint.about(resume_from)
@@ -158,14 +182,19 @@ class Resumed:
             raise BadRequest(f"{resume_from} is from a private run: going on without privacy would undo its promise")
         if kept is None:
             return cls()
-        lines = read_account(folder) or [Line(**entry) for entry in kept]
-        return cls(said["step"], tuple(line.spent for line in lines))
+        lines = the_most([*read_account(folder), *(Line(**entry) for entry in kept)])
+        return cls(said["step"], tuple(lines))
+
+
+def begin_session(folder: Path, protection: Protection, at_least: int) -> int:
+    """In the run's folder, before its workers start."""
+    return begin(folder, protection.earlier, at_least)
 
 
 def account(folder: Path, protection: Protection) -> dict[str, Any]:
     """run.json's `privacy`: from what is written down in the run's folder."""
     settings, lines = protection.settings, read_account(folder)
-    spent = tuple(line.spent for line in lines)
+    spent, secure = tuple(line.spent for line in lines), settings.secure and all(line.secure for line in lines)
     return {
         "epsilon": epsilon_of(spent, settings.delta, settings.accountant),
         "delta": settings.delta,
@@ -174,7 +203,7 @@ def account(folder: Path, protection: Protection) -> dict[str, Any]:
         "budget": settings.epsilon,
         "sampling": settings.sampling,
         "rate": protection.rate,
-        "trust": settings.trust,
+        "trust": "curator" if any(line.trust == "curator" for line in lines) else settings.trust,
         "noise": settings.noise,
         "noise_per_worker": protection.guarantee.noise,
         "clip": settings.clip,
@@ -183,8 +212,8 @@ def account(folder: Path, protection: Protection) -> dict[str, Any]:
         "adaptive": settings.adaptive,
         "steps": sum(line.steps for line in lines),
         "cut_short": protection.cut_short,
-        "secure": settings.secure,
-        "private": settings.secure,
+        "secure": secure,
+        "private": secure,
         "guarantee": list(protection.guarantee.sentences),
         "sessions": described(lines),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,107 @@ def test_a_budget_that_is_spent_stays_spent(run_inproc, tmp_path: Path) -> None:
         run_inproc(**{**QUICK, "privacy": "noise=0.3,epsilon=0.1"})
 
 
+def test_the_budget_of_a_run_also_ends_its_resumption(run_inproc, tmp_path: Path) -> None:
+    options = {**QUICK, "privacy": "noise=1.0,epsilon=2.0", "checkpoint_every": "6"}
+    first = run_inproc(**options, out=str(tmp_path / "run"))
+    assert not first.record["privacy"]["cut_short"]
+    more = paceline.train(resume=str(tmp_path / "run"), steps=400, **_objects(options))
+    told = more.record["privacy"]
+    assert told["cut_short"]
+    assert told["epsilon"] <= 2.0 < epsilon_of([Spent(1.0, 0.05, told["steps"] + 3)], 1e-5)
+
+
+def test_a_private_run_goes_on_in_its_own_folder(run_inproc, tmp_path: Path) -> None:
+    options = {**QUICK, "privacy": "noise=1.0", "checkpoint_every": "3"}
+    run_inproc(**options, out=str(tmp_path / "run"))
+    with pytest.raises(paceline.BadRequest, match="in its own folder"):
+        paceline.train(resume=str(tmp_path / "run"), out=str(tmp_path / "fork"), steps=9, **_objects(options))
+
+
+def test_a_checkpoint_that_is_taken_elsewhere_keeps_its_past(run_inproc, tmp_path: Path) -> None:
+    options = {**QUICK, "privacy": "noise=1.0", "checkpoint_every": "3"}
+    run_inproc(**options, out=str(tmp_path / "run"))
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copytree(tmp_path / "run" / "checkpoints", other / "checkpoints")
+    shutil.copy(tmp_path / "run" / "config.json", other)
+    for steps, spent in ((8, 6 + 2), (9, 6 + 2 + 1 + 2)):  # the second from the checkpoint at step 6
+        more = paceline.train(resume=str(other), steps=steps, **_objects(options))
+        assert more.record["privacy"]["steps"] == spent
+
+
+def test_what_was_spent_does_not_depend_on_the_events(run_inproc, tmp_path: Path) -> None:
+    options = {**QUICK, "privacy": "noise=1.0", "checkpoint_every": "6"}
+    run_inproc(**options, out=str(tmp_path / "run"))
+    shutil.rmtree(tmp_path / "run" / "events")
+    more = paceline.train(resume=str(tmp_path / "run"), steps=8, **_objects(options))
+    assert more.record["privacy"]["steps"] == 8
+
+
+def test_a_weaker_promise_is_not_forgotten(run_inproc, tmp_path: Path) -> None:
+    options = {**QUICK, "strategy": "allreduce", "workers": 2, "checkpoint_every": "6"}
+    run_inproc(**options, privacy="noise=1.0,secure=false,trust=curator", out=str(tmp_path / "run"))
+    more = paceline.train(resume=str(tmp_path / "run"), privacy="noise=1.0", steps=8, **_objects(options))
+    told = more.record["privacy"]
+    assert told["private"] is False
+    assert told["trust"] == "curator"
+    assert "The released model is protected and nothing else" in told["guarantee"][0]
+
+
+def test_shuffled_epochs_that_are_begun_again_count_again(run_inproc, tmp_path: Path) -> None:
+    """Ten steps an epoch: nine, and from the checkpoint at step 5 ten more: some were seen three times."""
+    options = {
+        **QUICK,
+        "data": (make_pairs(120), None),
+        "steps": 9,
+        "privacy": "noise=2.0,sampling=shuffle",
+        "checkpoint_every": "5",
+    }
+    run_inproc(**options, out=str(tmp_path / "run"))
+    more = paceline.train(resume=str(tmp_path / "run"), steps=15, **_objects(options))
+    assert more.record["privacy"]["epsilon"] == pytest.approx(epsilon_of([Spent(2.0, 1.0, 3)], 1e-5))
+
+
+class Zero(nn.Module):
+    """Its gradients are nothing: what changes its weights is the noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(20_000, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight(torch.zeros(len(x), 20_000)) + torch.zeros(1, 3)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("trust", ["peers", "curator"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["allreduce", "allreduce:collective=ring", "ps", "local-sgd:every=1", "psgd", "stepwise", "gossip", "ring-reduce"],
+)
+def test_the_noise_that_reaches_the_weights(run_inproc, strategy: str, trust: str) -> None:
+    """One step with lr 1 and unequal batches: the released weights have moved by the noise that the rule says.
+
+    Each test is wrongly refused once in a million.
+    """
+    sigma, clip, sizes = 1.5, 0.8, (10, 20, 30)
+    run = run_inproc(
+        model=Zero, data=(make_pairs(600), None), strategy=strategy, workers=3, batch_size=sizes, optimizer="sgd", lr=1.0, steps=1,
+        privacy=f"noise={sigma},clip={clip},trust={trust}",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    moved = (run.weights["weight.weight"] - run_inproc(
+        model=Zero, data=(make_pairs(600), None), optimizer="sgd", lr=0.0, steps=1, batch_size=8
+    ).weights["weight.weight"]).double()  # fmt: skip
+    whole = sum(sizes)
+    joins = trust == "curator" and strategy.partition(":")[0] in ("allreduce", "ps")
+    variance = float(moved.square().mean())
+    if strategy in ("stepwise", "gossip"):  # partial averages weigh workers differently: between the best and the worst
+        assert (sigma * clip / 30) ** 2 / 3 < variance < (sigma * clip / 10) ** 2
+    else:
+        expected = (sigma * clip / whole) ** 2 * (1 if joins else 3)
+        assert abs(variance / expected - 1) < 4.9 * (2 / 20_000) ** 0.5
+
+
 def test_going_on_without_privacy_is_refused_and_so_is_the_reverse(run_inproc, tmp_path: Path) -> None:
     options = {**QUICK, "checkpoint_every": "3"}
     run_inproc(**options, privacy="noise=1.0", out=str(tmp_path / "private"))
@@ -167,7 +269,7 @@ def test_no_secret_is_in_a_checkpoint(run_inproc, tmp_path: Path) -> None:
     assert own["privacy"] == {"clip": 1.0}
     assert own["batches"] == {"step": 3, "shards": {"kind": "poisson", "epoch": 0}}
     said = json.loads((folder / "checkpoint.json").read_text())["privacy"]
-    assert [set(line) for line in said] == [{"session", "noise", "rate", "steps", "per"}]
+    assert [set(line) for line in said] == [{"session", "noise", "rate", "steps", "per", "start", "trust", "secure"}]
 
 
 def _objects(options: dict[str, Any]) -> dict[str, Any]:
@@ -205,6 +307,18 @@ class Endless(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         return iter([(torch.zeros(6), 0)] * 40)
 
 
+class RemembersInTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return self.out(x)  # type: ignore[no-any-return]
+
+
 class Remembers(nn.Module):
     """A buffer that follows the data."""
 
@@ -225,6 +339,10 @@ class Remembers(nn.Module):
         ({"strategy": "ddp", "workers": 2, "transport": "gloo"}, "before they can be clipped: use allreduce"),
         ({"model": Normed}, "BatchNorm1d.*GroupNorm"),
         ({"model": Remembers}, "buffer mean changes with the data"),
+        ({"model": RemembersInTraining}, "buffer mean changes with the data"),
+        ({"model": lambda: small_net(torch.bfloat16)}, "too coarse"),
+        ({"profile": True, "transport": "gloo"}, "add reveal=true"),
+        ({"batch_size": (1, 1000), "strategy": "allreduce", "workers": 2}, "worker 0 gets none of the 240 samples"),
         ({"shard": "global"}, "shard=global: every worker draws from a fixed part"),
         ({"partition": "by-label", "strategy": "allreduce", "workers": 2}, "partition=by-label"),
         ({"balance": "measured", "strategy": "allreduce", "workers": 2}, "balance=measured"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.errors import BadRequest
 from paceline.privacy import convolution
-from paceline.privacy.clip import Bookkeeping, Loop, refuse_mixing
+from paceline.privacy.clip import Bookkeeping, Loop, refuse_mixing, refuse_unequal_loss
 
 SAMPLES, CLASSES = 9, 3
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest number, or of 1
@@ -282,6 +282,42 @@ def test_no_sample_counts_for_more_than_the_bound() -> None:
         assert moved <= 0.5 * (1 + 1e-12)
 
 
+class Centred(nn.Module):
+    """What a layer makes, less its mean over the places: the gradients of the places cancel."""
+
+    def __init__(self, layer: nn.Module, width: int) -> None:
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).flatten(2) if x.dim() == 4 else self.layer(x).transpose(1, 2)
+        return self.out(torch.tanh(h - h.mean(2, keepdim=True)).flatten(1))
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e4, 1e5])
+@pytest.mark.parametrize("kind", ["few places", "many places", "convolution"])
+def test_what_cancels_is_bounded_too(kind: str, offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths from products of products lose their digits where gradients cancel; nobody may slip through there."""
+    monkeypatch.setattr(convolution, "KEEP_BYTES", 0)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        if kind == "convolution":
+            model, inputs = Centred(nn.Conv2d(2, 40, 3), 160), torch.randn(4, 2, 4, 4)
+        elif kind == "few places":
+            model, inputs = Centred(nn.Linear(64, 64), 512), torch.randn(4, 8, 64)
+        else:
+            model, inputs = Centred(nn.Linear(4, 4), 80), torch.randn(4, 20, 4)
+        inputs[2] = inputs[2] * 1e-3 + offset
+        places = [(p, torch.empty_like(p)) for p in model.parameters()]
+        books, targets = Bookkeeping(model, F.cross_entropy, places, 1.0, False), torch.randint(0, CLASSES, (4,))
+        books(inputs, targets, 4)
+        whole = [g.clone() for _, g in places]
+        rest = [0, 1, 3]
+        books(inputs[rest], targets[rest], 3)
+        moved = sum(float((a - g).double().square().sum()) for a, (_, g) in zip(whole, places, strict=True)) ** 0.5
+        assert moved <= 1.001
+
+
 def test_linear_layers_never_hold_one_gradient_per_sample() -> None:
     """A batch of 64 with a layer of 4 MB: all gradients would be 256 MB; what is taken is a few MB."""
     from torch.profiler import ProfilerActivity, profile
@@ -335,11 +371,89 @@ class Borrows(nn.Module):
         return self.out(F.linear(self.layer(x), self.layer.weight))
 
 
-@pytest.mark.parametrize("model", [Mixes(), Borrows()], ids=["mixes", "borrows"])
+class MixesInTraining(Mixes):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x - x.mean(0) if self.training else x)
+
+
+class Faint(nn.Module):
+    """A layer whose parameters are used elsewhere, and count for little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x) + 0.003 * F.linear(x, self.layer.weight)[:, :CLASSES]
+
+
+@pytest.mark.parametrize(
+    "model", [Mixes(), Borrows(), MixesInTraining(), Faint()], ids=["mixes", "borrows", "mixes in training", "faint"]
+)
 def test_what_mixes_samples_is_found_out_before_training(model: nn.Module) -> None:
     books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
     with pytest.raises(BadRequest, match="mix"):
         books.try_out(torch.randn(8, 6), torch.randint(0, CLASSES, (8,)), 8)
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.dropout(torch.relu(self.first(x)), 0.5, self.training))
+
+
+def test_dropout_is_no_mixing() -> None:
+    model = FunctionalDropout()
+    books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    books.try_out(torch.randn(8, 6), torch.randint(0, CLASSES, (8,)), 8)
+
+
+class Adds(nn.Module):
+    """A parameter of its own, and an input that all samples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return x * self.scale + table.sum(0) * self.scale
+
+
+class Shares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds, self.out = Adds(), nn.Linear(6, CLASSES)
+        self.register_buffer("table", torch.randn(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.adds(x, self.table))
+
+
+@pytest.mark.parametrize("samples", [4, 5, 6])
+def test_what_all_samples_share_is_no_samples_own(samples: int) -> None:
+    """Also when a batch happens to be as large as it."""
+    torch.manual_seed(0)
+    model = Shares().double()
+    places = [(p, torch.empty_like(p)) for p in model.parameters()]
+    books = Bookkeeping(model, F.cross_entropy, places, 0.3, False)
+    books.try_out(torch.randn(5, 6).double(), torch.randint(0, CLASSES, (5,)), 5)
+    inputs, targets = torch.randn(samples, 6).double(), torch.randint(0, CLASSES, (samples,))
+    expected = [(p, torch.empty_like(p)) for p in model.parameters()]
+    Loop(model, F.cross_entropy, expected, 0.3, False)(inputs, targets, samples)
+    books(inputs, targets, samples)
+    agree([g for _, g in expected], [g for _, g in places])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(weight=torch.ones(3)), nn.CrossEntropyLoss(ignore_index=0), nn.CrossEntropyLoss(reduction="sum")],
+)
+def test_losses_that_weigh_rows_are_refused(loss: nn.Module) -> None:
+    with pytest.raises(BadRequest, match="mean over the rows"):
+        refuse_unequal_loss(loss)
 
 
 def test_a_loss_that_is_no_mean_over_rows_is_found_out() -> None:

@@ -18,12 +18,12 @@ from torch import nn
 from paceline.cli.main import cli
 from paceline.data.base import TensorSamples
 from paceline.data.shards import StaticShards
-from paceline.errors import BadRequest, DataCorrupt
+from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.privacy import native, noise
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
 from paceline.privacy.gradient import PrivateGradient
 from paceline.privacy.guarantee import Curve, Guarantee
-from paceline.privacy.ledger import Ledger, Line, read_account
+from paceline.privacy.ledger import Ledger, Line, begin, read_account
 from paceline.privacy.noise import Noise, draw_key, normal_from
 from paceline.privacy.sampling import Coins, PoissonBatches, ShuffledBatches
 from paceline.privacy.settings import Settings
@@ -339,6 +339,21 @@ def test_a_ledger_is_ahead_of_what_is_done(tmp_path: Path) -> None:
     assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 25), Line(1, 2.0, 0.01, 1)]  # the worker with the most, by session
 
 
+def test_a_ledger_writes_down_no_more_than_is_allowed(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, 0, Line(0, 1.0, 0.01, 0), planned=13)
+    for _ in range(13):
+        ledger.before_step()
+    assert read_account(tmp_path)[0].steps == 13
+    with pytest.raises(RunFailed, match="no further one is allowed"):
+        ledger.before_step()
+
+
+def test_sessions_that_begin_at_once_have_numbers_of_their_own(tmp_path: Path) -> None:
+    assert [begin(tmp_path, [], 0) for _ in range(3)] == [0, 1, 2]
+    assert begin(tmp_path, [Line(5, 1.0, 0.1, 7)], 0) == 6
+    assert read_account(tmp_path) == [Line(5, 1.0, 0.1, 7)]
+
+
 def test_a_damaged_ledger_is_no_empty_one(tmp_path: Path) -> None:
     (tmp_path / "privacy").mkdir()
     (tmp_path / "privacy" / "worker-0.json").write_text("{")
@@ -348,6 +363,8 @@ def test_a_damaged_ledger_is_no_empty_one(tmp_path: Path) -> None:
 
 def test_shuffled_epochs_count_once_per_epoch() -> None:
     assert Line(0, 1.0, 1.0, steps=25, per=10).spent == Spent(1.0, 1.0, 3)
+    assert Line(0, 1.0, 1.0, steps=10, per=10, start=5).spent == Spent(1.0, 1.0, 2)
+    assert Line(0, 1.0, 1.0, steps=0, per=10, start=5).spent == Spent(1.0, 1.0, 0)
 
 
 # --- what is asked for

@@ -20,7 +20,8 @@ from paceline.launch.local import run_processes
 from paceline.launch.mpi import run_under_mpirun
 from paceline.launch.seat import find as find_seat
 from paceline.launch.threads import run_threads
-from paceline.protection import account
+from paceline.privacy.ledger import read_account
+from paceline.protection import account, begin_session
 from paceline.record.machine import environment
 from paceline.record.reader import read_run, read_worker_events, summarise
 from paceline.record.trace import write_trace
@@ -163,14 +164,15 @@ def _claim(job: Job) -> None:
         earlier = run_folder(job.config.resume or "")
         if not same_folder(job.out, earlier) and (earlier / "events").is_dir():
             shutil.copytree(earlier / "events", job.out / "events", dirs_exist_ok=True)  # the whole run's history
-            if (earlier / "privacy").is_dir():
-                shutil.copytree(earlier / "privacy", job.out / "privacy", dirs_exist_ok=True)
         job.session = 1 + max((e["session"] for own in read_worker_events(job.out) for e in own), default=-1)
+    if job.protection is not None:
+        job.session = begin_session(job.out, job.protection, job.session)
 
 
 def _nothing_happened(out: Path) -> bool:
     made_steps = any(e["kind"] == "step" for own in read_worker_events(out) for e in own)
-    return (out / "run.json").is_file() and not made_steps and not (out / "checkpoints").exists()
+    spent = (out / "privacy").exists() and any(line.steps for line in read_account(out))
+    return (out / "run.json").is_file() and not made_steps and not spent and not (out / "checkpoints").exists()
 
 
 def same_folder(one: Path, other: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from paceline.errors import BadRequest
 from paceline.privacy.layers import Call, Kept
@@ -25,6 +25,7 @@ class Anything(Kept):
 
     def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
         super().__init__(name, module, places)
+        self._shared: set[int] = set()  # inputs that all samples have in common; found out with batches of two sizes
         draws = [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
         if draws or (isinstance(getattr(module, "dropout", 0.0), float) and getattr(module, "dropout", 0.0) > 0):
             raise BadRequest(
@@ -40,12 +41,12 @@ class Anything(Kept):
         assert grads is not None
         samples = len(grads)
         trained = {name: p.detach() for name, p in self.module.named_parameters() if name in self.places}
-
-        def is_mapped(value: Any) -> bool:
-            return isinstance(value, Tensor) and value.dim() > 0 and len(value) == samples
-
         given = tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, (call.inputs, call.named))
-        dims = tree_map(lambda v: 0 if is_mapped(v) else None, given)
+        leaves, shape = tree_flatten(given)
+        for place, value in enumerate(leaves):  # one whose length was once another is no sample's own, whatever it is today
+            if not (isinstance(value, Tensor) and value.dim() and len(value) == samples):
+                self._shared.add(place)
+        dims = tree_unflatten([None if place in self._shared else 0 for place in range(len(leaves))], shape)
 
         def alone(inputs: Any, gradient: Tensor) -> dict[str, Tensor]:
             mapped = tree_map(lambda v, d: v.unsqueeze(0) if d == 0 else v, inputs, dims)

@@ -21,15 +21,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, NotFinite
 from paceline.privacy.anything import Anything, gradients_alone, take_row, take_rows
 from paceline.privacy.convolution import Convolution
 from paceline.privacy.layers import SIMPLE, Booked, Call, Rule, uses_its_own_forward
 
 RULES: dict[type[nn.Module], Rule] = {**SIMPLE, nn.Conv1d: Convolution, nn.Conv2d: Convolution}
 MIXING = nn.modules.batchnorm._BatchNorm
-TRIED = 3  # samples with which a model is tried out
+TRIED = 8  # samples with which a model is tried out
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-3}  # of the largest number; relative
 
 Loss = Callable[[Any, Any], Tensor]
@@ -45,9 +46,24 @@ class Clipper(Protocol):
     def __call__(self, inputs: Any, targets: Any, samples: int) -> tuple[float, Tensor]: ...
 
 
+def refuse_unequal_loss(loss: Loss) -> None:
+    """PyTorch's own losses that are no mean over the rows."""
+    if getattr(loss, "weight", None) is not None or getattr(loss, "ignore_index", -100) != -100:
+        raise BadRequest(
+            f"privacy: {type(loss).__name__} with weight or ignore_index is no mean over the rows, so no sample's part can be "
+            "bounded: leave them out"
+        )
+    if getattr(loss, "reduction", "mean") != "mean":
+        raise BadRequest("privacy: the loss must be the mean over the rows (reduction='mean')")
+
+
 def refuse_mixing(model: nn.Module) -> None:
+    """Models in which no sample's part can be bounded, as far as their layers tell."""
     if hasattr(model, "_orig_mod"):
         raise BadRequest("privacy: a compiled model hides its layers: give the model itself, without torch.compile")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            raise BadRequest(f"privacy: {name} is {parameter.dtype}, too coarse for lengths and noise: train in float32")
     for name, module in model.named_modules():
         if isinstance(module, MIXING):
             raise BadRequest(
@@ -102,7 +118,7 @@ class Loop:
 
     def __init__(self, model: nn.Module, loss: Loss, places: Places, bound: float, per_layer: bool) -> None:
         self.model, self.loss, self.bound, self.notices = model, loss, bound, list[str]()
-        self._parameters, self._places = [p for p, _ in places], [g for _, g in places]
+        self._parameters, self.sums = [p for p, _ in places], [g for _, g in places]
         self._layer = [0] * len(places)  # of each parameter
         if per_layer:
             layers = find_layers(model, self._parameters)
@@ -111,7 +127,7 @@ class Loop:
 
     def __call__(self, inputs: Any, targets: Any, samples: int) -> tuple[float, Tensor]:
         total, lengths, layers = 0.0, [], max(self._layer) + 1
-        for place in self._places:
+        for place in self.sums:
             place.zero_()
         for row in range(samples):
             loss = self.loss(self.model(take_row(inputs, row)), take_row(targets, row))
@@ -121,7 +137,7 @@ class Loop:
             for gradient, layer in zip(own, self._layer, strict=True):
                 squares[layer] += gradient.square().sum().cpu()
             factors = clip_factors(squares.sqrt(), self.bound / math.sqrt(layers)).tolist()
-            for place, gradient, layer in zip(self._places, own, self._layer, strict=True):
+            for place, gradient, layer in zip(self.sums, own, self._layer, strict=True):
                 place.add_(gradient, alpha=factors[layer])
             lengths.append(squares.sum().sqrt())
         return total / samples, torch.stack(lengths)
@@ -238,6 +254,8 @@ class Bookkeeping:
         dtypes = {s.dtype for s in self._squares.values()}
         found = [s.double() if len(dtypes) > 1 else s for s in self._squares.values()]
         whole = torch.stack(found).sum(0).sqrt_()
+        if not math.isfinite(float(whole.sum())):
+            raise NotFinite("a sample's gradient is not finite: try a smaller lr, or look for bad numbers in the data")
         factors = clip_factors(whole, self.bound)
         for number, layer in enumerate(self.layers):
             squares = self._squares.get(number)
@@ -267,31 +285,51 @@ class Bookkeeping:
     # --- before the first pass
 
     def try_out(self, inputs: Any, targets: Any, samples: int) -> None:
-        """A few samples, together and one at a time: what comes out must be the same, or something mixes them."""
-        some = min(TRIED, samples)
-        few, wanted = take_rows(inputs, some), take_rows(targets, some)
-        was_training = [m for m in self.model.modules() if m.training]
-        before = torch.get_rng_state()
-        self.model.eval()
+        """A few samples, together and one at a time, as in training but for dropout: the same must come out.
+
+        With two sizes, so that a layer's inputs are known for each sample's own or for everybody's.
+        """
+        random = torch.get_rng_state()
+        reference = Loop(self.model, self.loss, [(p, torch.zeros_like(p)) for p in self._trained], self.bound, self.per_layer)
         try:
-            reference = Loop(self.model, self.loss, [(p, torch.zeros_like(p)) for p in self._trained], self.bound, False)
-            alone, lengths = reference(few, wanted, some)
-            together, own_lengths = self(few, wanted, some)
+            with NoDropout():
+                for count in dict.fromkeys((max(1, samples - 1), samples)):
+                    few, wanted = take_rows(inputs, count), take_rows(targets, count)
+                    alone, lengths = reference(few, wanted, count)
+                    together, own = self(few, wanted, count)
+                    places = [self._place[id(p)] for p in self._trained]
+                    self._compare(alone, together, lengths, own, [*zip(reference.sums, places, strict=True)])
         finally:
-            for module in was_training:
-                module.training = True
-            torch.set_rng_state(before)
-        close = CLOSE.get(lengths.dtype, 2e-2)
-        if abs(alone - together) > close * max(1.0, abs(alone)):
+            torch.set_rng_state(random)
+
+    def _compare(
+        self, alone: float, together: float, lengths: Tensor, own: Tensor, sums: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        close = CLOSE.get(lengths.dtype, 2e-3)
+        if not abs(alone - together) <= close * max(1.0, abs(alone)):
             raise BadRequest(
-                f"privacy: the loss of {some} samples is {together:.6g}, the mean of their own losses {alone:.6g}: it must be "
-                "the mean over the rows (no class weights, no ignored ones), and no layer may mix samples"
+                "privacy: the loss of a batch is not the mean of its samples' own losses: it must be the mean over the rows "
+                "(no class weights, nothing ignored), and no layer may mix samples"
             )
-        if bool((own_lengths.cpu() - lengths.cpu()).abs().max() > close * lengths.max().cpu().clamp(min=1e-12)):
+        bound = float(lengths.max())
+        wrong = not float((own.cpu().double() - lengths.cpu().double()).abs().max()) <= close * max(bound, 1e-12)
+        for one, other in sums:
+            apart = float((one.double() - other.double()).norm())
+            wrong = wrong or not apart <= close * max(float(one.double().norm()), 1e-3 * min(bound, self.bound), 1e-12)
+        if wrong:
             raise BadRequest(
-                "privacy: samples' gradients in a batch are not what they are alone: something in the model mixes samples, or "
-                "uses a layer's parameters outside that layer: use clipping=loop"
+                "privacy: samples' gradients in a batch are not what they are alone: something in the model mixes samples, "
+                "draws random numbers, or uses a layer's parameters outside that layer: use clipping=loop"
             )
+
+
+class NoDropout(TorchFunctionMode):
+    """Dropout, however it is called, lets everything through."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "dropout" in getattr(func, "__name__", ""):
+            return args[0] if args else kwargs["input"]
+        return func(*args, **(kwargs or {}))
 
 
 def clip_factors(lengths: Tensor, bound: float) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.privacy.layers import Booked, Call, row_squares, slices
+from paceline.privacy.layers import Booked, Call, row_squares, slices, with_digits
 
 KEEP_BYTES = 64 << 20  # all samples' gradients of one layer, at most
 
@@ -70,16 +70,34 @@ class Convolution(Booked):
     def _lengths(self, x: Tensor, g: Tensor) -> Tensor:
         places = g.shape[2] * g.shape[3]
         self._by_channel = self._runs_by_channel(x, g)
+        patches = places * self.weights // self.channels[0] * self._groups
         if self._groups == 1 and 2 * places**2 < self.weights:
-            parts = slices(len(x), max(2 * places**2, places * self.weights // self.channels[0]) * g.element_size())
-            return torch.cat([self._by_places(x[i], g[i]) for i in parts])
-        parts = slices(len(x), self.weights * g.element_size())
-        return torch.cat([self._few(x[i], g[i]).square().sum(1) for i in parts])
+            parts = slices(len(x), max(2 * places**2, patches) * g.element_size())
+            squares = torch.cat([self._by_places(x[i], g[i]) for i in parts])
+        else:
+            parts = slices(len(x), max(self.weights, patches) * g.element_size())
+            squares = torch.cat([row_squares(self._few(x[i], g[i])) for i in parts])
+        most = torch.cat([self._most(x[i], g[i]) for i in parts])
+
+        def plainly(row: int) -> Tensor:
+            made: Tensor = self._few(x[row : row + 1].double(), g[row : row + 1].double())
+            return made.square().sum()
+
+        return with_digits(squares, most, plainly)
 
     def _by_places(self, x: Tensor, g: Tensor) -> Tensor:
         patches, grads = self._patches_of(x, g.shape[2:], by_channel=False), _last(g)
         mine, others = torch.bmm(patches, patches.transpose(1, 2)), torch.bmm(grads, grads.transpose(1, 2))
         return (mine * others).sum((1, 2))
+
+    def _most(self, x: Tensor, g: Tensor) -> Tensor:
+        """The length if nothing cancelled: of every place's patch, times that of its gradient."""
+        ones = torch.ones(1, 1, *self.kernel, dtype=x.dtype, device=x.device)  # adds up what each patch has
+        patches = F.conv2d(
+            x.square().sum(1, keepdim=True), ones, stride=self._pairs("stride"), dilation=self._pairs("dilation")
+        ).clamp_(min=0.0)
+        lengths: Tensor = torch.linalg.vector_norm(g, dim=1)
+        return (patches[:, 0].sqrt() * lengths).sum((1, 2))
 
     def _few(self, x: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
         """Some samples' gradients, flat."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.data.batches import rows
 from paceline.errors import BadRequest, NotFinite
-from paceline.privacy.clip import Bookkeeping, Clipper, Loop, Loss, refuse_mixing
+from paceline.privacy.clip import Bookkeeping, Clipper, Loop, Loss, refuse_mixing, refuse_unequal_loss
 from paceline.privacy.noise import Noise
 from paceline.privacy.settings import Settings
 from paceline.types import Batch, RegionLike
@@ -60,6 +60,7 @@ class PrivateGradient:
         together: tuple[Callable[[Tensor], None], int] | None = None,
     ) -> None:
         refuse_mixing(replica.model)
+        refuse_unequal_loss(replica.loss)
         self.replica, self.settings, self.expected = replica, settings, expected
         self.source = Noise(key)
         self._noise = noise

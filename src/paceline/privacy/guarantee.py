@@ -11,7 +11,7 @@ nothing for the others' noise to add up with, and each worker adds all of it, wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.privacy.accounting import Spent, epsilon_of
 from paceline.privacy.settings import Settings
@@ -31,6 +31,10 @@ class Guarantee:
         joins = settings.trust == "curator" and adds_up and workers > 1
         noise = settings.noise / math.sqrt(workers) if joins else settings.noise
         return cls(noise, joins, _sentences(settings, workers, joins, strategy))
+
+    def weakened(self, settings: Settings, workers: int, strategy: str) -> Guarantee:
+        """The same noise, and the promise of these settings."""
+        return replace(self, sentences=_sentences(settings, workers, self.joins, strategy))
 
 
 def _sentences(settings: Settings, workers: int, joins: bool, strategy: str) -> tuple[str, str]:
@@ -64,16 +68,16 @@ class Curve:
     points: tuple[tuple[float, float], ...]  # (square root of the steps, epsilon)
 
     @classmethod
-    def of(cls, settings: Settings, rate: float, steps: int, per: int, before: tuple[Spent, ...]) -> Curve:
+    def of(cls, settings: Settings, rate: float, steps: int, per: int, before: tuple[Spent, ...], offset: int = 0) -> Curve:
         assert settings.noise is not None
         count = 8
         marks = sorted({max(1, round(steps * (i / count) ** 2)) for i in range(1, count + 1)})
 
         def spent(made: int, accountant: str) -> float:
-            line = Spent(settings.noise or 0.0, rate, -(-made // per))
+            line = Spent(settings.noise or 0.0, rate, -(-(offset + made) // per))
             return epsilon_of((*before, line), settings.delta, accountant)  # type: ignore[arg-type]
 
-        scale = spent(steps, settings.accountant) / spent(steps, "rdp")
+        scale = spent(steps, settings.accountant) / max(1e-12, spent(steps, "rdp"))
         start = epsilon_of(before, settings.delta, settings.accountant)
         return cls(((0.0, start), *((math.sqrt(m), max(start, scale * spent(m, "rdp"))) for m in marks)))
 

@@ -23,25 +23,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+CANCELLED = 1e-3  # of what it would be if nothing cancelled: a squared length below has lost its digits
 CHUNK_BYTES = 2 << 20  # of what is made and thrown away while lengths are measured
 
 
 class Call:
     """One use of a layer in a forward pass: what went in, and the gradient of what came out."""
 
-    __slots__ = ("grads", "input", "inputs", "named", "version", "which")
+    __slots__ = ("_versions", "grads", "input", "inputs", "named", "which")
 
     def __init__(self, inputs: tuple[Any, ...], named: dict[str, Any], which: int | None) -> None:
         self.inputs, self.named = inputs, named
         self.which = which  # of several outputs (None: there is one), the one that is a tensor
         self.input: Any = inputs[0] if inputs else next(iter(named.values()), None)
-        self.version = self.input._version if isinstance(self.input, Tensor) else 0
+        self._versions = [(v, v._version) for v in (*inputs, *named.values()) if isinstance(v, Tensor)]
         self.grads: Tensor | None = None
 
     @property
     def was_changed(self) -> bool:
         """In place, since the layer saw it: what is booked would not be what was used."""
-        return isinstance(self.input, Tensor) and self.input._version != self.version
+        return any(tensor._version != version for tensor, version in self._versions)
 
 
 class Booked(ABC):
@@ -118,11 +119,19 @@ class Embedding(Booked):
         if padding is not None:
             g = g.masked_fill(torch.eq(words, int(padding)).unsqueeze(-1), 0.0)
         self._words, self._g = words, g
-        return torch.cat([self._squares(words[i], g[i]) for i in slices(len(g), g.shape[1] ** 2 * g.element_size())])
+        parts = slices(len(g), g.shape[1] ** 2 * g.element_size())
+        squares = torch.cat([self._squares(words[i], g[i]) for i in parts])
+        return with_digits(squares, torch.linalg.vector_norm(g, dim=2).sum(1), lambda row: self._plainly(words[row], g[row]))
 
     def _squares(self, words: Tensor, g: Tensor) -> Tensor:
         same = torch.eq(words.unsqueeze(1), words.unsqueeze(2))
         return (torch.bmm(g, g.transpose(1, 2)) * same).sum((1, 2))
+
+    def _plainly(self, words: Tensor, g: Tensor) -> Tensor:
+        """One sample's squared length, from its rows themselves."""
+        different, which = words.unique(return_inverse=True)
+        rows = torch.zeros(len(different), g.shape[1], dtype=torch.float64, device=g.device)
+        return rows.index_add_(0, which, g.double()).square().sum()
 
     def add_up(self, factors: Tensor) -> None:
         assert self._words is not None
@@ -201,7 +210,22 @@ def sequence_squares(a: Tensor, g: Tensor) -> Tensor:
     else:
         parts = slices(len(a), weights * size)
         found = [torch.bmm(g[i].transpose(1, 2), a[i]).square().sum((1, 2)) for i in parts]
-    return torch.cat(found)
+    most = (torch.linalg.vector_norm(a, dim=2) * torch.linalg.vector_norm(g, dim=2)).sum(1)
+    return with_digits(torch.cat(found), most, lambda row: torch.mm(g[row].double().t(), a[row].double()).square().sum())
+
+
+def with_digits(squares: Tensor, most: Tensor, plainly: Callable[[int], Tensor]) -> Tensor:
+    """Sums in which nearly everything cancels have lost their digits, and a length that is too short bounds nothing.
+
+    Those few are measured again in double precision, plus what rounding can have added to the sum that will be made. `most`:
+    the length if nothing cancelled.
+    """
+    lost = ~(squares > CANCELLED * most.square()) & (most > 0)
+    if bool(lost.any()):
+        rounding = 8 * torch.finfo(squares.dtype).eps
+        for row in lost.nonzero().flatten().tolist():
+            squares[row] = (plainly(row).sqrt() + rounding * most[row].double()).square().to(squares.dtype)
+    return squares
 
 
 def slices(samples: int, bytes_each: int) -> list[slice]:

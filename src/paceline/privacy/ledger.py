@@ -1,6 +1,7 @@
 """What a run has spent, on disk, before it is spent: a crash, or going back to an earlier checkpoint, gives nothing back.
 
-    OUT/privacy/worker-0.json ...     by session: noise, sampling rate, steps
+    OUT/privacy/worker-0.json ...     by session: noise, sampling rate, steps, and what was promised
+    OUT/privacy/earlier.json          what a checkpoint that was taken elsewhere had spent before
 
 A worker writes down a block of steps before it makes the first of them, and at the end what it has made. Whoever is killed has
 spent the whole block. A sample is in one worker's shard only, so what counts is the worker that has made the most steps.
@@ -9,14 +10,14 @@ spent the whole block. A sample is in one worker's shard only, so what counts is
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import DataCorrupt
+from paceline.errors import DataCorrupt, RunFailed
 from paceline.privacy.accounting import Spent
-from paceline.record.writer import write_json
 
 LEAST, MOST = 10, 1000  # steps that are written down at once
 
@@ -30,25 +31,30 @@ class Line:
     rate: float
     steps: int
     per: int = 1
+    start: int = 0  # steps of an epoch that were made before: a session may begin in the middle of one
+    trust: str = "peers"
+    secure: bool = True
 
     @property
     def spent(self) -> Spent:
-        return Spent(self.noise, self.rate, -(-self.steps // self.per))
+        """Every epoch that was touched counts."""
+        return Spent(self.noise, self.rate, -(-(self.start % self.per + self.steps) // self.per) if self.steps else 0)
 
 
 class Ledger:
-    """One worker's."""
+    """One worker's; `planned` is all that it may make in this session."""
 
-    def __init__(self, folder: Path, worker: int, line: Line, planned: int | None) -> None:
+    def __init__(self, folder: Path, worker: int, line: Line, planned: int) -> None:
         self.path = folder / "privacy" / f"worker-{worker}.json"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._earlier = [entry for entry in read_lines(self.path) if entry.session < line.session]
-        self._line, self.made = line, 0
-        self._block = min(MOST, max(LEAST, (planned or 0) // 100))
+        self._others = [entry for entry in read_lines(self.path) if entry.session != line.session]
+        self._line, self.made, self.planned = line, 0, planned
+        self._block = min(MOST, max(LEAST, planned // 100))
 
     def before_step(self) -> None:
+        if self.made >= self.planned:
+            raise RunFailed(f"privacy: all {self.planned} steps that were planned have been made: no further one is allowed")
         if self.made >= self._line.steps:
-            self._line.steps = self.made + self._block
+            self._line.steps = min(self.planned, self.made + self._block)
             self._write()
         self.made += 1
 
@@ -57,7 +63,22 @@ class Ledger:
         self._write()
 
     def _write(self) -> None:
-        write_json(self.path, {"sessions": [asdict(line) for line in (*self._earlier, self._line)]})
+        write_lines(self.path, [*self._others, self._line])
+
+
+def write_lines(path: Path, lines: Iterable[Line]) -> None:
+    """On the disk when this returns, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w") as file:
+            json.dump({"sessions": [asdict(line) for line in lines]}, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -71,13 +92,31 @@ def read_lines(path: Path) -> list[Line]:
 
 def read_account(folder: Path) -> list[Line]:
     """By session, the worker that has spent the most."""
+    files = [*sorted((folder / "privacy").glob("worker-*.json")), folder / "privacy" / "earlier.json"]
+    return the_most(line for path in files for line in read_lines(path))
+
+
+def the_most(lines: Iterable[Line]) -> list[Line]:
     sessions: dict[int, Line] = {}
-    for path in sorted((folder / "privacy").glob("worker-*.json")):
-        for line in read_lines(path):
-            there = sessions.get(line.session)
-            if there is None or line.spent.times > there.spent.times:
-                sessions[line.session] = line
+    for line in lines:
+        there = sessions.get(line.session)
+        if there is None or line.spent.times > there.spent.times:
+            sessions[line.session] = line
     return [sessions[number] for number in sorted(sessions)]
+
+
+def begin(folder: Path, earlier: Sequence[Line], at_least: int) -> int:
+    """A new session in this folder: a number that nobody else has, and what came before it written down."""
+    if earlier:
+        write_lines(folder / "privacy" / "earlier.json", the_most([*earlier, *read_account(folder)]))
+    (folder / "privacy").mkdir(parents=True, exist_ok=True)
+    session = max([at_least, *(line.session + 1 for line in read_account(folder))])
+    while True:
+        try:
+            (folder / "privacy" / f"session-{session}").touch(exist_ok=False)
+            return session
+        except FileExistsError:
+            session += 1
 
 
 def described(lines: Sequence[Line]) -> list[dict[str, Any]]:
