@@ -18,7 +18,7 @@ import paceline
 
 SETTINGS: dict[float, tuple[float, dict[str, Any]]] = {  # by epsilon: accuracy that is asked for, and how
     1.2: (0.95, {"global_batch_size": 1024, "lr": 1.0, "epochs": 7}),
-    3.0: (0.97, {"global_batch_size": 512, "lr": 0.5, "epochs": 12}),
+    3.0: (0.97, {"global_batch_size": 512, "lr": 1.0, "epochs": 12}),
 }
 LINES: dict[str, dict[str, Any]] = {
     "serial": {"strategy": "serial"},
