@@ -76,35 +76,31 @@ def noise_for(
     epsilon: float, delta: float, rate: float, times: int, accountant: Accountant = "pld", before: tuple[Spent, ...] = ()
 ) -> float:
     """The least noise (to four digits) with which so many steps keep within epsilon."""
+    _library()
+    from scipy.optimize import brentq
 
-    def too_much(noise: float) -> bool:
-        return epsilon_of((*before, Spent(noise, rate, times)), delta, accountant) > epsilon
+    def over(log_noise: float, way: Accountant = accountant) -> float:
+        """Above 0: more is spent than epsilon."""
+        return math.log(epsilon_of((*before, Spent(math.exp(log_noise), rate, times)), delta, way) / epsilon)
 
     if before and epsilon_of(before, delta, accountant) >= epsilon:
         raise BadRequest(f"the budget epsilon={epsilon:g} is spent already")
-    if too_much(MOST_NOISE):
+    least, most = math.log(LEAST_NOISE), math.log(MOST_NOISE)
+    if over(most, "rdp") > 0:
         raise BadRequest(f"epsilon={epsilon:g}: no noise up to {MOST_NOISE:g} keeps {times:,} steps within it: allow more")
-    if not too_much(LEAST_NOISE):
+    if over(least, "rdp") <= 0:
         return LEAST_NOISE
-    low, high = _bracket(epsilon, delta, rate, times, before)
-    while too_much(high):
-        low, high = high, high * 1.1
-    while not too_much(low) and low > LEAST_NOISE:
-        low, high = max(LEAST_NOISE, low / 1.1), low
-    while high / low > 1 + 10.0**-DIGITS:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if too_much(middle) else (low, middle)
-    return _rounded_up(high)
-
-
-def _bracket(epsilon: float, delta: float, rate: float, times: int, before: tuple[Spent, ...]) -> tuple[float, float]:
-    """Rényi's way is quick and a little too careful: the answer is at most what it says, and seldom far below."""
-    low, high = LEAST_NOISE, MOST_NOISE
-    while high / low > 1.03:
-        middle = math.sqrt(low * high)
-        spent = epsilon_of((*before, Spent(middle, rate, times)), delta, "rdp")
-        low, high = (middle, high) if spent > epsilon else (low, middle)
-    return max(LEAST_NOISE, 0.92 * high), high
+    high = brentq(lambda x: over(x, "rdp"), least, most, xtol=1e-2) + 1e-2  # quick, and a little too careful
+    low = high - 0.15
+    while over(high) > 0:
+        low, high = high, high + 0.1
+    while low > least and over(low) <= 0:
+        low, high = low - 0.3, low
+    found = brentq(over, max(low, least), high, xtol=10.0**-DIGITS / 4) if over(max(low, least)) > 0 else max(low, least)
+    noise = _rounded_up(math.exp(found))
+    while over(math.log(noise)) > 0:
+        noise = _rounded_up(noise * (1 + 10.0**-DIGITS))
+    return noise
 
 
 def _rounded_up(noise: float) -> float:
