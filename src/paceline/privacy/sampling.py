@@ -8,6 +8,7 @@ empty steps like the others.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from paceline.data.base import Samples
 from paceline.data.batches import ShardBatches, to_device
-from paceline.data.shards import Cursor, StaticShards
+from paceline.data.shards import StaticShards
 from paceline.types import Batch
 
 
@@ -74,42 +75,13 @@ class PoissonBatches:
         self.step = state["step"]
 
 
-class ShuffledBatches:
+class ShuffledBatches(ShardBatches):
     """A fixed shuffled order, as without privacy; sizes are said as they were asked for, also where an epoch runs out."""
 
-    def __init__(self, samples: Samples, shards: StaticShards, worker: int, device: torch.device) -> None:
-        self._inner, self._sizes, self._worker = ShardBatches(samples, shards, worker, device), shards.batch_sizes, worker
-
-    @property
-    def ended(self) -> bool:
-        return self._inner.ended
-
-    @ended.setter
-    def ended(self, value: bool) -> None:
-        self._inner.ended = value
-
-    @property
-    def cursor(self) -> Cursor:
-        return self._inner.cursor
-
-    @property
-    def epochs_done(self) -> int:
-        return self._inner.epochs_done
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._inner.steps_per_epoch
-
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._inner:
-            own, all_of_them = self._sizes[self._worker], sum(self._sizes)
-            yield Batch(batch.inputs, batch.targets, own, all_of_them, batch.epoch, batch.step, batch.ends_epoch)
-
-    def state(self) -> dict[str, Any]:
-        return self._inner.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._inner.restore(state)
+        sizes = self.shards.batch_sizes
+        for batch in super().__iter__():
+            yield replace(batch, weight=sizes[self.worker], global_weight=sum(sizes))
 
 
 def rate_of(shards: StaticShards, worker: int) -> float:
