@@ -264,6 +264,7 @@ def test_lines_compose() -> None:
 
 
 def test_noise_is_found_and_is_hardly_more_than_needed() -> None:
+    assert noise_for(3.0, 1e-4, 0.02, 47) < 1.0  # few steps: with very much noise epsilon is 0
     found = noise_for(3.0, 1e-5, 0.01, 500)
     assert epsilon_of([Spent(found, 0.01, 500)], 1e-5) <= 3.0
     assert epsilon_of([Spent(found * 0.998, 0.01, 500)], 1e-5) > 3.0

@@ -81,7 +81,8 @@ def noise_for(
 
     def over(log_noise: float, way: Accountant = accountant) -> float:
         """Above 0: more is spent than epsilon."""
-        return math.log(epsilon_of((*before, Spent(math.exp(log_noise), rate, times)), delta, way) / epsilon)
+        spent = epsilon_of((*before, Spent(math.exp(log_noise), rate, times)), delta, way)
+        return math.log(max(spent, 1e-9) / epsilon)  # with very much noise it is 0
 
     if before and epsilon_of(before, delta, accountant) >= epsilon:
         raise BadRequest(f"the budget epsilon={epsilon:g} is spent already")
