@@ -37,10 +37,10 @@ def test_the_same_private_weights_on_every_transport(tmp_path: Path, transport: 
     assert found.record["privacy"]["private"] is False
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["allreduce", "ps:consistency=async", "ps:consistency=ssp", "local-sgd", "psgd", "stepwise", "gossip:mode=async"],
-)
+LONG = [pytest.param(s, marks=pytest.mark.slow) for s in ("allreduce", "ps:consistency=ssp", "local-sgd", "psgd", "stepwise")]
+
+
+@pytest.mark.parametrize("strategy", ["ps:consistency=async", "gossip:mode=async", *LONG])
 def test_private_strategies_learn_on_processes(tmp_path: Path, strategy: str) -> None:
     done = run(tmp_path / "run", strategy=strategy)
     assert done.test_accuracy > 0.8

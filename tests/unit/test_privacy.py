@@ -268,8 +268,7 @@ def test_noise_is_found_and_is_hardly_more_than_needed() -> None:
     found = noise_for(3.0, 1e-5, 0.01, 500)
     assert epsilon_of([Spent(found, 0.01, 500)], 1e-5) <= 3.0
     assert epsilon_of([Spent(found * 0.998, 0.01, 500)], 1e-5) > 3.0
-    with_past = noise_for(3.0, 1e-5, 0.01, 500, before=(Spent(1.0, 0.01, 100),))
-    assert with_past > found
+    assert noise_for(3.0, 1e-5, 0.01, 500, "rdp", before=(Spent(1.0, 0.01, 100),)) > found
     with pytest.raises(BadRequest, match="spent already"):
         noise_for(0.5, 1e-5, 0.01, 500, before=(Spent(0.5, 0.01, 1000),))
     with pytest.raises(BadRequest, match="allow more"):
