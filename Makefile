@@ -48,6 +48,7 @@ bench: $(STAMP)
 	@$(BIN)/paceline bench strategies
 	@$(BIN)/paceline bench codecs
 	@$(BIN)/paceline bench balance
+	@$(BIN)/paceline bench privacy
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
