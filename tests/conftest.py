@@ -18,6 +18,8 @@ from paceline.registry import ALL
 MNIST = Path(__file__).parent.parent / "data" / "MNIST" / "raw"
 
 
+torch.set_num_threads(1)  # also while tests are collected: a process that has once used torch's threads cannot be forked safely
+
 hypothesis.settings.register_profile("paceline", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("paceline")
 
