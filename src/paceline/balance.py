@@ -100,7 +100,7 @@ class Balance:
 
     def saw(self, samples: float, seconds: float) -> None:
         """One step of this worker, without what it waited for others."""
-        if samples:
+        if samples and seconds > 0:  # clocks that are read one after the other can differ by a little less than nothing
             self._times.append(seconds / samples)
 
     def look(self, step: int, epoch: int, epoch_ended: bool) -> bool:

@@ -70,7 +70,7 @@ class Curve:
     @classmethod
     def of(cls, settings: Settings, rate: float, steps: int, per: int, before: tuple[Spent, ...], offset: int = 0) -> Curve:
         assert settings.noise is not None
-        count = 8
+        count = 4
         marks = sorted({max(1, round(steps * (i / count) ** 2)) for i in range(1, count + 1)})
 
         def spent(made: int, accountant: str) -> float:
