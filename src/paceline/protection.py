@@ -155,7 +155,9 @@ def _refuse_if_spent(settings: Settings, before: tuple[Spent, ...]) -> None:
 
 
 def same_folder(out: str, resume: str) -> bool:
-    return Path(out).resolve() in (Path(resume).resolve(), *Path(resume).resolve().parents)
+    """`resume` is a run's folder, or one of its checkpoints, two below."""
+    given = Path(resume).resolve()
+    return Path(out).resolve() in (given, given.parent.parent)
 
 
 @dataclass(frozen=True)
