@@ -71,6 +71,7 @@ def test_a_killed_worker_has_spent_what_it_wrote_down(tmp_path: Path) -> None:
     assert more.record["privacy"]["steps"] == lines[0].steps + 10 - 4
 
 
+@pytest.mark.slow
 def test_a_study_of_private_runs_has_a_page_that_says_what_it_means(tmp_path: Path) -> None:
     plan = {
         "title": "private",
