@@ -77,7 +77,7 @@ def _privacy() -> Finding:
         Noise(draw_key(None))
     except PacelineError as error:
         return Finding("privacy", False, str(error))
-    quick = "noise compiled from C" if add_normal() is not None else "no C compiler, so its noise takes three times as long"
+    quick = "noise compiled from C" if add_normal() is not None else "no C compiler, so noise takes longer"
     return Finding("privacy", True, f"--privacy epsilon=3,delta=1e-5: dp-accounting, cryptography; {quick}")
 
 

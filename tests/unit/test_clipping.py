@@ -172,7 +172,7 @@ def both(
     return [g for _, g in one], [g for _, g in other], lengths, books
 
 
-def agree(ones: list[Tensor], others: list[Tensor]) -> None:
+def assert_agree(ones: list[Tensor], others: list[Tensor]) -> None:
     largest = max(1.0, *(float(one.abs().max()) for one in ones))
     for one, other in zip(ones, others, strict=True):
         assert float((one - other).abs().max()) <= TOLERANCE[one.dtype] * largest
@@ -186,7 +186,7 @@ def test_bookkeeping_is_the_loop(name: str, dtype: torch.dtype, per_layer: bool)
     make, inputs = MODELS[name]
     model = make().to(dtype)
     ones, others, _, _ = both(model, inputs(SAMPLES, dtype), torch.randint(0, CLASSES, (SAMPLES,)), per_layer)
-    agree(ones, others)
+    assert_agree(ones, others)
 
 
 @pytest.mark.parametrize("name", ["convolution", "grouped convolution", "one dimension", "group norm"])
@@ -200,7 +200,7 @@ def test_convolutions_too_large_to_keep(name: str, channels_last: bool, monkeypa
     if channels_last and images.dim() == 4:
         model, images = model.to(memory_format=torch.channels_last), images.contiguous(memory_format=torch.channels_last)
     ones, others, _, _ = both(model, images, torch.randint(0, CLASSES, (SAMPLES,)))
-    agree(ones, others)
+    assert_agree(ones, others)
 
 
 @given(data=st.data())
@@ -249,7 +249,7 @@ def test_any_architecture(data: st.DataObject) -> None:
     bound = data.draw(st.floats(0.01, 10.0))
     Loop(model, F.cross_entropy, one, bound, per_layer)(inputs, targets, SAMPLES)
     Bookkeeping(model, F.cross_entropy, other, bound, per_layer)(inputs, targets, SAMPLES)
-    agree([g for _, g in one], [g for _, g in other])
+    assert_agree([g for _, g in one], [g for _, g in other])
 
 
 def test_two_precisions_in_one_model() -> None:
@@ -408,7 +408,9 @@ class FunctionalDropout(nn.Module):
 def test_dropout_is_no_mixing() -> None:
     model = FunctionalDropout()
     books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
-    books.try_out(torch.randn(8, 6), torch.randint(0, CLASSES, (8,)), 8)
+    inputs = torch.randn(8, 6)
+    books.try_out(inputs, torch.randint(0, CLASSES, (8,)), 8)
+    assert not torch.equal(model(inputs), model(inputs))  # afterwards it drops out as before
 
 
 class Adds(nn.Module):
@@ -444,7 +446,7 @@ def test_what_all_samples_share_is_no_samples_own(samples: int) -> None:
     expected = [(p, torch.empty_like(p)) for p in model.parameters()]
     Loop(model, F.cross_entropy, expected, 0.3, False)(inputs, targets, samples)
     books(inputs, targets, samples)
-    agree([g for _, g in expected], [g for _, g in places])
+    assert_agree([g for _, g in expected], [g for _, g in places])
 
 
 @pytest.mark.parametrize(

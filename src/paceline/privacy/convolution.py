@@ -4,8 +4,7 @@
 
 Where all samples' gradients are small they are kept, and their weighted sum is one product; where they are large their
 lengths come from two places x places matrices (or from a few gradients at a time), and the sum from a second, weighted pass.
-Patches are copied in whichever order has the longer runs in memory; that makes the difference between two and ten times the
-time of the plain gradient, and none (measured: `paceline bench privacy`).
+Patches are copied in whichever order has the longer runs in memory.
 """
 
 from __future__ import annotations
