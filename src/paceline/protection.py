@@ -130,7 +130,7 @@ def protect(
         if fits * per <= offset:
             one = epsilon_of((*before, Spent(settings.noise, rate, 1)), settings.delta, settings.accountant)
             raise BadRequest(
-                f"privacy: epsilon={settings.epsilon:g} is spent before the first step (which would make it {one:.3g}): "
+                f"privacy: epsilon={settings.epsilon:g} leaves no room for another step (which would make it {one:.3g}): "
                 "more noise, smaller batches, or a larger epsilon"
             )
         allowed = max(0, min(left, fits * per - offset))

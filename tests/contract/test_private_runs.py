@@ -143,7 +143,7 @@ def test_a_budget_that_is_spent_stays_spent(run_inproc, tmp_path: Path) -> None:
     run_inproc(**options, out=str(tmp_path / "run"))
     with pytest.raises(paceline.BadRequest, match=r"spent.*gives nothing back"):
         paceline.train(resume=str(tmp_path / "run"), privacy="noise=1.0,epsilon=0.5", steps=20, **_objects(options))
-    with pytest.raises(paceline.BadRequest, match="before the first step"):
+    with pytest.raises(paceline.BadRequest, match="no room for another step"):
         run_inproc(**{**QUICK, "privacy": "noise=0.3,epsilon=0.1"})
 
 
