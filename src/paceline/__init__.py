@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.api import Run, compare, load_data, render, study, train
+    from paceline.data.prepare.anything import prepare
     from paceline.errors import BadRequest, PacelineError, RunFailed
     from paceline.loop import Pace, join
 
@@ -19,6 +20,7 @@ __all__ = [
     "compare",
     "join",
     "load_data",
+    "prepare",
     "render",
     "study",
     "train",
@@ -32,6 +34,7 @@ _HOMES = {
     "render": "api",
     "compare": "api",
     "load_data": "api",
+    "prepare": "data.prepare.anything",
     "Pace": "loop",
     "join": "loop",
     "BadRequest": "errors",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from paceline import checkpoint
@@ -16,7 +17,7 @@ from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
-from paceline.job import Job, load_config, prepare
+from paceline.job import Job, load_config, prepare, run_folder
 from paceline.launch.joined import Meeting
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
@@ -141,31 +142,83 @@ def silent(meeting: Meeting | None) -> bool:
 
 
 def make_job(options: dict[str, Any], meeting: Meeting | None = None) -> Job:
-    if meeting is not None:
-        with meeting.telling("prepare"):
-            return _make_job(meeting.seat.fit(options))
-    return _make_job(options)
+    if meeting is None:
+        asked = _started_here({**_saved(options), **options})
+        job = prepare(Config.make(asked), default_out)
+        job.asked = asked
+        return job
+    with meeting.telling("prepare"):
+        options = meeting.going_on(options)
+        job = prepare(Config.make(meeting.seat.fit(options, _saved(options))), default_out)
+        job.notices += meeting.notices
+        return job
 
 
-def _make_job(options: dict[str, Any]) -> Job:
-    if options.get("resume"):
-        saved = load_config(options["resume"])
-        for name, value in list(saved.items()):
-            if "<" in str(value) and options.get(name) is None:
-                raise BadRequest(f"that run's {name} was given in Python ({value}): hand it over again to resume it")
-        if options.get("batch_size") or options.get("global_batch_size"):
-            saved.pop("batch_size", None)
-            saved.pop("global_batch_size", None)
-        if options.get("epochs") is not None or options.get("steps") is not None:  # a new end replaces the old one
-            saved.pop("epochs", None)
-            saved.pop("steps", None)
-        options = {**saved, **options}
-    return prepare(Config.make(options), default_out)
+def _saved(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of the run that is to go on, without those that are given anew."""
+    if not options.get("resume"):
+        return {}
+    saved = load_config(options["resume"])
+    for name, value in list(saved.items()):
+        if "<" in str(value) and options.get(name) is None:
+            raise BadRequest(f"that run's {name} was given in Python ({value}): hand it over again to resume it")
+    if options.get("batch_size") or options.get("global_batch_size"):
+        saved.pop("batch_size", None)
+        saved.pop("global_batch_size", None)
+    if options.get("epochs") is not None or options.get("steps") is not None:  # a new end replaces the old one
+        saved.pop("epochs", None)
+        saved.pop("steps", None)
+    return saved
+
+
+def _started_here(options: dict[str, Any]) -> dict[str, Any]:
+    """Outside any launcher this process starts the workers, here or on a Spark cluster."""
+    asked = str(options.get("launcher") or "auto")
+    if asked in ("torchrun", "mpirun", "srun"):
+        how = {"torchrun": "torchrun --nproc-per-node 3", "mpirun": "mpirun -n 3", "srun": "srun -n 3"}[asked]
+        raise BadRequest(f"launcher={asked}: start the line with it ({how} ... paceline train ...; docs/clusters.md)")
+    if asked != "spark":
+        return {**options, "launcher": "local"}
+    filled = {k: v for k, v in options.items() if v is not None}
+    filled.setdefault("checkpoint_every", "epoch")  # a lost executor costs no more than that
+    if str(filled.get("threads", "auto")) == "auto":
+        filled["threads"] = 1  # a Spark task has one core
+    if str(filled.get("transport", "auto")) == "auto" and str(filled.get("workers", 1)) != "1":
+        filled["transport"] = "gloo"
+    if filled.get("resume") and not filled.get("out"):
+        filled["out"] = str(run_folder(filled["resume"]))
+    return {"master": "local[*]", **filled}
 
 
 def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None) -> Run:
-    record = run(job, listen, clean, meeting)
+    if meeting is None and job.config.launcher == "spark":
+        record = _start_on_spark(job, listen)
+    else:
+        record = run(job, listen, clean, meeting)
     return Run(record, job.out, job.model)
+
+
+def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
+    """The workers are on the cluster; what they say comes here line by line."""
+    from paceline.launch.spark import run_on_spark
+
+    config = job.config
+    for notice in job.notices:
+        listen("notice", {"text": notice})
+    return run_on_spark(seated, job.asked, str(config.master), job.ranks, job.out, lambda line: listen("line", {"text": line}))
+
+
+def seated(options: dict[str, Any]) -> dict[str, Any] | None:
+    """One rank of a run whose options came from elsewhere; rank 0 gives the record."""
+    torch.set_num_threads(1)
+    meeting = meet()
+    if meeting is None:
+        raise BadRequest("this process has no place among others: no launcher has started it")
+    job = make_job(options, meeting)
+    job.notices.clear()  # the driver has told them
+    with Watch(job, quiet=silent(meeting), live=False, headed=False) as watch:
+        record = start(job, watch.listen, clean=True, meeting=meeting).record
+    return record if meeting.leads else None
 
 
 def default_out(config: Config) -> Path:

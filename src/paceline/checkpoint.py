@@ -79,6 +79,12 @@ def latest(out: Path) -> Path:
     return found[-1].parent
 
 
+def latest_whole(out: Path) -> Path:
+    """The newest one that all workers have made; what one of them has rescued, alone, only where there is nothing better."""
+    found = [path.parent for path in sorted((out / "checkpoints").glob("step-*/checkpoint.json"))]
+    return next((path for path in reversed(found) if about(path)["workers"]), None) or latest(out)
+
+
 def about(checkpoint: Path) -> dict[str, Any]:
     try:
         content = json.loads((checkpoint / "checkpoint.json").read_text())

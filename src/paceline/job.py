@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from paceline import checkpoint, protection, sizes
-from paceline.codecs.feedback import build_codec
 from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.base import Data, Stream, some_of
+from paceline.data.sharded import ShardedSamples
 from paceline.data.shards import GlobalShards, Shards, StaticShards
+from paceline.data.windows import WindowShards, arrangement
 from paceline.errors import BadRequest, UnknownName
 from paceline.faults.base import Fault
+from paceline.fitting import check_device, check_strategy, overlap_of, servers_of, transport_of
 from paceline.objectives.losses import Loss
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import Scaling, Schedule
@@ -44,8 +46,6 @@ from paceline.registry import (
 )
 from paceline.replica import layout_of, refuse_closures
 from paceline.strategies.base import Strategy, codec_for
-from paceline.testbed.hosts import missing
-from paceline.testbed.links import Links
 
 OPEN_ENDED_EPOCHS = 100  # the most that an --until rule may take when no other end is given
 
@@ -68,6 +68,8 @@ class Job:
     out_is_given: bool = True
     batch_grows: bool = True  # with the workers, each of whom brings a batch of its own
     protection: Protection | None = None  # of a private run
+    asked: dict[str, Any] = field(default_factory=dict)  # the options as they were given, for a launcher that hands them on
+    hosts: tuple[str, ...] = ()  # of the workers, in their order; empty: all on this one
 
     @property
     def workers(self) -> int:
@@ -174,6 +176,17 @@ class Job:
                 labels = self.data.train.labels()
                 if labels is None:
                     raise BadRequest("partition=by-label needs targets that are class numbers")
+            if isinstance(self.data.train, ShardedSamples) and labels is None:
+                blocks, rows = self.data.train.blocks, self.data.train.window_rows
+                if self.protection is None:
+                    return WindowShards(blocks, self.batch_sizes, self.config.seed, rows, self.hosts)
+                return StaticShards(
+                    len(self.data.train),
+                    self.batch_sizes,
+                    self.config.seed,
+                    None,
+                    arrangement(blocks, self.batch_sizes, self.hosts),
+                )
             return StaticShards(len(self.data.train), self.batch_sizes, self.config.seed, labels)
         return GlobalShards(len(self.data.train), self.batch_sizes, self.config.seed)
 
@@ -186,25 +199,27 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     resume_from = checkpoint.latest(Path(config.resume)) if config.resume else None
     folder = run_folder(config.resume) if config.resume else None
     resumed = protection.Resumed.of(resume_from, folder, config.privacy is not None)
-    _check_device(config.device)
+    check_device(config.device)
     if config.data_dir is not None and not Path(config.data_dir).is_dir():
         raise BadRequest(f"data_dir={config.data_dir} is not a folder")
     config = resolve_names(config)
     strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
-    _check_strategy(config, strategy)
+    check_strategy(config, strategy)
     sizes.check_balance(config, strategy)
     private = protection.check(config, strategy, codec_for(strategy, config.codec))
-    transport = _transport(config, strategy)
+    transport = transport_of(config, strategy)
     if config.profile and transports.entry(transport).make.runs_as == "threads":  # type: ignore[attr-defined]
         raise BadRequest(f"profile needs processes: workers of transport {transport} are threads of one")
-    servers = _servers(config, strategy)
+    servers = servers_of(config, strategy)
     data = _share(_load(config), config.data_share)
     notices = [data.notice] if data.notice else []
     workers = config.workers
 
     batch_sizes = sizes.batch_sizes(config, data)
     threads = max(1, cores() // workers) if config.threads == "auto" else int(config.threads)
-    shard = config.shard or ("static" if config.partition == "by-label" or private is not None else strategy.shard)
+    on_disk = isinstance(data.train, ShardedSamples) and not _measured(config)  # a worker keeps to its own part of the shards
+    fixed = config.partition == "by-label" or private is not None or on_disk
+    shard = config.shard or ("static" if fixed else strategy.shard)
     epochs, steps = config.epochs, config.steps
     if epochs is None and steps is None:
         open_ended = config.until_accuracy is not None or config.until_converged is not None
@@ -231,6 +246,8 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         protected = protection.protect(private, strategy, data, batch_sizes, epochs, steps, resumed)
         assert not isinstance(data.train, Stream)
         notices += protected.notices(len(data.train))
+        if data.origin:
+            notices.append(_of_prepared(data.origin))
     out_is_given = bool(config.out or config.resume)
     batch_grows = config.global_batch_size is None and config.batch_size != "all"
     out = Path(config.out) if config.out else run_folder(config.resume) if config.resume else out_name(config)
@@ -240,7 +257,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
             "epochs": epochs,
             "threads": threads,
             "servers": servers,
-            "overlap": "off" if private is not None else _overlap(config, transport, threads, servers),
+            "overlap": "off" if private is not None else overlap_of(config, transport, threads, servers),
             "privacy": str(protected.settings) if protected is not None else None,
             "transport": Spec(transport),
             "loss": loss,
@@ -281,6 +298,17 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     return job
 
 
+def _of_prepared(origin: dict[str, Any]) -> str:
+    exact = "manifest.json and report.md beside the shards hold exact counts of the rows, which no noise protects: keep them in"
+    if origin["counted_from_rows"]:
+        return f"the shards' means and vocabulary were counted from the training rows, which epsilon does not cover; {exact}"
+    return exact
+
+
+def _measured(config: Config) -> bool:
+    return str(config.balance or "").startswith("measured")
+
+
 def run_folder(resume: str | Path) -> Path:
     """The run that a person means: its folder, or one of its checkpoints."""
     folder = Path(resume)
@@ -298,7 +326,7 @@ def load_config(folder: str | Path) -> dict[str, Any]:
         raise BadRequest(f"{path} cannot be read: {error}") from None
     if not isinstance(saved, dict):
         raise BadRequest(f"{path} is not a run's configuration")
-    return {k: v for k, v in saved.items() if v is not None and k not in ("resume", "out")}
+    return {k: v for k, v in saved.items() if v is not None and k not in ("resume", "out", "launcher", "master")}
 
 
 def resolve_names(config: Config) -> Config:
@@ -327,79 +355,6 @@ def resolve_names(config: Config) -> Config:
     for fault in config.faults:
         faults.build(fault)
     return config.merged(changes)
-
-
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise BadRequest(f"device={name} is not to be had here: {str(error).splitlines()[0]}") from None
-
-
-def _check_strategy(config: Config, strategy: Strategy) -> None:
-    if not isinstance(strategy, Strategy):
-        raise BadRequest(f"strategy {config.described()['strategy']} gave a {type(strategy).__name__}, not a Strategy")
-    most = strategy.most_workers
-    if most is not None and config.workers > most:
-        others = ", ".join(e.name for e in strategies if getattr(e.make, "most_workers", None) is None)
-        raise BadRequest(
-            f"strategy {strategy.name} runs {most} worker, not {config.workers}: "
-            f"use --workers {most}, or another strategy ({others})"
-        )
-
-
-def _servers(config: Config, strategy: Strategy) -> int:
-    """How many ranks beside the workers: one by default where the strategy has servers."""
-    if strategy.serves == "ranks":
-        if config.servers == 0:
-            raise BadRequest(f"strategy {strategy.name} needs at least one server: servers=0 is none")
-        return 1 if config.servers is None else config.servers
-    if config.servers:
-        raise BadRequest(f"strategy {strategy.name} has no servers: leave servers={config.servers} out")
-    return 0
-
-
-def _overlap(config: Config, transport: str, threads: int, servers: int) -> str:
-    """`auto` is on where every worker has a core more than its threads, for the thread that exchanges."""
-    if transports.entry(transport).make.runs_as == "threads":  # type: ignore[attr-defined]
-        if config.overlap == "on":
-            raise BadRequest(f"overlap=on needs processes: ranks of transport {transport} take turns")
-        return "off"
-    if build_codec(config.codec).lossless is False:
-        if config.overlap == "on":
-            raise BadRequest(f"overlap=on: codec {Spec.of(config.codec).name} needs all gradients at once")
-        return "off"
-    if config.overlap != "auto":
-        return config.overlap
-    return "on" if config.workers > 1 and config.workers * (threads + 1) + servers <= cores() else "off"
-
-
-def _transport(config: Config, strategy: Strategy) -> str:
-    spec = Spec.of(config.transport)
-    name = spec.name
-    if config.network is not None:
-        name = _on_hosts(config, strategy, name)
-    if name == "auto":  # all workers are on this host
-        name = "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"  # type: ignore[attr-defined]
-    if strategy.needs_shared_memory and config.workers > 1 and not transports.entry(name).make.shares_memory:  # type: ignore[attr-defined]
-        raise BadRequest(
-            f"strategy {strategy.name} needs memory that all workers share: one host, and --transport shm, not {name}"
-        )
-    if strategy.needs_processes and transports.entry(name).make.runs_as == "threads":  # type: ignore[attr-defined]
-        raise BadRequest(f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}")
-    return name
-
-
-def _on_hosts(config: Config, strategy: Strategy, name: str) -> str:
-    """Hosts of their own have nothing but the network in common."""
-    if config.network != "standing":
-        Links.read(str(config.network))
-    if (reason := missing()) is not None:
-        raise BadRequest(f"network={config.network}: {reason}")
-    if name not in ("auto", "gloo", "mpi"):
-        raise BadRequest(f"network={config.network}: hosts talk over the network, so transport gloo or mpi, not {name}")
-    return "gloo" if name == "auto" else name
 
 
 def _load(config: Config) -> Data:

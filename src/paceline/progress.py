@@ -17,8 +17,17 @@ LINE_EVERY_S = 10.0  # when piped: a plain line this often
 class Watch:
     """Listens to a run. `live`: a bar (None: when this is a terminal); `lines`: plain lines now and then instead."""
 
-    def __init__(self, job: Job, *, quiet: bool = False, live: bool | None = None, lines: bool = True, label: str = "") -> None:
-        self.job, self.quiet, self.label = job, quiet, label
+    def __init__(
+        self,
+        job: Job,
+        *,
+        quiet: bool = False,
+        live: bool | None = None,
+        lines: bool = True,
+        label: str = "",
+        headed: bool = True,
+    ) -> None:
+        self.job, self.quiet, self.label, self.headed = job, quiet, label, headed
         self.console = Console(stderr=True)
         self.live = (self.console.is_terminal or self.console.is_jupyter if live is None else live) and not quiet
         self.lines = lines and not quiet and not self.live
@@ -27,7 +36,7 @@ class Watch:
         self._last_line = time.monotonic()
 
     def __enter__(self) -> Watch:
-        if (self.live or self.lines) and not self.label:
+        if (self.live or self.lines) and not self.label and self.headed:
             self._say(headline(self.job.config.described(), self.job.threads))
         return self
 
@@ -47,6 +56,8 @@ class Watch:
             self._on_progress(content)
         elif not (self.live or self.lines):
             return
+        elif kind == "line":
+            self._say(content["text"])
         elif kind == "evaluation" and not content["final"]:
             accuracy = "" if content["accuracy"] is None else f"  accuracy {100 * content['accuracy']:.2f}%"
             self._say(f"epoch {content['epoch']}, step {content['step']:,}: test loss {content['loss']:.4f}{accuracy}")

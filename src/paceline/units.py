@@ -1,4 +1,4 @@
-"""Numbers with units, as people write them: `100mbit`, `1ms`."""
+"""Numbers with units, as people write them: `100mbit`, `1ms`, `64MB`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from paceline.errors import BadRequest
 
 RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 
 
 def parse_unit(text: str, units: dict[str, float], what: str) -> float:
@@ -20,3 +21,11 @@ def parse_unit(text: str, units: dict[str, float], what: str) -> float:
     if found is None or number < 0 or (found[2] not in units and number):
         raise BadRequest(f"{what}={text!r} is not a number with one of the units {', '.join(units)}")
     return number * units.get(found[2], 0.0)
+
+
+def parse_bytes(text: str, what: str = "size") -> int:
+    """`64MB`; at least one byte."""
+    size = int(parse_unit(text, SIZES, what))
+    if size < 1:
+        raise BadRequest(f"{what}={text!r}: 1 byte or more")
+    return size

@@ -1,15 +1,29 @@
-"""`paceline train` inside torchrun, mpirun and srun: it becomes one rank, spawns nothing, and leaves one record."""
+"""`paceline train` inside torchrun, mpirun and srun: it becomes one rank, spawns nothing, and leaves one record.
+
+That the weights are the same under all of them is in test_same_weights.py.
+"""
 
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
+import torch.distributed as dist
 
 from paceline.errors import BadRequest
+from paceline.launch import joined
+from paceline.launch.joined import Meeting
 from paceline.launch.seat import Seat, find, first_host, tasks_on_node
+from paceline.record.machine import cores
 from paceline.transport.mpi import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
@@ -28,16 +42,6 @@ def under_mpirun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 @MPI
-def test_mpirun(tmp_path: Path) -> None:
-    done = under_mpirun(3, "--transport", "mpi", "--out", "run", "--json")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert record == json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (record["status"], len(record["workers"]), record["config"]["transport"]) == ("completed", 3, "mpi")
-    assert len({w["rank"] for w in record["workers"]}) == 3
-
-
-@MPI
 def test_a_number_of_workers_that_contradicts_the_launcher(tmp_path: Path) -> None:
     done = under_mpirun(2, "--workers", "3", "--out", "run")
     assert done.returncode == 2
@@ -45,7 +49,7 @@ def test_a_number_of_workers_that_contradicts_the_launcher(tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-def test_torchrun(tmp_path: Path) -> None:
+def test_a_rank_dies_under_torchrun(tmp_path: Path) -> None:
     torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", str(BIN / "paceline")]
     done = run(*torchrun, *TRAIN, "--out", "run", "--faults", "die:rank=1,step=3")
     assert done.returncode != 0
@@ -53,12 +57,6 @@ def test_torchrun(tmp_path: Path) -> None:
     by_torchrun = record["status"] == "interrupted" and "ended by torchrun" in record["error"]  # it may be quicker than rank 0
     assert by_torchrun or (record["status"] == "failed" and "rank 1 is gone" in record["error"])
     assert done.stderr.count("paceline: ") == 1
-
-    done = run(*torchrun, *TRAIN, "--out", "again", "--json")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert (record["status"], len(record["workers"]), record["config"]["workers"]) == ("completed", 2, 2)
-    assert record["config"]["transport"] == "shm"  # all on one host
 
 
 def slurm(rank: int, size: int = 2) -> dict[str, str]:
@@ -72,20 +70,6 @@ def slurm(rank: int, size: int = 2) -> dict[str, str]:
         "SLURM_LOCALID": str(rank),
         "SLURM_NODEID": "0",
     }
-
-
-def test_srun_as_its_variables_tell(tmp_path: Path) -> None:
-    """There is no Slurm here: two processes with the variables that srun sets."""
-    command = [str(BIN / "paceline"), *TRAIN, "--transport", "gloo", "--out", "run"]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **slurm(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for r in range(2)
-    ]
-    said = [r.communicate(timeout=100) for r in ranks]
-    assert [r.returncode for r in ranks] == [0, 0], said
-    assert said[1][0] == ""  # rank 0 speaks
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (record["status"], len(record["workers"])) == ("completed", 2)
 
 
 def test_a_study_is_not_run_by_every_rank() -> None:
@@ -110,6 +94,119 @@ def test_seats() -> None:
     with pytest.raises(BadRequest, match="leave it out"):
         Seat("mpirun", 0, 4, 0, 4).fit({"workers": 3})
     assert Seat("mpirun", 0, 4, 0, 4).fit({"workers": 3, "servers": 1})["workers"] == 3
+    assert Seat("mpirun", 0, 4, 0, 4).fit({"workers": 3, "strategy": "ps"})["workers"] == 3  # one serves
+    with pytest.raises(BadRequest, match="1 of them serve"):
+        Seat("mpirun", 0, 1, 0, 1).fit({"strategy": "ps"})
+    saved = {"workers": 8, "threads": 2, "transport": "shm", "strategy": "allreduce", "lr": 0.5}  # of a run that goes on
+    assert Seat("mpirun", 0, 4, 0, 2).fit({"lr": 0.1}, saved) == {
+        "workers": 4, "threads": max(1, cores() // 2), "transport": "gloo", "strategy": "allreduce", "lr": 0.1,
+    }  # fmt: skip
+
+
+def test_the_agent_of_torchrun_stays_the_same_when_it_starts_ranks_again() -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
+    first = find(env | {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_0/0/error.json"})
+    again = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_1/0/error.json", "TORCHELASTIC_RESTART_COUNT": "1"}
+    second, neither = find(env | again), find(env | {"TORCHELASTIC_ERROR_FILE": ""})
+    assert first is not None
+    assert second is not None
+    assert neither is not None
+    assert (first.agent, second.agent, neither.agent) == ("/tmp/torchelastic_a/none_b", "/tmp/torchelastic_a/none_b", "")
+    assert (first.restarts, second.restarts) == (0, 1)
+
+
+# --- ranks that are started again, by a launcher whose store lives on
+
+
+class Agent:
+    """A launcher's store, and ranks as threads: each meets the others, and does what it is asked to."""
+
+    def __init__(self, name: str = "agent") -> None:
+        self.name = name
+        self.store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False)
+
+    def start(self, rank: int, size: int, ask: Callable[[Meeting], Any], restarts: int = 0) -> Future[Any]:
+        seat = Seat("torchrun", rank, size, rank, size, "127.0.0.1", self.store.port, True, self.name, restarts)
+        future: Future[Any] = Future()
+
+        def body() -> None:
+            try:
+                future.set_result(ask(Meeting(seat)))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=body, daemon=True).start()
+        return future
+
+    def meet(self, size: int, ask: Callable[[Meeting], Any], restarts: int = 0) -> list[Any]:
+        return [future.result(20) for future in [self.start(r, size, ask, restarts) for r in range(size)]]
+
+
+@pytest.fixture
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr(joined, "THIS_PROCESS", uuid4().hex)
+
+
+def number(meeting: Meeting) -> tuple[int, int]:
+    return meeting.rendezvous.generation, len(meeting.present)
+
+
+def test_every_meeting_has_a_number_of_its_own_whatever_the_store_remembers() -> None:
+    agent = Agent()
+    assert agent.meet(3, number) == [(1, 3)] * 3
+    before = agent.store.get("paceline/1/here/1")
+    early = agent.start(1, 2, number)  # it finds only the meeting that is over
+    until = time.monotonic() + 20
+    while agent.store.get("paceline/1/here/1") == before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not early.done()
+    assert agent.start(0, 2, number).result(20) == (2, 2)
+    assert early.result(20) == (2, 2)
+
+
+def test_ranks_that_are_started_again_go_on_with_their_own_run_only(tmp_path: Path, new_processes: Callable[[], None]) -> None:
+    agent, out = Agent(), tmp_path / "run"
+    options = {"out": str(out), "lr": 0.1}
+    go_on = {**options, "resume": str(out / "checkpoints" / "step-00000020")}
+
+    def ask(meeting: Meeting) -> tuple[dict[str, Any], list[str]]:
+        return meeting.going_on(options), meeting.notices
+
+    def mark(meeting: Meeting) -> None:
+        if meeting.leads:
+            meeting.mark(out)
+
+    for step in (10, 20):
+        (out / "checkpoints" / f"step-000000{step}").mkdir(parents=True)
+        (out / "checkpoints" / f"step-000000{step}" / "checkpoint.json").touch()
+    assert agent.meet(2, ask, restarts=1) == [(options, [])] * 2  # nobody knows whose it is
+    agent.meet(2, mark)
+    assert agent.meet(2, ask) == [(options, [])] * 2  # in the same processes: a second run, not the same one again
+    new_processes()
+    assert Agent("another").meet(2, ask, restarts=1) == [(options, [])] * 2
+    (first, notices), (second, silence) = agent.meet(2, ask)  # a host that came, say: no restart is counted
+    assert first == second == go_on
+    assert len(notices) == 1
+    assert "going on from" in notices[0]
+    assert silence == []
+    other = Agent("another")
+    other.name = "agent"  # another store, and another number of ranks
+    assert [found for found, _ in other.meet(3, ask)] == [go_on] * 3
+
+
+def test_a_restart_without_a_folder_says_what_would_help() -> None:
+    agent = Agent()
+    assert agent.meet(1, lambda m: (m.going_on({}), m.notices)) == [({}, [])]
+    [(options, notices)] = agent.meet(1, lambda m: (m.going_on({}), m.notices), restarts=1)
+    assert options == {}
+    assert "--out and --checkpoint-every" in notices[0]
+
+
+def test_the_address_that_others_can_reach() -> None:
+    assert joined.address_towards("127.0.0.1", 1) == "127.0.0.1"
+    assert joined.address_towards("no such host.", 1) == "no such host."
+    assert joined.reachable("127.0.0.1", ["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"
+    assert joined.reachable("10.0.0.7", ["127.0.0.1", "10.0.0.7"]) == "10.0.0.7"
 
 
 def test_slurm_shorthand() -> None:

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.cli.bench_data import prepare, shards
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """What is under way, beside the result."""
     from rich.console import Console
 
     Console(stderr=True).print(text, highlight=False)
 
 
-def _shown(result: dict[str, Any], as_json: bool) -> Console | None:
+def shown(result: dict[str, Any], as_json: bool) -> Console | None:
     """Where tables go; None where all that was measured has been printed as JSON. The machine is part of it."""
     from rich.console import Console
 
@@ -31,7 +33,7 @@ def _shown(result: dict[str, Any], as_json: bool) -> Console | None:
     return Console()
 
 
-def _machine(console: Console, result: dict[str, Any]) -> None:
+def machine(console: Console, result: dict[str, Any]) -> None:
     from paceline.cli.show import machine_line
 
     console.print(machine_line(result["environment"]), style="dim", highlight=False)
@@ -49,6 +51,8 @@ def bench() -> None:
       paceline bench codecs --model cnn-wide --workers 4
       paceline bench balance
       paceline bench privacy
+      paceline bench prepare --millions 0.3
+      paceline bench shards
       paceline bench network --rate 100mbit                  (needs root)
       paceline bench measuring
     """
@@ -70,8 +74,8 @@ def strategies(rounds: int, steps: int, batch_size: int, data_dir: str | None, a
 
     from paceline.bench.strategies import bench_strategies
 
-    result: dict[str, Any] = bench_strategies(data_dir, rounds, steps, batch_size, _say)
-    if (console := _shown(result, as_json)) is None:
+    result: dict[str, Any] = bench_strategies(data_dir, rounds, steps, batch_size, say)
+    if (console := shown(result, as_json)) is None:
         return
     rates = Table(
         title=f"cnn on {result['data']}, batch {batch_size} per worker, {steps} steps, {rounds} rounds",
@@ -103,7 +107,7 @@ def strategies(rounds: int, steps: int, batch_size: int, data_dir: str | None, a
     for name, r in result["updates_per_s"].items():
         spread = f"({r['min']:,.0f} - {r['max']:,.0f}; goal {r['goal']:,})"
         console.print(f"{name}, 300,500 parameters, 2 workers: {r['median']:,.0f} updates/s {spread}", highlight=False)
-    _machine(console, result)
+    machine(console, result)
 
 
 UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "B": 1}
@@ -144,9 +148,9 @@ def collectives(workers: str, sizes: str, rounds: int, as_json: bool, debug: boo
         [int(n) for n in workers.split(",")],
         [parse_size(s.strip()) for s in sizes.split(",")],
         rounds,
-        _say,
+        say,
     )
-    if (console := _shown(result, as_json)) is None:
+    if (console := shown(result, as_json)) is None:
         return
     rows = result["rows"]
     for count, size in dict.fromkeys((r["workers"], r["bytes"]) for r in rows):
@@ -165,7 +169,7 @@ def collectives(workers: str, sizes: str, rounds: int, as_json: bool, debug: boo
         "the time in which one plain copy moves 2(P-1)/P of the buffer. Spread: half of max - min.",
         highlight=False,
     )
-    _machine(console, result)
+    machine(console, result)
 
 
 @bench.command()
@@ -184,7 +188,7 @@ def measuring(blocks: int, batch_size: int, sample_every_s: float, data_dir: str
     from paceline.bench.measuring import bench_measuring
 
     result = bench_measuring(data_dir, blocks, batch_size, sample_every_s)
-    if (console := _shown(result, as_json)) is None:
+    if (console := shown(result, as_json)) is None:
         return
     low, _, high = result["quarters"]
     console.print(
@@ -195,7 +199,7 @@ def measuring(blocks: int, batch_size: int, sample_every_s: float, data_dir: str
         f"{high:.3f}; goal {result['goal']:g}). Measuring itself took {100 * result['own_share']:.2f}% of the workers' time.",
         highlight=False,
     )
-    _machine(console, result)
+    machine(console, result)
 
 
 @bench.command()
@@ -214,8 +218,8 @@ def codecs(model: str, workers: int, numbers: int, rounds: int, as_json: bool, d
     from paceline.bench.codecs import bench_codecs
     from paceline.report.words import size
 
-    result = bench_codecs(model, workers, rounds, numbers, _say)
-    if (console := _shown(result, as_json)) is None:
+    result = bench_codecs(model, workers, rounds, numbers, say)
+    if (console := shown(result, as_json)) is None:
         return
     ring = result["ring_bytes"]
     sizes = Table(
@@ -246,7 +250,7 @@ def codecs(model: str, workers: int, numbers: int, rounds: int, as_json: bool, d
             console.print(
                 f"PyTorch's own {row['codec']} hook takes {beside['median']:.2f} times as long {spread}", highlight=False
             )
-    _machine(console, result)
+    machine(console, result)
 
 
 @bench.command()
@@ -266,8 +270,8 @@ def balance(rounds: int, steps: int, batch_size: int, slower: float, data_dir: s
 
     from paceline.bench.balance import bench_balance
 
-    result = bench_balance(data_dir, rounds, steps, batch_size, slower, _say)
-    if (console := _shown(result, as_json)) is None:
+    result = bench_balance(data_dir, rounds, steps, batch_size, slower, say)
+    if (console := shown(result, as_json)) is None:
         return
     title = (
         f"cnn on {result['data']}, batch {batch_size} x 2, worker 1 {slower:g} times as slow, {steps} steps, {rounds} rounds"
@@ -279,7 +283,7 @@ def balance(rounds: int, steps: int, batch_size: int, slower: float, data_dir: s
         digits = {"samples/s": ",.0f", "accuracy": ".3f"}.get(row["unit"], ".2f")
         table.add_row(row["title"], f"{row['median']:{digits}}", f"{row['min']:{digits}} - {row['max']:{digits}}", row["goal"])
     console.print(table)
-    _machine(console, result)
+    machine(console, result)
 
 
 @bench.command()
@@ -302,8 +306,8 @@ def privacy(rounds: int, steps: int, batch_sizes: str, data_dir: str | None, as_
 
     if not all(n.strip().isdigit() and int(n) for n in batch_sizes.split(",")):
         raise BadRequest(f"--batch-sizes {batch_sizes}: numbers like 64,256")
-    result = bench_privacy(data_dir, rounds, steps, tuple(int(n) for n in batch_sizes.split(",")), _say)
-    if (console := _shown(result, as_json)) is None:
+    result = bench_privacy(data_dir, rounds, steps, tuple(int(n) for n in batch_sizes.split(",")), say)
+    if (console := shown(result, as_json)) is None:
         return
     rates = Table(title=f"samples/s on {result['data']}, one thread, noise {result['noise']:g}", title_justify="left")
     ratios = Table(title=f"ratios of neighbouring blocks of {steps} steps, {rounds} pairs", title_justify="left")
@@ -326,7 +330,7 @@ def privacy(rounds: int, steps: int, batch_sizes: str, data_dir: str | None, as_
     for case in result["cases"]:
         for mode, why in case["left_out"].items():
             console.print(f"Opacus, {mode}, {case['model']}: left out ({why})", highlight=False)
-    _machine(console, result)
+    machine(console, result)
 
 
 @bench.command()
@@ -362,8 +366,8 @@ def network(
     from paceline.bench.network import bench_network
     from paceline.report.words import size
 
-    result = bench_network(data_dir, rate, workers, model, batch_size, target, rounds, contenders, _say)
-    if (console := _shown(result, as_json)) is None:
+    result = bench_network(data_dir, rate, workers, model, batch_size, target, rounds, contenders, say)
+    if (console := shown(result, as_json)) is None:
         return
     reduce = result["all_reduce"]
     theory = f", {reduce['of_theory']:.2f} times 2(P-1)/P * bytes / rate" if reduce["of_theory"] else ""
@@ -386,4 +390,8 @@ def network(
     bound = f"bound (compute + communication) / compute, of plain all-reduce: {result['bound']:.2f}"
     best = f"; the best is at {result['of_bound']:.2f} of it" if result["of_bound"] is not None else "; nobody got there"
     console.print(bound + best, highlight=False)
-    _machine(console, result)
+    machine(console, result)
+
+
+bench.add_command(prepare)
+bench.add_command(shards)

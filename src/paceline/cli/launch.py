@@ -2,23 +2,100 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+from click.core import ParameterSource
+
+FOR_SLURM = ("nodes", "tasks_per_node", "cpus_per_task", "time", "partition", "job_name", "setup", "force")
+NOT_FOR_SLURM = {"ranks": "--nodes and --tasks-per-node", "threads": "--cpus-per-task"}
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1), help="processes (workers and servers)")
 @click.option("--threads", default=None, type=click.IntRange(1), help="threads per process  [default: cores // ranks]")
+@click.option("--slurm", default=None, metavar="FILE", help="start nothing: write a batch script for Slurm (-: print it)")
+@click.option("--nodes", default=1, show_default=True, type=int, help="Slurm: how many")
+@click.option("--tasks-per-node", default=1, show_default=True, type=int, help="Slurm: processes on each node")
+@click.option("--cpus-per-task", default=None, type=int, help="Slurm: cores for each process")
+@click.option("--time", default=None, metavar="T", help="Slurm: the longest it may take: 90 (minutes), 1:30:00, 2-12:00:00")
+@click.option("--partition", default=None, metavar="NAME", help="Slurm: where")
+@click.option("--job-name", default="paceline", show_default=True, metavar="NAME", help="Slurm: what it is called")
+@click.option("--setup", multiple=True, metavar="TEXT", help="Slurm: shell lines before the run (may be repeated)")
+@click.option("--force", is_flag=True, help="Slurm: replace FILE if it exists")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def launch(ranks: int, threads: int | None, debug: bool, script: str, arguments: tuple[str, ...]) -> None:
-    """Run your own training loop on several processes of this machine (it calls paceline.join).
+@click.pass_context
+def launch(
+    ctx: click.Context,
+    /,
+    ranks: int,
+    threads: int | None,
+    slurm: str | None,
+    debug: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    **wishes: Any,
+) -> None:
+    """Run your own training loop on several processes of this machine (it calls paceline.join), or write a job for Slurm.
 
     \b
     Examples:
       paceline launch -n 4 train.py
       paceline launch -n 3 train.py --lr 0.1        what follows the script is the script's
+      paceline launch --slurm job.sh --nodes 2 --tasks-per-node 4 -- train --strategy allreduce --data mnist
+      paceline launch --slurm job.sh --nodes 2 --setup 'source ~/venv/bin/activate' train.py --lr 0.1
     """
+    from paceline.errors import BadRequest
+
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if slurm is not None:
+        for name, instead in NOT_FOR_SLURM.items():
+            if name in given:
+                raise BadRequest(f"--{name} is for processes on this machine: with --slurm write {instead}")
+        _write(slurm, (script, *arguments), wishes)
+        return
+    if stray := [name for name in FOR_SLURM if name in given]:
+        raise BadRequest(f"--{stray[0].replace('_', '-')} is for a batch script: it goes with --slurm FILE")
     from paceline.launch.script import launch as start
 
     start(script, arguments, ranks, threads)
+
+
+def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
+    import os
+    import sys
+
+    from paceline.errors import BadRequest
+    from paceline.launch.slurm import Allocation, batch_script, check, save
+
+    setup, force = wishes.pop("setup"), wishes.pop("force")
+    allocation = Allocation(**wishes)
+    if command[:2] == ("paceline", "train"):
+        command = command[1:]
+    options: dict[str, Any] = {}
+    if command[0] == "train":
+        options = _options_of_train(command[1:])
+        check(options, allocation)
+    elif not os.path.isfile(command[0]):
+        raise BadRequest(f"{command[0]} is not a file: write your script, or train and its options")
+    here = os.path.dirname(os.path.abspath(sys.executable))
+    text = batch_script(command, allocation, setup, here, own_threads="threads" in options)
+    if file == "-":
+        click.echo(text, nl=False)
+        return
+    save(text, file, force)
+    click.echo(f"{file}: {allocation}, a process for every task. Next: sbatch {file}")
+
+
+def _options_of_train(arguments: tuple[str, ...]) -> dict[str, Any]:
+    """What `paceline train` would be told: its file, its flags, its settings."""
+    from paceline.cli.train import train
+    from paceline.config import apply_settings, read_toml
+
+    params = train.make_context("paceline train", list(arguments)).params
+    values: dict[str, Any] = read_toml(params["file"]) if params["file"] else {}
+    own = ("file", "settings", "as_json", "quiet", "progress", "debug")
+    values.update({k: v for k, v in params.items() if k not in own and v is not None and v != ()})
+    return apply_settings(values, list(params["settings"]))

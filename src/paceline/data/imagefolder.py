@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from paceline.data.augment import Augment
 from paceline.data.base import Data, Scale, TensorSamples
 from paceline.errors import BadRequest, DataCorrupt, DataUnavailable
 from paceline.registry import sources
@@ -24,8 +27,8 @@ IN_MEMORY_BYTES = 1 << 30  # decoded once and shared up to here; beyond, decoded
 class ImageFiles:
     """Images that are decoded when they are asked for."""
 
-    def __init__(self, files: list[Path], labels: list[int], size: int) -> None:
-        self.files, self.size = files, size
+    def __init__(self, files: list[Path], labels: list[int], size: int, change: Callable[[Tensor], Tensor]) -> None:
+        self.files, self.size, self.change = files, size, change
         self.targets = torch.tensor(labels, dtype=torch.int64)
 
     def __len__(self) -> int:
@@ -36,7 +39,7 @@ class ImageFiles:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         images = np.stack([decode(self.files[i], self.size) for i in indices.tolist()])
-        return SCALE(torch.from_numpy(images)), self.targets[indices]
+        return self.change(torch.from_numpy(images)), self.targets[indices]
 
 
 def decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
@@ -67,49 +70,65 @@ def _listing(root: Path, classes: list[str], seed: int) -> tuple[list[Path], lis
     return [pairs[i][0] for i in order], [pairs[i][1] for i in order]
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The files of a folder in ImageNet's layout, and the size to which they are to be brought."""
+
+    classes: list[str]
+    size: int
+    train: tuple[list[Path], list[int]]
+    test: tuple[list[Path], list[int]]
+
+    @classmethod
+    def read(cls, path: str, size: int) -> Listing:
+        root = Path(path)
+        if not path or not (root / "train").is_dir():
+            raise DataUnavailable(
+                f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}; one folder per class goes in there"
+            )
+        if size < 0:
+            raise BadRequest(f"imagefolder: size={size}: 0 or more")
+        classes = sorted(d.name for d in (root / "train").iterdir() if d.is_dir())
+        held_out = next((root / n for n in ("val", "test") if (root / n).is_dir()), None)
+        files, labels = _listing(root / "train", classes, 0)
+        if not files:
+            raise DataUnavailable(f"{root / 'train'} has {len(classes)} class folders and no image in them")
+        if held_out is not None:
+            extra = sorted({d.name for d in held_out.iterdir() if d.is_dir()} - set(classes))
+            if extra:
+                raise BadRequest(f"{held_out} has classes that train/ has not: {', '.join(extra[:5])}")
+        if size == 0:
+            try:
+                with Image.open(files[0]) as first:
+                    size = min(first.size)
+            except (OSError, UnidentifiedImageError) as error:
+                raise DataCorrupt(f"{files[0]} is not an image that can be read: {error}") from None
+        return cls(classes, size, (files, labels), _listing(held_out, classes, 0) if held_out is not None else ([], []))
+
+
 @sources.register("imagefolder", positional="path")
 def imagefolder(
     path: Annotated[str, "the folder with train/<class>/ and val/<class>/"] = "",
     size: Annotated[int, "pixels of the (square) input; 0 takes the first image's shorter side"] = 0,
+    augment: Annotated[bool, "random crops and flips in training"] = False,
 ) -> Data:
     """Images in folders by class, as ImageNet has them."""
-    root = Path(path)
-    if not path or not (root / "train").is_dir():
-        raise DataUnavailable(
-            f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}; one folder per class goes in there"
-        )
-    if size < 0:
-        raise BadRequest(f"imagefolder: size={size}: 0 or more")
-    classes = sorted(d.name for d in (root / "train").iterdir() if d.is_dir())
-    held_out = next((root / n for n in ("val", "test") if (root / n).is_dir()), None)
-    files, labels = _listing(root / "train", classes, 0)
-    if not files:
-        raise DataUnavailable(f"{root / 'train'} has {len(classes)} class folders and no image in them")
-    if held_out is not None:
-        extra = sorted({d.name for d in held_out.iterdir() if d.is_dir()} - set(classes))
-        if extra:
-            raise BadRequest(f"{held_out} has classes that train/ has not: {', '.join(extra[:5])}")
-    if size == 0:
-        try:
-            with Image.open(files[0]) as first:
-                size = min(first.size)
-        except (OSError, UnidentifiedImageError) as error:
-            raise DataCorrupt(f"{files[0]} is not an image that can be read: {error}") from None
-    test_files, test_labels = _listing(held_out, classes, 0) if held_out is not None else ([], [])
-    small = (len(files) + len(test_files)) * 3 * size * size <= IN_MEMORY_BYTES
+    listing = Listing.read(path, size)
+    side = listing.size
+    small = (len(listing.train[0]) + len(listing.test[0])) * 3 * side * side <= IN_MEMORY_BYTES
 
-    def samples(names: list[Path], numbers: list[int]) -> TensorSamples | ImageFiles:
+    def samples(names: list[Path], numbers: list[int], change: Callable[[Tensor], Tensor]) -> TensorSamples | ImageFiles:
         if not small:
-            return ImageFiles(names, numbers, size)
-        images = np.empty((len(names), 3, size, size), dtype=np.uint8)
+            return ImageFiles(names, numbers, side, change)
+        images = np.empty((len(names), 3, side, side), dtype=np.uint8)
         for i, name in enumerate(names):
-            images[i] = decode(name, size)
-        return TensorSamples(torch.from_numpy(images), torch.tensor(numbers, dtype=torch.int64), SCALE)
+            images[i] = decode(name, side)
+        return TensorSamples(torch.from_numpy(images), torch.tensor(numbers, dtype=torch.int64), change)
 
     return Data(
-        f"imagefolder:{root.name}",
-        samples(files, labels),
-        samples(test_files, test_labels) if test_files else None,
-        (3, size, size),
-        len(classes),
+        f"imagefolder:{Path(path).name}",
+        samples(*listing.train, Augment(side, True, SCALE) if augment else SCALE),
+        samples(*listing.test, SCALE) if listing.test[0] else None,
+        (3, side, side),
+        len(listing.classes),
     )

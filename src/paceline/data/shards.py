@@ -121,6 +121,7 @@ class StaticShards:
     batch_sizes: tuple[int, ...]
     seed: int = 0
     labels: Tensor | None = None  # given: chunks are cut from the samples sorted by label (non-IID)
+    arrangement: Tensor | None = None  # given: chunks are cut from the samples in this order
     _seen: tuple[int, Tensor] | None = field(default=None, repr=False, compare=False)
     _orders: tuple[int, list[Tensor]] | None = field(default=None, repr=False, compare=False)
 
@@ -128,7 +129,8 @@ class StaticShards:
         if self.samples < 1 or sum(self.batch_sizes) < 1 or min(self.batch_sizes) < 0:
             raise BadRequest(f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on")
         by_label = self.labels is not None
-        where = torch.argsort(self.labels, stable=True) if self.labels is not None else torch.arange(self.samples)
+        where = torch.argsort(self.labels, stable=True) if self.labels is not None else self.arrangement
+        where = torch.arange(self.samples) if where is None else where
         if by_label and len(where) != self.samples:
             raise BadRequest(f"{len(where)} labels for {self.samples} samples")
         # floor(N * (b_0 + ... + b_p) / G): with equal batch sizes exactly [p*N//P, (p+1)*N//P)

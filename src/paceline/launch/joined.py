@@ -1,31 +1,56 @@
 """Ranks that a launcher has started find each other, take part in one run, and leave one record: rank 0's.
 
 What goes wrong on another rank is told to rank 0, who says it; only when rank 0 is gone do the others speak for themselves.
+
+A launcher that starts failed ranks again (torchrun) starts the whole line again, with as many ranks as there are then. Its
+agents, one per host, live on, and so does what earlier ranks have written into their store; which agents a run's folder belongs
+to is written down there. Ranks that are started again by one of these go on from the folder's last checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch.distributed as dist
 
-from paceline.errors import BadRequest, PacelineError, TransportError
-from paceline.job import Job
+from paceline import checkpoint
+from paceline.errors import BadRequest, Interrupted, PacelineError, TransportError
+from paceline.job import Job, run_folder
 from paceline.launch.local import GRACE_S, Hear, as_failure, root_cause, train_rank
 from paceline.launch.seat import Seat
+from paceline.record.writer import write_json
 from paceline.transport.base import Rendezvous, Transport
 from paceline.transport.c10d import first_line
 from paceline.transport.mpi import load as load_mpi
 
 MEET_S = 300.0  # ranks read their data before they meet, and some disks are slow
+LOOK_EVERY_S = 0.01  # a wait inside torch's store would hear no signal: torchrun asks ranks to end before it starts them again
+MARK = "launcher.json"
+THIS_PROCESS = uuid4().hex
+
+
+@dataclass(frozen=True)
+class Present:
+    """A rank that has come, as it introduces itself."""
+
+    ticket: int
+    process: str
+    agent: str
+    restarts: int
+    host: str
+    address: str | None  # where not all are on one host
 
 
 class Meeting:
@@ -33,14 +58,43 @@ class Meeting:
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
+        self.notices: list[str] = []
         self._server: Any = None
         host, port = self._address()
-        self.rendezvous = Rendezvous(seat.rank, seat.size, host, port, 30.0, seat.generation)
         try:
             self._store = self._server or dist.TCPStore(host, port, None, False, timedelta(seconds=MEET_S))
         except RuntimeError as error:
             raise TransportError(f"rank {seat.rank}: no meeting point at {host}:{port}: {first_line(error)}") from None
-        self._board = dist.PrefixStore(f"paceline/{seat.generation}", self._store)
+        self._board: Any = None
+        with self._reaching():
+            address = None if seat.one_host else address_towards(host, port)
+            ticket = self._store.add("paceline/tickets", 1)
+            own = Present(ticket, THIS_PROCESS, seat.agent, seat.restarts, socket.gethostname(), address)
+            number, self.present = self._open(own) if self.leads else self._enter(own)
+        if address is not None:
+            address = reachable(address, [p.address for p in self.present if p.address])
+        self.rendezvous = Rendezvous(seat.rank, seat.size, host, port, 30.0, number, address)
+
+    def _open(self, own: Present) -> tuple[int, list[Present]]:
+        """Rank 0 opens a meeting, with a number that no earlier one had, and lists who has come."""
+        number = self._store.add("paceline/meetings", 1)
+        self._board = dist.PrefixStore(f"paceline/{number}", self._store)
+        present = [own, *(self._get(f"here/{rank}") for rank in range(1, self.seat.size))]
+        self._put("present", present)
+        return number, present
+
+    def _enter(self, own: Present) -> tuple[int, list[Present]]:
+        """The others go to the last meeting that was opened. It may be a past one: then their names are not on its list."""
+        number, until = 0, time.monotonic() + MEET_S
+        while time.monotonic() < until:
+            last = self._store.add("paceline/meetings", 0)
+            if last > number:
+                number, self._board = last, dist.PrefixStore(f"paceline/{last}", self._store)
+                self._put(f"here/{self.seat.rank}", own)
+            if number and self._board.check(["present"]) and own in (present := self._get("present")):
+                return number, present
+            time.sleep(LOOK_EVERY_S)
+        raise TransportError(f"rank {self.seat.rank}: rank 0 did not come within {MEET_S:g} s")
 
     @property
     def leads(self) -> bool:
@@ -50,7 +104,7 @@ class Meeting:
         seat = self.seat
         if seat.host:
             if self.leads and not seat.store_exists:
-                self._server = self._host_store(seat.port)
+                self._server = host_store(seat.port)
             return seat.host, seat.port
         try:
             world = load_mpi().COMM_WORLD
@@ -60,17 +114,11 @@ class Meeting:
             raise BadRequest(f"mpirun has started {seat.size} processes, but mpi4py sees {world.size}: is it another MPI?")
         place = None
         if self.leads:
-            self._server = self._host_store(0)
-            name = "127.0.0.1" if seat.local_size == seat.size else socket.gethostname()
+            self._server = host_store(0)
+            name = "127.0.0.1" if seat.one_host else socket.gethostname()
             place = (name, self._server.port)
         found: tuple[str, int] = world.bcast(place)
         return found
-
-    def _host_store(self, port: int) -> Any:
-        try:
-            return dist.TCPStore("0.0.0.0", port, None, True, timedelta(seconds=MEET_S), wait_for_workers=False)
-        except RuntimeError as error:
-            raise TransportError(f"rank 0 cannot open port {port} for the others: {first_line(error)}") from None
 
     @contextmanager
     def telling(self, stage: str) -> Iterator[None]:
@@ -102,23 +150,86 @@ class Meeting:
             time.sleep(0.01)
 
     def _put(self, key: str, content: Any) -> None:
-        self._board.set(key, pickle.dumps(content).hex())
+        with self._reaching():
+            self._board.set(key, pickle.dumps(content).hex())
 
     def _get(self, key: str) -> Any:
-        try:
+        until = time.monotonic() + MEET_S
+        with self._reaching():
+            while not self._board.check([key]):
+                if time.monotonic() > until:
+                    raise TransportError(f"rank {self.seat.rank}: the other ranks did not come within {MEET_S:g} s")
+                time.sleep(LOOK_EVERY_S)
             return pickle.loads(bytes.fromhex(self._board.get(key).decode()))
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except PacelineError:
+            raise
+        except KeyboardInterrupt:
+            stop = Interrupted("interrupted")
+            stop.told = not self.leads
+            raise stop from None
         except RuntimeError as error:
-            raise TransportError(f"rank {self.seat.rank}: the other ranks did not come: {first_line(error)}") from None
+            raise TransportError(f"rank {self.seat.rank}: the ranks' meeting point is gone: {first_line(error)}") from None
+
+    def going_on(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a run whose ranks the launcher has started again: from its last checkpoint, where it has one."""
+        if self.leads:
+            resume = None
+            try:
+                resume = self._last_checkpoint(options)
+            finally:
+                self._put("resume", resume)
+        else:
+            resume = self._get("resume")
+        return {**options, **({"resume": resume} if resume else {})}
+
+    def _last_checkpoint(self, options: Mapping[str, Any]) -> str | None:
+        again = f"{self.seat.launcher} has started the ranks again"
+        out, resume = options.get("out"), options.get("resume")
+        if not out and not resume:
+            if any(p.restarts for p in self.present):
+                self.notices.append(f"{again}: from the start; --out and --checkpoint-every would let it go on")
+            return None
+        folder = Path(out) if out else run_folder(str(resume))
+        if not self.began(folder):
+            return None
+        try:
+            found = checkpoint.latest_whole(folder)
+        except BadRequest:
+            self.notices.append(f"{again}: there was no new checkpoint yet (--checkpoint-every), so it begins again")
+            return None
+        self.notices.append(f"{again}: going on from {found}")
+        return str(found)
+
+    def began(self, folder: Path) -> bool:
+        """Whether the run there is this launcher's, begun by ranks that are no more."""
+        agents, processes = _mark_in(folder)
+        here = {p.agent for p in self.present if p.agent}
+        return bool(here & agents) and not {p.process for p in self.present} & processes
+
+    def mark(self, folder: Path) -> None:
+        """The run there is this launcher's: all its agents', those who have joined later too."""
+        here, before = {p.agent for p in self.present if p.agent}, _mark_in(folder)[0]
+        if here:
+            agents, processes = here | before if here & before else here, [p.process for p in self.present]
+            write_json(folder / MARK, {"launcher": self.seat.launcher, "agents": sorted(agents), "processes": processes})
 
     def claim(self, job: Job, claim: Callable[[Job], None]) -> None:
         """Rank 0 takes the run's folder; all use it."""
         with self.telling("claim"):
             if self.leads:
                 claim(job)
+                if job.resume_from is None or job.out.resolve() not in job.resume_from.resolve().parents:
+                    self.mark(job.out)  # a run that goes on in its own folder is so marked when it has come to its first step
                 self._put("folder", (str(job.out.resolve()), job.session))
         if not self.leads:
             folder, job.session = self._get("folder")
             job.out = Path(folder)
+        job.hosts = tuple(p.host for p in self.present[: job.workers])
 
     def connect(self, kind: Any, deadline_s: float) -> Transport:
         """All ranks, over such a transport."""
@@ -161,6 +272,47 @@ class Meeting:
         else:
             self._get("recorded")
         self._part("recorded")
+
+
+@cache
+def host_store(port: int) -> Any:
+    """Rank 0's; it lasts as long as its process, in which several runs may follow each other."""
+    try:
+        return dist.TCPStore("0.0.0.0", port, None, True, timedelta(seconds=MEET_S), wait_for_workers=False)
+    except RuntimeError as error:
+        raise TransportError(f"rank 0 cannot open port {port} for the others: {first_line(error)}") from None
+
+
+def _mark_in(folder: Path) -> tuple[set[str], set[str]]:
+    """The agents, and the last processes, of the launcher that the run there belongs to."""
+    try:
+        said = json.loads((folder / MARK).read_text())
+        return set(said["agents"]), set(said["processes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return set(), set()
+
+
+def address_towards(host: str, port: int) -> str:
+    """This host's own address, on the way to another (nothing is sent)."""
+    with suppress(OSError):
+        for family, kind, _, _, where in sorted(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)):  # IPv4 first
+            with suppress(OSError), socket.socket(family, kind) as there:
+                there.connect(where)
+                return str(there.getsockname()[0])
+    return host
+
+
+def reachable(own: str, others: Sequence[str]) -> str:
+    """The host of the meeting point reaches it by an address that is of use to itself only: rather the one towards another."""
+    abroad = [other for other in others if not _is_local(other)]
+    return address_towards(abroad[0], 1) if _is_local(own) and abroad else own
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def refuse_inside_a_launcher(seat: Seat | None) -> None:

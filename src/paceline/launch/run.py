@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
             raise BadRequest(
                 f"network={job.config.network}: Paceline starts the ranks on its hosts itself, not {meeting.seat.launcher}"
             )
-        meeting.claim(job, _claim)
+        meeting.claim(job, partial(_claim, restarted=meeting.began))
     leads = meeting is None or meeting.leads
     failure: BaseException | None = None
     ready = job.resume_from is None
@@ -63,6 +64,8 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
         ready = ready or kind == "ready"
         if ready and leads and kind in ("chosen", "ready"):
             write_json(job.out / "config.json", job.config.described())
+            if meeting is not None:
+                meeting.mark(job.out)
         listen(kind, content)
 
     try:
@@ -100,6 +103,8 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
     )
     if lost:
         record["lost"] = sorted(lost)
+    if job.data.origin:
+        record["data"] = clean_json({k: v for k, v in job.data.origin.items() if k != "report" or job.protection is None})
     if job.protection is not None:
         record["privacy"] = clean_json(account(job.out, job.protection))
     try:
@@ -137,8 +142,11 @@ def fork_is_safe(threads: int) -> bool:
     return hasattr(os, "fork") and threads == 1 and threading.active_count() == 1 and not torch.cuda.is_initialized()
 
 
-def _claim(job: Job) -> None:
-    """The run's folder: writable, and nobody else's. Making `events/` is the claim: it succeeds once."""
+def _claim(job: Job, restarted: Callable[[Path], bool] = lambda out: False) -> None:
+    """The run's folder: writable, and nobody else's. Making `events/` is the claim: it succeeds once.
+
+    Unless a launcher has started the ranks of the run there anew: they may begin again, as a further session.
+    """
     stem, again = job.out, 1
     while True:
         try:
@@ -147,6 +155,9 @@ def _claim(job: Job) -> None:
             break
         except FileExistsError:
             if job.resume_from is not None and same_folder(job.out, run_folder(job.config.resume or "")):
+                break
+            if restarted(job.out):
+                _refuse_what_was_spent(job)
                 break
             if job.out_is_given and _nothing_happened(job.out):
                 shutil.rmtree(job.out / "events")  # a request that was refused before its first step
@@ -164,9 +175,18 @@ def _claim(job: Job) -> None:
         earlier = run_folder(job.config.resume or "")
         if not same_folder(job.out, earlier) and (earlier / "events").is_dir():
             shutil.copytree(earlier / "events", job.out / "events", dirs_exist_ok=True)  # the whole run's history
-        job.session = 1 + max((e["session"] for own in read_worker_events(job.out) for e in own), default=-1)
+    job.session = 1 + max((e["session"] for own in read_worker_events(job.out) for e in own), default=-1)
     if job.protection is not None:
         job.session = begin_session(job.out, job.protection, job.session)
+
+
+def _refuse_what_was_spent(job: Job) -> None:
+    """A private run that begins again would spend its budget once more."""
+    if job.protection is not None and any(line.steps for line in read_account(job.out)):
+        raise BadRequest(
+            f"privacy: the run in {job.out} was started again before its first checkpoint, and what it has spent is gone: "
+            "choose another folder, and a --checkpoint-every that comes sooner"
+        )
 
 
 def _nothing_happened(out: Path) -> bool:

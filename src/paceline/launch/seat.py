@@ -6,10 +6,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from paceline.config import Config
 from paceline.errors import BadRequest
 from paceline.record.machine import cores
+from paceline.registry import Spec, load_plugin, strategies
 
 
 @dataclass(frozen=True)
@@ -22,22 +25,49 @@ class Seat:
     host: str = ""  # where the ranks meet; empty: rank 0 says so through MPI
     port: int = 0
     store_exists: bool = False  # the launcher hosts the meeting point; otherwise rank 0 does
-    generation: int = 0  # counts the launcher's restarts
+    agent: str = ""  # who starts this host's ranks, and starts them again when one has failed; empty: nobody would
+    restarts: int = 0  # as far as that one counts them
 
-    def fit(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a run in these seats: as many workers as there are, a transport that reaches all of them."""
-        fitted, servers = dict(options), int(options.get("servers") or 0)
+    @property
+    def one_host(self) -> bool:
+        return self.local_size == self.size
+
+    def fit(self, options: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The options of a run in these seats: as many workers as there are, a transport that reaches all of them.
+
+        `saved` are those of the run that goes on here; how many it had, and where, is past.
+        """
+        past = {"workers", "threads"} | (set() if self.one_host else {"transport"})
+        fitted = {**{k: v for k, v in (saved or {}).items() if k not in past}, **options}
+        servers = _servers(fitted)
         workers = self.size - servers
         given = fitted.get("workers")
         if given is not None and str(given) != str(workers):
             less = f" less {servers} server(s)" if servers else ""
             raise BadRequest(f"workers={given}, but {self.launcher} has started {self.size} processes{less}: leave it out")
+        if workers < 1:
+            raise BadRequest(f"{self.launcher} has started {self.size} process(es), and {servers} of them serve: start more")
         fitted["workers"] = workers
-        if str(fitted.get("transport", "auto")) == "auto" and self.local_size < self.size:
+        asked = str(fitted.get("launcher") or "auto")
+        if asked not in ("auto", self.launcher):
+            raise BadRequest(f"launcher={asked}, but {self.launcher} has started this process: leave it out")
+        fitted["launcher"] = "auto" if self.launcher == "a launcher" else self.launcher
+        if str(fitted.get("transport", "auto")) == "auto" and not self.one_host:
             fitted["transport"] = "gloo"  # several hosts
         if str(fitted.get("threads", "auto")) == "auto":
             fitted["threads"] = max(1, cores() // self.local_size)
         return fitted
+
+
+def _servers(options: Mapping[str, Any]) -> int:
+    """How many ranks are no workers: as many as were asked for, one by default where the strategy has servers."""
+    config = Config.make(options)
+    if config.servers is not None:
+        return config.servers
+    for plugin in config.plugin:
+        load_plugin(plugin)
+    strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
+    return int(getattr(strategy, "serves", None) == "ranks")
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Seat | None:
@@ -59,7 +89,7 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
         return None
     size = int(env["WORLD_SIZE"])
     return Seat(
-        "torchrun" if "TORCHELASTIC_RUN_ID" in env else "a launcher",
+        _whose_torchrun(env),
         int(env["RANK"]),
         size,
         int(env.get("LOCAL_RANK", env["RANK"])),
@@ -67,8 +97,25 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
         env["MASTER_ADDR"],
         int(env["MASTER_PORT"]),
         env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        _agent(env.get("TORCHELASTIC_ERROR_FILE", "")),
         int(env.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
+
+
+def _agent(error_file: str) -> str:
+    """torchrun's own process on this host, by the folder that it has made for itself: FOLDER/attempt_0/0/error.json.
+
+    Its name for the run will not do (`none`, unless one is given), nor its count of restarts: every host has its own, and a
+    host that comes or goes is not counted.
+    """
+    above = Path(error_file).parents
+    return str(above[2]) if len(above) > 3 else ""
+
+
+def _whose_torchrun(env: Mapping[str, str]) -> str:
+    if "PYSPARK_TORCH_DISTRIBUTOR_RDZV_ID" in env:
+        return "spark"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in env else "a launcher"
 
 
 def _mpirun(env: Mapping[str, str]) -> Seat | None:

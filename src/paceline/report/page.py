@@ -17,6 +17,7 @@ from paceline.report.commentary import comments
 from paceline.report.lines import Line, Study
 from paceline.report.messages import messages_table
 from paceline.report.noise import T99
+from paceline.report.origin import origin_table
 from paceline.report.privacy import privacy_table
 from paceline.report.profiles import profile_tables
 from paceline.report.tables import Row, column_noise, measured
@@ -78,6 +79,7 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
             _controls(charts),
             *_sections(charts, drawn),
             messages_table(study),
+            origin_table(study),
             privacy_table(study),
             _pairs(charts),
             profile_tables(study),

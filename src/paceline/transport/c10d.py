@@ -44,7 +44,7 @@ class ProcessGroupTransport(Transport):
     @classmethod
     def connect(cls, rendezvous: Rendezvous) -> Self:
         return cls(
-            connect_store(rendezvous),
+            dist.PrefixStore(f"{cls.name}-{rendezvous.generation}", connect_store(rendezvous)),
             rendezvous.own or rendezvous.host,
             rendezvous.rank,
             rendezvous.size,

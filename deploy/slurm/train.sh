@@ -1,0 +1,18 @@
+#!/bin/bash
+#SBATCH --job-name=mnist-allreduce
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=2
+#SBATCH --time=0:30:00
+#SBATCH --partition=short
+#SBATCH --output=%x-%j.out
+
+set -euo pipefail
+export PATH=/opt/paceline/bin:"$PATH"
+set +u  # the lines of --setup
+source ~/paceline/bin/activate
+set -u
+export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
+
+# One process per task; when one fails, the others are ended.
+srun --kill-on-bad-exit=1 --cpus-per-task="$OMP_NUM_THREADS" paceline train --model cnn --data mnist --strategy allreduce --epochs 3 --out runs/slurm --threads "$OMP_NUM_THREADS"

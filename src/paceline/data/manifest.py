@@ -1,0 +1,261 @@
+"""A folder of shards: arrays that trainers map, and a manifest that says what is in them.
+
+DIR/
+  train-00000.inputs.npy    rows x shape; plain NumPy files whose numbers begin at a page of their own
+  train-00000.targets.npy   rows
+  test-00000...
+  manifest.json             written last, by renaming: a folder without it was never finished, and is not read
+  report.md                 what came in, what was dropped and why, what there is
+
+A shard is written aside, flushed to the disk and renamed, so it is whole or not there. Its content follows from its rows alone:
+two attempts at the same task, at the same time even, put the same bytes in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, RunFailed
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One array of one shard."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    part: str  # train or test
+    number: int
+    rows: int
+    host: str
+    inputs: Piece
+    targets: Piece
+
+
+@dataclass
+class Manifest:
+    kind: str  # table or images
+    name: str
+    engine: str
+    master: str
+    inputs: dict[str, Any]  # dtype, shape
+    targets: dict[str, Any]  # dtype, classes (None: numbers)
+    shards: list[ShardInfo]
+    columns: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # what each number of an input is, with statistics and vocabulary
+    counted_from_rows: bool = False  # statistics or vocabulary come from the training part, not from the recipe
+    report: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    scale: dict[str, list[float]] = field(default_factory=dict)  # of bytes: mean and std per channel
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, part: str) -> list[ShardInfo]:
+        return sorted((s for s in self.shards if s.part == part), key=lambda s: s.number)
+
+    def rows(self, part: str) -> int:
+        return sum(s.rows for s in self.of(part))
+
+    def described(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self), "rows": {part: self.rows(part) for part in ("train", "test")}}
+
+    def write(self, folder: Path) -> None:
+        content = json.dumps(self.described(), indent=1)
+        aside = folder / f".{MANIFEST}.{uuid.uuid4().hex}.part"
+        try:
+            with open(aside, "w") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, folder / MANIFEST)
+            _sync_folder(folder)
+        except OSError as error:
+            with suppress(OSError):
+                aside.unlink()
+            raise RunFailed(_no_room(folder / MANIFEST, error)) from None
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        path = folder / MANIFEST
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            if folder.is_dir() and any(folder.glob("*.npy")):
+                raise DataCorrupt(
+                    f"{folder} has shards but no {MANIFEST}: its preparation did not finish; run it again"
+                ) from None
+            raise DataUnavailable(
+                f"{folder} has no {MANIFEST}: make shards with: paceline prepare flights --out {folder}"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise DataCorrupt(f"{path} cannot be read: {error}") from None
+        try:
+            if content.pop("schema") != SCHEMA:
+                raise DataCorrupt(f"{path} is of another version of Paceline: prepare the data again")
+            content.pop("rows")
+            content["shards"] = [
+                ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}) for s in content["shards"]
+            ]
+            return cls(**content)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataCorrupt(f"{path} is not a manifest of shards: {error}") from None
+
+
+def make_folder(out: Path, force: bool) -> None:
+    """A folder for new shards; an old manifest goes first, so that half of a new set is never read under it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        held = [p for p in out.iterdir() if p.name == MANIFEST or p.suffix == ".npy"]
+        others = [p for p in out.iterdir() if p not in held and not p.name.startswith(".") and p.name != "report.md"]
+    except OSError as error:
+        raise BadRequest(f"out={out} cannot be used: {error.strerror}") from None
+    finished = any(p.name == MANIFEST for p in held)
+    if others and not held:
+        raise BadRequest(f"out={out} has other things in it ({others[0].name}, ...): choose a folder of its own")
+    if finished and not force:
+        raise BadRequest(f"out={out} holds shards already: choose another folder, or --force to make them anew")
+    for path in sorted(held, key=lambda p: p.name != MANIFEST):
+        path.unlink()
+    sweep(out)
+
+
+def sweep(out: Path) -> None:
+    """What interrupted attempts left."""
+    for path in out.glob(".*.part"):
+        with suppress(OSError):
+            path.unlink()
+
+
+class ArrayWriter:
+    """A .npy file of known shape, written batch by batch, aside; in place only when whole."""
+
+    def __init__(self, path: Path, dtype: str, rows: int | None, shape: Sequence[int]) -> None:
+        self.path, self.expected, self.shape, self.dtype = path, rows, tuple(shape), np.dtype(dtype)
+        self.aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+        self.rows, self._hash, self._bytes = 0, hashlib.sha256(), 0
+        try:
+            self._file = open(self.aside, "w+b")  # noqa: SIM115
+            self._put(npy_header(self.dtype, (rows or 0, *self.shape)))
+        except OSError as error:
+            self.give_up()
+            raise RunFailed(_no_room(path, error)) from None
+
+    def write(self, rows: npt.NDArray[Any]) -> None:
+        try:
+            self._put(np.ascontiguousarray(rows, dtype=self.dtype).data.cast("B") if rows.size else b"")
+        except OSError as error:
+            self.give_up()
+            raise RunFailed(_no_room(self.path, error)) from None
+        self.rows += len(rows)
+
+    def _put(self, content: Any) -> None:
+        self._file.write(content)
+        self._hash.update(content)
+        self._bytes += len(content)
+
+    def close(self) -> Piece:
+        if self.expected is not None and self.rows != self.expected:
+            self.give_up()
+            raise RunFailed(
+                f"{self.path.name}: {self.rows} rows came, {self.expected} were counted: the source has changed meanwhile"
+            )
+        try:
+            if self.expected is None:
+                self._amend()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self.aside, self.path)
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            self.give_up()
+            raise RunFailed(_no_room(self.path, error)) from None
+        return Piece(self.path.name, self._bytes, self._hash.hexdigest())
+
+    def _amend(self) -> None:
+        """How many rows there are was not known at the start."""
+        self._file.seek(0)
+        self._file.write(npy_header(self.dtype, (self.rows, *self.shape)))
+        self._file.seek(0)
+        self._hash = hashlib.file_digest(self._file, "sha256")
+
+    def give_up(self) -> None:
+        with suppress(OSError, AttributeError):
+            self._file.close()
+        with suppress(OSError):
+            self.aside.unlink()
+
+
+class ShardWriter:
+    """Both arrays of a shard. `rows` None: as many as will come."""
+
+    def __init__(
+        self, folder: Path, part: str, number: int, rows: int | None, shape: Sequence[int], dtypes: tuple[str, str]
+    ) -> None:
+        self.part, self.number = part, number
+        stem = f"{part}-{number:05d}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)  # on a host that sees this folder first
+        except OSError as error:
+            raise RunFailed(_no_room(folder, error)) from None
+        self.inputs = ArrayWriter(folder / f"{stem}.inputs.npy", dtypes[0], rows, shape)
+        self.targets = ArrayWriter(folder / f"{stem}.targets.npy", dtypes[1], rows, ())
+
+    def write(self, inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> None:
+        self.inputs.write(inputs)
+        self.targets.write(targets)
+
+    def close(self) -> ShardInfo:
+        rows = self.inputs.rows
+        return ShardInfo(self.part, self.number, rows, socket.gethostname(), self.inputs.close(), self.targets.close())
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.inputs.give_up()
+        self.targets.give_up()
+
+
+def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """NumPy's own format, version 1.0, padded so that the numbers begin at a page."""
+    text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}).encode()
+    return b"\x93NUMPY\x01\x00" + (PAGE - 10).to_bytes(2, "little") + text.ljust(PAGE - 11) + b"\n"
+
+
+def _no_room(path: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{path} cannot be written: {error.strerror}. What was begun is removed, and no half of it can be read"
+    return f"{path} cannot be written: {error.strerror or error}"
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

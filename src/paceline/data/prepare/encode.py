@@ -1,0 +1,198 @@
+"""Rows to numbers, by what was counted in the training part: the same few lines in every engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from paceline.data.prepare.counts import TEST, TRAIN, Counts, numpy, transformed
+from paceline.data.prepare.exact import mean_and_spread
+from paceline.data.prepare.recipe import Categorical, Numeric, Recipe
+from paceline.errors import BadRequest
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One numeric column: (x - middle) / spread; `fill` where x is missing."""
+
+    name: str
+    group: Numeric
+    middle: float
+    spread: float
+    fill: float
+
+    def names(self) -> list[str]:
+        own = [f"{self.name} (sin)", f"{self.name} (cos)"] if self.group.transform == "cyclic" else [self.name]
+        return own + ([f"{self.name} is missing"] if self.group.flag else [])
+
+    def write(self, column: Any, out: npt.NDArray[np.float32]) -> None:
+        values = transformed(self.group, numpy(column))
+        gone = ~np.isfinite(values)
+        if self.group.transform == "cyclic":
+            angle = np.where(gone, 0.0, values) * (2 * np.pi / self.group.period)
+            out[:, 0], out[:, 1] = np.where(gone, 0.0, np.sin(angle)), np.where(gone, 0.0, np.cos(angle))
+        else:
+            out[:, 0] = (np.where(gone, self.fill, values) - self.middle) / self.spread
+        if self.group.flag:
+            out[:, -1] = gone
+
+    def described(self) -> dict[str, Any]:
+        about = {"from": self.name, "kind": "numeric", "transform": self.group.transform}
+        return (
+            about
+            if self.group.transform == "cyclic"
+            else {**about, "middle": self.middle, "spread": self.spread, "fill": self.fill}
+        )
+
+
+@dataclass(frozen=True)
+class Worded:
+    """One column of words (or of numbers that stand for words)."""
+
+    name: str
+    group: Categorical
+    words: tuple[Any, ...]
+
+    def names(self) -> list[str]:
+        return [self.name] if self.group.encode == "index" else [f"{self.name}={shown(w)}" for w in self.words]
+
+    def write(self, column: Any, out: npt.NDArray[np.float32]) -> None:
+        if not self.words:
+            return
+        kind = pa.float64() if isinstance(self.words[0], float) else pa.string()
+        found = pc.index_in(column.cast(kind), value_set=pa.array(self.words, kind))
+        places = (
+            pc.fill_null(found, -1).to_numpy(zero_copy_only=False)
+            if isinstance(found, pa.Array)
+            else found.fill_null(-1).to_numpy()
+        )
+        if self.group.encode == "index":
+            out[:, 0] = places + 1
+            return
+        out[:] = 0.0
+        rows = np.flatnonzero(places >= 0)
+        out[rows, places[rows]] = 1.0
+
+    def described(self) -> dict[str, Any]:
+        return {"from": self.name, "kind": self.group.encode, "words": [shown(w) for w in self.words]}
+
+
+class Encoder:
+    """What is needed to encode: small, and sent to wherever the rows are."""
+
+    def __init__(self, recipe: Recipe, counts: Counts) -> None:
+        self.recipe = recipe
+        self.columns: list[Scaled | Worded] = []
+        for group in recipe.numeric:
+            self.columns += [_scaled(name, group, counts) for name in group.columns]
+        for words in recipe.categorical:
+            self.columns += [_worded(name, words, counts) for name in words.columns]
+        self.classes = _classes(recipe, counts) if recipe.target.kind == "class" else None
+        self.width = sum(len(c.names()) for c in self.columns)
+        if not self.width:
+            raise BadRequest(f"recipe {recipe.name}: no feature is left: its columns have no value in the training part")
+
+    @property
+    def target_dtype(self) -> str:
+        return "int64" if self.classes is not None else "float32"
+
+    def __call__(self, batch: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
+        inputs = np.empty((batch.num_rows, self.width), dtype=np.float32)
+        at = 0
+        for column in self.columns:
+            end = at + len(column.names())
+            column.write(batch.column(column.name), inputs[:, at:end])
+            at = end
+        return inputs, self._targets(batch.column(self.recipe.target.column))
+
+    def _targets(self, column: Any) -> npt.NDArray[Any]:
+        if self.classes is None:
+            return numpy(column).astype(np.float32)  # type: ignore[no-any-return]
+        kind = pa.float64() if isinstance(self.classes[0], float) else pa.string()
+        found = pc.index_in(column.cast(kind), value_set=pa.array(self.classes, kind))
+        places = np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+        if len(places) and places.min() < 0:
+            word = column.filter(pc.is_null(found))[0].as_py()
+            known = ", ".join(shown(c) for c in self.classes[:8])
+            raise BadRequest(
+                f"target {self.recipe.target.column}: class {shown(word)!r} is not among the training part's: {known}"
+            )
+        return places
+
+    def described(self) -> list[dict[str, Any]]:
+        return [{**column.described(), "names": column.names()} for column in self.columns]
+
+    def constants(self) -> Iterator[str]:
+        """Columns that say nothing."""
+        for column in self.columns:
+            if (
+                isinstance(column, Scaled)
+                and column.spread == 1.0
+                and column.group.scale == "standard"
+                and column.group.middle is None
+                and column.group.transform != "cyclic"
+            ):
+                yield column.name
+            if isinstance(column, Worded) and len(column.words) < 2:
+                yield column.name
+
+    @property
+    def learnt(self) -> bool:
+        """Whether anything here was counted from the rows."""
+        numbers = any(
+            g.middle is None and (g.scale == "standard" or g.missing == "mean") and g.transform != "cyclic"
+            for g in self.recipe.numeric
+        )
+        words = any(not g.words for g in self.recipe.categorical)
+        return numbers or words or (self.recipe.target.kind == "class" and not self.recipe.target.classes)
+
+
+def shown(word: Any) -> str:
+    return f"{word:g}" if isinstance(word, float) else str(word)
+
+
+def _scaled(name: str, group: Numeric, counts: Counts) -> Scaled:
+    own = counts.numbers.get(name)
+    mean, spread = mean_and_spread(own.known, own.total, own.squares) if own is not None else (0.0, 1.0)
+    middle, width = (mean, spread) if group.scale == "standard" else (0.0, 1.0)
+    if group.middle is not None and group.spread is not None:
+        middle, width = group.middle, group.spread
+    elif width == 0.0:
+        width = 1.0
+    fill = 0.0 if group.missing == "zero" else group.middle if group.middle is not None else mean
+    return Scaled(name, group, middle, width, fill)
+
+
+def _worded(name: str, group: Categorical, counts: Counts) -> Worded:
+    if group.words:
+        return Worded(name, group, group.words)
+    found = counts.words.get(name) or Counter()
+    most = sorted(found, key=lambda w: (-found[w], w))[: group.most]
+    return Worded(name, group, tuple(sorted(most)))
+
+
+def _classes(recipe: Recipe, counts: Counts) -> tuple[Any, ...]:
+    target, seen = recipe.target, counts.targets[TRAIN]
+    found = set(seen) | set(counts.targets[TEST])
+    if target.classes:
+        extra = sorted(shown(w) for w in found - set(target.classes))
+        if extra:
+            raise BadRequest(
+                f"target {target.column}: {extra[0]!r} is not one of the recipe's classes {', '.join(target.classes)}"
+            )
+    only_test = sorted(shown(w) for w in found - set(seen) - set(target.classes))
+    if only_test:
+        raise BadRequest(f"target {target.column}: class {only_test[0]!r} is in the test part only")
+    if len(seen) < 2:
+        held = f"has only the class {shown(next(iter(seen)))!r}" if seen else "has no value"
+        raise BadRequest(
+            f"target {target.column} {held} in the training part: nothing to tell apart. Look at the filters and at the target"
+        )
+    return target.classes or tuple(sorted(seen))

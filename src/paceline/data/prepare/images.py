@@ -1,0 +1,168 @@
+"""A folder of images to packed shards, in parallel: decoded, resized and cut square once, and bytes from then on.
+
+Images larger than 64 pixels are stored an eighth larger than they will be used, so that training can cut at random.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from paceline.data.imagefolder import SCALE, Listing, decode
+from paceline.data.manifest import Manifest, Piece, ShardInfo, ShardWriter, make_folder, sweep
+from paceline.data.prepare.report import as_text
+from paceline.errors import BadRequest, DataCorrupt, UnknownName
+from paceline.spark.session import Session, as_sentence
+
+Say = Callable[[str], None]
+ENGINES = ("auto", "local", "spark")
+SMALL = 64  # pixels: up to here a margin is padding, not picture
+AT_A_TIME = 64
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The images of one shard."""
+
+    part: str
+    number: int
+    files: tuple[str, ...]
+    labels: tuple[int, ...]
+
+
+def pack(portion: Portion, folder: Path, size: int) -> tuple[ShardInfo, list[str]]:
+    """A shard of images, and the files that are none."""
+    broken = []
+    with ShardWriter(folder, portion.part, portion.number, None, (3, size, size), ("uint8", "int64")) as writer:
+        for start in range(0, len(portion.files), AT_A_TIME):
+            images, labels = [], []
+            for name, label in zip(portion.files[start : start + AT_A_TIME], portion.labels[start:], strict=False):
+                try:
+                    images.append(decode(Path(name), size))
+                    labels.append(label)
+                except DataCorrupt:
+                    broken.append(name)
+            if images:
+                writer.write(np.stack(images), np.asarray(labels, dtype=np.int64))
+        return writer.close(), broken
+
+
+def prepare_images(
+    path: str,
+    out: str | Path,
+    engine: str = "auto",
+    master: str = "",
+    shards: int = 4,
+    size: int = 0,
+    force: bool = False,
+    say: Say = lambda _: None,
+) -> Manifest:
+    if engine not in ENGINES:
+        raise UnknownName("engine for images", engine, ENGINES)
+    if not 1 <= shards <= 99_999:
+        raise BadRequest(f"shards={shards}: 1 to 99,999")
+    if engine == "auto":
+        engine = "spark" if master else "local"
+        say(
+            f"engine {engine}: "
+            + (f"there is a master, {master}" if master else "one machine's cores decode images as fast as it reads them")
+        )
+    if engine == "local" and master:
+        raise BadRequest(f"--master {master} is Spark's: leave it out, or use --engine spark")
+    listing = Listing.read(path, size)
+    stored = listing.size if listing.size <= SMALL else listing.size * 8 // 7
+    portions = _portions(listing, shards)
+    folder = Path(out).resolve()
+    make_folder(folder, force)
+    began = time.perf_counter()
+    work = partial(pack, folder=folder, size=stored)
+    where = (master or "local[*]") if engine == "spark" else ""
+    say(f"packing {len(listing.train[0]) + len(listing.test[0]):,} images of {len(listing.classes)} classes")
+    try:
+        found = _by_spark(portions, work, where) if engine == "spark" else _here(portions, work, say)
+    finally:
+        sweep(folder)
+    broken = [name for _, names in found for name in names]
+    manifest = Manifest(
+        kind="images",
+        name=f"imagefolder:{Path(path).name}",
+        engine=engine,
+        master=where,
+        inputs={"dtype": "uint8", "shape": [3, stored, stored], "crop": listing.size},
+        targets={"dtype": "int64", "classes": listing.classes},
+        shards=[info for info, _ in found],
+        report=_report(listing, broken),
+        seconds={"write": round(time.perf_counter() - began, 4)},
+        scale={"mean": list(SCALE.mean), "std": list(SCALE.std)},
+        machine={"host": socket.gethostname(), "python": platform.python_version()},
+    )
+    if not manifest.rows("train"):
+        raise DataCorrupt(f"{path}: none of its {len(broken):,} training images can be read, {broken[0]} for one")
+    (folder / "report.md").write_text(as_text(manifest))
+    manifest.write(folder)
+    return manifest
+
+
+def _portions(listing: Listing, shards: int) -> list[Portion]:
+    portions = []
+    for part, (files, labels), count in (("train", listing.train, shards), ("test", listing.test, max(1, shards // 4))):
+        for number in range(count if files else 0):
+            own = [str(f) for f in files[number::count]]
+            portions.append(Portion(part, number, tuple(own), tuple(labels[number::count])))
+    return portions
+
+
+def _here(
+    portions: list[Portion], work: Callable[[Portion], tuple[ShardInfo, list[str]]], say: Say
+) -> list[tuple[ShardInfo, list[str]]]:
+    """Threads do: decoding and resizing let go of the interpreter."""
+    found = []
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        for done, result in enumerate(pool.map(work, portions), start=1):
+            found.append(result)
+            say(f"packed {done} of {len(portions)} shards")
+    return found
+
+
+def _by_spark(
+    portions: list[Portion], work: Callable[[Portion], tuple[ShardInfo, list[str]]], master: str
+) -> list[tuple[ShardInfo, list[str]]]:
+    def packed(portion: Portion) -> tuple[dict[str, object], list[str]]:
+        info, broken = work(portion)
+        return asdict(info), broken
+
+    with Session(master, "paceline prepare images") as session, as_sentence(session):
+        found = session.spark.sparkContext.parallelize(portions, len(portions)).map(packed).collect()
+    return [(ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}), names) for s, names in found]
+
+
+def _report(listing: Listing, broken: list[str]) -> dict[str, object]:
+    gone = set(broken)
+    classes = {name: {"train": 0, "test": 0} for name in listing.classes}
+    for part, (files, labels) in (("train", listing.train), ("test", listing.test)):
+        for file, label in zip(files, labels, strict=True):
+            if str(file) not in gone:
+                classes[listing.classes[label]][part] += 1
+    images = len(listing.train[0]) + len(listing.test[0])
+    return {
+        "rows_in": images,
+        "broken_lines": 0,
+        "broken_lines_of_joined_tables": 0,
+        "bad_numbers": 0,
+        "dropped": [{"why": f"not an image that can be read ({Path(broken[0]).name}, ...)", "rows": len(broken)}]
+        if broken
+        else [],
+        "rows_kept": images - len(broken),
+        "missing": {},
+        "classes": classes,
+        "constant_columns": [],
+    }

@@ -1,0 +1,141 @@
+"""Where a row goes: which side of the split, which shard, which place in it. All of it follows from the row's own key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from paceline.data.manifest import ShardWriter
+from paceline.data.prepare.counts import BAD, BROKEN, KEPT, KEY, PART, SHARD, TEST, TRAIN, WHY
+from paceline.data.prepare.expressions import Expression, Operations
+from paceline.data.prepare.keys import row_keys, stirred
+from paceline.data.prepare.recipe import Categorical, Columns, Numeric, Recipe
+from paceline.errors import BadRequest
+from paceline.seeding import derive
+
+IN_TRAIN, IN_TEST, BROKEN_LINE = (
+    "__in_train",
+    "__in_test",
+    "__broken",
+)  # its shard if it is in that part; the text of a broken line
+KEYS_SCHEMA = ((KEY, pa.int64()), (PART, pa.int32()), (IN_TRAIN, pa.int32()), (IN_TEST, pa.int32()))
+
+
+@dataclass(frozen=True)
+class Placing:
+    recipe: Recipe
+    train_shards: int
+    test_shards: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, shards: int) -> Placing:
+        if not 1 <= shards <= 99_999:
+            raise BadRequest(f"shards={shards}: 1 to 99,999")
+        share = recipe.split.test or 0.2
+        return cls(recipe, shards, max(1, round(shards * share)))
+
+    @property
+    def shards(self) -> int:
+        return self.train_shards + self.test_shards
+
+    def part(self, shard: int) -> tuple[str, int]:
+        """A shard's part and its number there."""
+        return ("train", shard) if shard < self.train_shards else ("test", shard - self.train_shards)
+
+    def keys(self, batch: Any, used: list[str], file_part: int) -> list[Any]:
+        """The columns of KEYS_SCHEMA for a batch of rows as they were read."""
+        split, seed = self.recipe.split, derive(self.recipe.split.seed, "rows")
+        keys = row_keys([batch.column(name) for name in used], seed)
+        if self.recipe.source.test:
+            parts = np.full(len(keys), file_part, dtype=np.int32)
+        else:
+            groups = row_keys([batch.column(n) for n in split.by], seed) if split.by else keys
+            side = stirred(groups ^ np.uint64(derive(split.seed, "split")))
+            parts = (side < np.uint64(int(split.test * 2.0**63) * 2)).astype(np.int32)
+        spread = stirred(keys ^ np.uint64(derive(split.seed, "shard")))
+        in_train = (spread % np.uint64(self.train_shards)).astype(np.int32)
+        in_test = (spread % np.uint64(self.test_shards)).astype(np.int32) + np.int32(self.train_shards)
+        return [pa.array(keys.view(np.int64)), pa.array(parts), pa.array(in_train), pa.array(in_test)]
+
+    def reasons(self) -> list[str]:
+        """Why a row may be dropped: WHY's values from 2 on."""
+        target = [f"{self.recipe.target.column} is missing"]
+        gone = [f"{name} is missing" for name in self._dropping()]
+        return [*(f"not {f.text}" for f in self.recipe.filters), *target, *gone]
+
+    def _dropping(self) -> list[str]:
+        groups: list[Numeric | Categorical] = [*self.recipe.numeric, *self.recipe.categorical]
+        return [name for group in groups if group.missing == "drop" for name in group.columns]
+
+    def conditions(self) -> list[Expression]:
+        """What must hold for a row to stay, in the order of `reasons`; a condition that is missing does not hold."""
+        known = [f"known({name})" for name in (self.recipe.target.column, *self._dropping())]
+        return [*self.recipe.filters, *(Expression.parse(k, "a reason") for k in known)]
+
+    def why(self, operations: Operations, columns: Columns, broken: Any) -> Any:
+        """The value of WHY as an engine's expression."""
+        apply, constant = operations.apply, operations.constant
+        found = constant(float(KEPT))
+        for number, condition in reversed(list(enumerate(self.conditions(), start=2))):
+            holds = apply("surely", condition.build(operations, columns.kinds))
+            found = apply("when", holds, found, constant(float(number)))
+        return found if broken is None else apply("when", broken, constant(float(BROKEN)), found)
+
+
+class Writing:
+    """Encoded rows into shard files, as they come sorted by shard: one file is open at a time."""
+
+    def __init__(self, placing: Placing, encoder: Any, rows: dict[int, int], folder: Any) -> None:
+        self.placing, self.encoder, self.rows, self.folder = placing, encoder, rows, folder
+
+    def __call__(self, batches: Any) -> Any:
+        """What was written, shard by shard."""
+        current: int | None = None
+        writer: ShardWriter | None = None
+        try:
+            for batch in batches:
+                numbers = np.asarray(batch.column(SHARD))
+                bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+                for start, end in pairwise(bounds):
+                    if start == end:
+                        continue
+                    if int(numbers[start]) != current:
+                        if writer is not None:
+                            yield writer.close()
+                        current = int(numbers[start])
+                        writer = self.open(current)
+                    assert writer is not None
+                    writer.write(*self.encoder(batch.slice(start, end - start)))
+            if writer is not None:
+                done, writer = writer, None
+                yield done.close()
+        finally:
+            if writer is not None:
+                writer.__exit__(None, None, None)
+
+    def open(self, shard: int) -> ShardWriter:
+        part, number = self.placing.part(shard)
+        return ShardWriter(
+            self.folder, part, number, self.rows[shard], (self.encoder.width,), ("float32", self.encoder.target_dtype)
+        )
+
+
+__all__ = [
+    "BAD",
+    "BROKEN_LINE",
+    "IN_TEST",
+    "IN_TRAIN",
+    "KEY",
+    "KEYS_SCHEMA",
+    "PART",
+    "SHARD",
+    "TEST",
+    "TRAIN",
+    "WHY",
+    "Placing",
+    "Writing",
+]

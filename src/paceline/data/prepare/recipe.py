@@ -1,0 +1,374 @@
+"""What is to be made of a table: sources, joins, filters, derived columns, features, target, split. One TOML file.
+
+Everything that can be wrong with it is found here, before an engine starts.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from paceline.data.places import find
+from paceline.data.prepare.expressions import Expression, Kind
+from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, UnknownName
+
+BUILTIN = Path(__file__).parent / "recipes"
+TRANSFORMS = ("none", "log1p", "cyclic")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A CSV file (text, one record per line) or a Parquet file."""
+
+    path: str
+    test: str = ""  # a file of its own for the test part
+    columns: tuple[str, ...] = ()  # of a CSV without a header line
+    numbers: tuple[str, ...] = ()  # columns of a CSV that are numbers
+    missing: tuple[str, ...] = ()  # words that stand for no value, besides nothing at all
+    delimiter: str = ","
+    comment: str = ""  # lines that begin with this character are not data
+    strip_end: str = ""  # a character that may stand at the end of text, and means nothing
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.path.endswith((".parquet", ".pq"))
+
+
+@dataclass(frozen=True)
+class Join:
+    source: Source
+    on: tuple[str, ...]
+    take: tuple[str, ...]  # the columns that come along
+    prefix: str = ""
+    how: Literal["left", "inner"] = "left"
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """Columns that stay numbers: transformed, centred, scaled."""
+
+    columns: tuple[str, ...]
+    transform: str = "none"  # none, log1p, cyclic (a sine and a cosine; needs `period`)
+    period: float = 0.0
+    scale: str = "standard"  # by the training part's mean and spread; or none; `middle` and `spread` fix them
+    middle: float | None = None
+    spread: float | None = None
+    missing: Literal["mean", "zero", "drop"] = "mean"
+    flag: bool = False  # one more column that says where a value was missing
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Columns of words: a column per word, or the word's number (0: unknown or missing)."""
+
+    columns: tuple[str, ...]
+    encode: Literal["one-hot", "index"] = "one-hot"
+    words: tuple[str, ...] = ()  # given; otherwise those of the training part
+    most: int = 1000  # the most frequent stay; the others are unknown
+    missing: Literal["zero", "drop"] = "zero"
+
+
+@dataclass(frozen=True)
+class Target:
+    column: str
+    kind: Literal["class", "number"] = "class"
+    classes: tuple[str, ...] = ()  # given, in this order; otherwise those of the training part, sorted
+
+
+@dataclass(frozen=True)
+class Split:
+    test: float = 0.2
+    by: tuple[str, ...] = ()  # rows that agree in these columns stay on one side
+    where: str = ""  # or: the test part is where this holds
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    folder: Path  # where the paths begin
+    source: Source
+    joins: tuple[Join, ...]
+    derive: tuple[tuple[str, Expression], ...]
+    filters: tuple[Expression, ...]
+    numeric: tuple[Numeric, ...]
+    categorical: tuple[Categorical, ...]
+    target: Target
+    split: Split
+
+    @classmethod
+    def read(cls, file: str | Path) -> Recipe:
+        """From a recipe file; paths in it begin at its own folder."""
+        path = Path(file)
+        try:
+            content = tomllib.loads(path.read_text())
+        except FileNotFoundError:
+            raise BadRequest(f"{path} does not exist: --recipe takes a TOML file (docs/data.md shows one)") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(f"{path} cannot be read: {error}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise BadRequest(f"{path} is not valid TOML: {error}") from None
+        return cls.make(content, path.stem, path.parent, str(path))
+
+    @classmethod
+    def named(cls, name: str, data_dir: str | None = None) -> Recipe:
+        """One that is built in; its data is looked for where data sets are."""
+        known = builtin()
+        if name not in known:
+            raise UnknownName(
+                "table to prepare", name, known, "Your own goes into --recipe FILE; images into imagefolder:PATH."
+            )
+        content = tomllib.loads((BUILTIN / f"{name}.toml").read_text())
+        files = [content["source"]["path"], *([content["source"]["test"]] if "test" in content["source"] else [])]
+        files += [j["path"] for j in content.get("join", [])]
+        return cls.make(content, name, find(name, data_dir, (name,), files), f"recipe {name}")
+
+    @classmethod
+    def make(cls, content: Mapping[str, Any], name: str, folder: Path, where: str) -> Recipe:
+        allowed = {"name", "source", "join", "derive", "filter", "numeric", "categorical", "target", "split"}
+        for key in content:
+            if key not in allowed:
+                raise UnknownName(f"part of {where}:", key, allowed)
+        for key in ("source", "target"):
+            if key not in content:
+                raise BadRequest(f"{where} has no [{key}]")
+        joins = []
+        for i, each in enumerate(_tables(content.get("join", []), f"{where}, join")):
+            own = {f.name for f in fields(Source)} - {"test"}
+            source = _made(Source, {k: v for k, v in each.items() if k in own}, f"{where}, join {i + 1}")
+            rest = {k: v for k, v in each.items() if k not in own}
+            joins.append(_made(Join, {"source": source, **rest}, f"{where}, join {i + 1}"))
+        derive = content.get("derive", {})
+        if not isinstance(derive, dict):
+            raise BadRequest(f"{where}: [derive] has a name and an expression on each line")
+        filters = content.get("filter", [])
+        recipe = cls(
+            str(content.get("name", name)),
+            folder,
+            _made(Source, content["source"], f"{where}, source"),
+            tuple(joins),
+            tuple((str(k), Expression.parse(v, f"{where}, derive {k}")) for k, v in derive.items()),
+            tuple(Expression.parse(f, f"{where}, filter") for f in ([filters] if isinstance(filters, str) else filters)),
+            tuple(_made(Numeric, n, f"{where}, numeric") for n in _tables(content.get("numeric", []), f"{where}, numeric")),
+            tuple(_made(Categorical, c, f"{where}, categorical") for c in _tables(content.get("categorical", []), where)),
+            _made(Target, content["target"], f"{where}, target"),
+            _made(Split, content.get("split", {}), f"{where}, split"),
+        )
+        recipe.check(where)
+        return recipe
+
+    def check(self, where: str) -> None:
+        if not self.numeric and not self.categorical:
+            raise BadRequest(f"{where} has no [[numeric]] and no [[categorical]] columns: nothing to learn from")
+        if not 0.0 <= self.split.test < 1.0:
+            raise BadRequest(f"{where}: split.test={self.split.test}: the test part's share, 0 or more and less than 1")
+        if self.source.test and self.split.where:
+            raise BadRequest(f"{where}: the test part is a file of its own (source.test) or split.where, not both")
+        for group in self.numeric:
+            if group.transform not in TRANSFORMS:
+                raise UnknownName(f"transform in {where}:", group.transform, TRANSFORMS)
+            if (group.transform == "cyclic") != (group.period > 0):
+                raise BadRequest(f"{where}: transform=cyclic and a period above 0 go together ({', '.join(group.columns)})")
+            if group.scale not in ("standard", "none"):
+                raise UnknownName(f"scale in {where}:", group.scale, ("standard", "none"))
+            if (group.middle is None) != (group.spread is None) or (group.spread is not None and group.spread <= 0):
+                raise BadRequest(f"{where}: give middle and spread (above 0) together ({', '.join(group.columns)})")
+        for words in self.categorical:
+            if words.most < 1:
+                raise BadRequest(f"{where}: most={words.most}: 1 or more")
+        for source in (self.source, *(j.source for j in self.joins)):
+            if len(source.delimiter) != 1 or len(source.comment) > 1 or len(source.strip_end) > 1:
+                raise BadRequest(f"{where}: delimiter, comment and strip_end are one character each")
+        for join in self.joins:
+            if not join.on or not join.take:
+                raise BadRequest(f"{where}: a join needs `on` (the columns that must agree) and `take` (those that come along)")
+        seen: set[str] = set()
+        for column in self.features():
+            if column in seen:
+                raise BadRequest(f"{where}: column {column!r} is a feature twice")
+            seen.add(column)
+        if self.target.column in seen:
+            raise BadRequest(f"{where}: the target {self.target.column!r} is a feature too")
+
+    def features(self) -> Iterator[str]:
+        for numbers in self.numeric:
+            yield from numbers.columns
+        for words in self.categorical:
+            yield from words.columns
+
+    def files(self) -> list[Path]:
+        """All that it reads."""
+        names = [self.source.path, *([self.source.test] if self.source.test else []), *(j.source.path for j in self.joins)]
+        return [self.path(n) for n in names]
+
+    def path(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.exists():
+            raise DataUnavailable(f"recipe {self.name}: {path} does not exist")
+        return path.resolve()
+
+
+class Columns:
+    """Which columns there are, which are used, and of what kind each is."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.main = self._of(recipe.source)
+        kinds: dict[str, Kind] = dict(self.main)
+        self.joined: list[dict[str, Kind]] = []
+        for join in recipe.joins:
+            there = self._of(join.source)
+            for name in join.on:
+                if name not in kinds:
+                    raise UnknownName(f"column to join on in {recipe.source.path}:", name, kinds)
+                if name not in there:
+                    raise UnknownName(f"column to join on in {join.source.path}:", name, there)
+                if kinds[name] != there[name]:
+                    raise BadRequest(f"join on {name}: a {kinds[name]} here, a {there[name]} in {join.source.path}")
+            for name in join.take:
+                if name not in there:
+                    raise UnknownName(f"column in {join.source.path}:", name, there)
+                if join.prefix + name in kinds:
+                    raise BadRequest(
+                        f"join with {join.source.path}: there is a column {join.prefix + name!r} already: use prefix"
+                    )
+                kinds[join.prefix + name] = there[name]
+            self.joined.append(there)
+        self.read = frozenset(kinds)
+        for name, expression in recipe.derive:
+            if name in kinds:
+                raise BadRequest(f"derive {name}: there is a column of that name already")
+            kinds[name] = expression.kind(kinds, f"derive {name}")
+        for i, expression in enumerate(recipe.filters):
+            if expression.kind(kinds, f"filter {i + 1}") != "boolean":
+                raise BadRequest(f"filter {expression.text!r} is not a condition")
+        self.where = Expression.parse(recipe.split.where, "split.where") if recipe.split.where else None
+        if self.where is not None and self.where.kind(kinds, "split.where") != "boolean":
+            raise BadRequest(f"split.where {recipe.split.where!r} is not a condition")
+        for name in recipe.split.by:
+            if name not in self.main:
+                raise UnknownName(f"column in {recipe.source.path} to split by:", name, self.main)
+        self.kinds = kinds
+        for group in recipe.numeric:
+            self._want(group.columns, ("number", "boolean"), "numeric")
+        for group in recipe.categorical:  # type: ignore[assignment]
+            self._want(group.columns, ("text", "number"), "categorical")
+        wanted: tuple[Kind, ...] = ("number", "boolean") if recipe.target.kind == "number" else ("number", "boolean", "text")
+        self._want((recipe.target.column,), wanted, "target")
+
+    def _want(self, names: tuple[str, ...], allowed: tuple[Kind, ...], what: str) -> None:
+        for name in names:
+            if name not in self.kinds:
+                raise UnknownName(f"{what} column", name, self.kinds)
+            if self.kinds[name] not in allowed:
+                hint = " (a CSV's columns are text: add it to its `numbers`)" if self.kinds[name] == "text" else ""
+                raise BadRequest(f"{what} column {name!r} is {self.kinds[name]}, not {' or '.join(allowed)}{hint}")
+
+    def used(self) -> list[str]:
+        """Columns of the main table that something depends on: a row's identity."""
+        wanted = set(self.recipe.features()) | {self.recipe.target.column} | set(self.recipe.split.by)
+        for join in self.recipe.joins:
+            wanted |= set(join.on)
+        for expression in (*(e for _, e in self.recipe.derive), *self.recipe.filters, *([self.where] if self.where else [])):
+            wanted |= expression.columns
+        return [name for name in self.main if name in wanted]
+
+    def _of(self, source: Source) -> dict[str, Kind]:
+        path = self.recipe.path(source.path)
+        if source.is_parquet:
+            return parquet_kinds(path)
+        names = list(source.columns) or header(path, source.delimiter)
+        for name in source.numbers:
+            if name not in names:
+                raise UnknownName(f"column in {source.path}:", name, names)
+        return {name: "number" if name in source.numbers else "text" for name in names}
+
+
+def header(path: Path, delimiter: str) -> list[str]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            names = [n.strip() for n in next(csv.reader(file, delimiter=delimiter), [])]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataCorrupt(f"{path} cannot be read: {error}") from None
+    if not names:
+        raise DataCorrupt(f"{path} is empty: its first line has the names of its columns")
+    twice = next((n for n in names if names.count(n) > 1), None)
+    if twice is not None:
+        raise DataCorrupt(f"{path} has two columns {twice!r}")
+    return names
+
+
+def parquet_kinds(path: Path) -> dict[str, Kind]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = next(iter(sorted(path.glob("*.parquet"))), path) if path.is_dir() else path
+    try:
+        schema = pq.read_schema(file)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataCorrupt(f"{path} is not a Parquet file that can be read: {error}") from None
+    kinds: dict[str, Kind] = {}
+    for field in schema:
+        if pa.types.is_boolean(field.type) or pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+            kinds[field.name] = "number"
+        elif pa.types.is_string(field.type) or pa.types.is_large_string(field.type) or pa.types.is_dictionary(field.type):
+            kinds[field.name] = "text"
+    return kinds
+
+
+def builtin() -> list[str]:
+    return sorted(p.stem for p in BUILTIN.glob("*.toml"))
+
+
+def _tables(value: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
+        raise BadRequest(f"{where}: write it as a table in double brackets, [[...]]")
+    return value
+
+
+def _made(kind: type[T], given: Any, where: str) -> T:
+    """A dataclass from a TOML table, its names, kinds and choices checked."""
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(given, Mapping):
+        raise BadRequest(f"{where}: a table of settings, not {given!r}")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise UnknownName(f"setting in {where}:", name, known)
+        values[name] = _value(value, str(known[name].type), f"{where}: {name}")
+    missing = [
+        n
+        for n, f in known.items()
+        if n not in values and "=" not in repr(f.default) and f.default.__class__.__name__ == "_MISSING_TYPE"
+    ]
+    if missing:
+        raise BadRequest(f"{where}: {missing[0]} is not given")
+    return kind(**values)
+
+
+def _value(value: Any, kind: str, where: str) -> Any:
+    if kind.startswith("tuple"):
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) for v in values):
+            raise BadRequest(f"{where}={value!r}: a list of names")
+        return tuple(values)
+    if kind.startswith("Literal"):
+        choices = [c.strip("\"' ") for c in kind.removeprefix("Literal[").removesuffix("]").split(",")]
+        if value not in choices:
+            raise UnknownName(where, str(value), choices)
+        return value
+    wanted: dict[str, tuple[type, ...]] = {
+        "str": (str,),
+        "int": (int,),
+        "bool": (bool,),
+        "float": (int, float),
+        "float | None": (int, float),
+    }
+    if kind in wanted and (not isinstance(value, wanted[kind]) or (isinstance(value, bool) and kind != "bool")):
+        raise BadRequest(f"{where}={value!r} is not of kind {kind}")
+    return float(value) if "float" in kind else value

@@ -1,0 +1,337 @@
+"""The engine for one machine: PyArrow reads (and counts broken lines), Polars joins, derives and filters, on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from paceline.data.manifest import ShardInfo
+from paceline.data.prepare.counts import BROKEN, Counts
+from paceline.data.prepare.encode import Encoder
+from paceline.data.prepare.placing import (
+    BAD,
+    IN_TEST,
+    IN_TRAIN,
+    KEY,
+    KEYS_SCHEMA,
+    PART,
+    SHARD,
+    TEST,
+    TRAIN,
+    WHY,
+    Placing,
+    Writing,
+)
+from paceline.data.prepare.recipe import Columns, Join, Recipe, Source, header
+from paceline.errors import BadRequest, DataCorrupt
+
+NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"  # what is a number, in every engine
+BATCH_ROWS = 1 << 16
+
+
+def missing() -> str | None:
+    try:
+        import polars  # noqa: F401
+    except ImportError:
+        return "engine polars needs Polars: pip install 'paceline[data]'"
+    return None
+
+
+class PolarsEngine:
+    name = "polars"
+    master = ""
+
+    def __init__(self) -> None:
+        if (reason := missing()) is not None:
+            raise BadRequest(reason)
+
+    def __enter__(self) -> PolarsEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def progress(self) -> str:
+        return ""
+
+    def rows(self, recipe: Recipe, columns: Columns, placing: Placing, persist: bool) -> PolarsRows:
+        return PolarsRows(recipe, columns, placing)
+
+
+class PolarsRows:
+    """The table as it is to be encoded, in memory."""
+
+    def __init__(self, recipe: Recipe, columns: Columns, placing: Placing) -> None:
+        import polars as pl
+
+        self.recipe, self.placing = recipe, placing
+        used, operations = columns.used(), Operations()
+        self.broken, self.broken_joined = 0, 0
+        tables = []
+        for part, name in ((TRAIN, recipe.source.path), (TEST, recipe.source.test)):
+            if name:
+                table, broken = self._read(recipe.source, recipe.path(name), used)
+                self.broken += broken
+                tables.append(self._with_keys(table, used, part))
+        main: Any = pl.DataFrame(pa.concat_tables(tables)).lazy()
+        numbers = [n for n in used if columns.main[n] == "number" and not recipe.source.is_parquet]
+        main = _numbered(main, numbers)
+        for join, there in zip(recipe.joins, columns.joined, strict=True):
+            main = self._joined(main, join, there)
+        for name, expression in recipe.derive:
+            main = main.with_columns(expression.build(operations, columns.kinds).alias(name))
+        if columns.where is not None:
+            held = columns.where.build(operations, columns.kinds)
+            main = main.with_columns(pl.when(held).then(TEST).otherwise(TRAIN).cast(pl.Int32).alias(PART))
+        shard = pl.when(pl.col(PART) == TRAIN).then(pl.col(IN_TRAIN)).otherwise(pl.col(IN_TEST))
+        features = [_plain(name, columns.kinds[name]) for name in (*recipe.features(), recipe.target.column)]
+        main = main.select(
+            *features, KEY, PART, shard.alias(SHARD), placing.why(operations, columns, None).cast(pl.Int32).alias(WHY), BAD
+        )
+        try:
+            self.table = main.collect().to_arrow(compat_level=pl.CompatLevel.oldest())
+        except pl.exceptions.PolarsError as error:
+            raise BadRequest(f"recipe {recipe.name}: {str(error).splitlines()[0]}") from None
+
+    def count(self) -> Counts:
+        counts = Counts()
+        for one in self._each(self._counted, self._slices(self.table)):
+            counts.add(one)
+        counts.rows += self.broken
+        counts.why[BROKEN] += self.broken
+        counts.broken_joined = self.broken_joined
+        return counts
+
+    def _counted(self, part: Any) -> Counts:
+        counts = Counts()
+        counts.see(part, self.recipe)
+        return counts
+
+    def write(self, encoder: Encoder, rows: dict[int, int], folder: Path) -> list[ShardInfo]:
+        import polars as pl
+
+        frame = pl.DataFrame(self.table).filter(pl.col(WHY) == 0).sort(SHARD, KEY)
+        kept = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+        self.table = None
+        numbers = np.asarray(kept.column(SHARD))
+        bounds = np.searchsorted(numbers, np.arange(self.placing.shards + 1))
+        shards = [kept.slice(a, b - a) for a, b in pairwise(bounds) if b > a]
+        writing = Writing(self.placing, encoder, rows, folder)
+        written = self._each(lambda one: list(writing(_batches(one))), shards)
+        return [info for infos in written for info in infos]
+
+    def close(self) -> None:
+        self.table = None
+
+    def _each(self, do: Any, items: list[Any]) -> list[Any]:
+        """In threads: NumPy and Arrow let go of the interpreter while they compute."""
+        with ThreadPoolExecutor(max_workers=max(1, min(len(os.sched_getaffinity(0)), len(items)))) as pool:
+            return list(pool.map(do, items))
+
+    def _slices(self, table: Any) -> list[Any]:
+        return [table.slice(start, BATCH_ROWS * 4) for start in range(0, max(1, table.num_rows), BATCH_ROWS * 4)]
+
+    def _read(self, source: Source, path: Path, wanted: list[str]) -> tuple[Any, int]:
+        """The columns, and how many lines were broken: not as many fields as there are columns."""
+        if source.is_parquet:
+            return _parquet(path, wanted), 0
+        refused = [0]
+        columns = list(source.columns) or None
+        first = [columns[0] if columns else header(path, source.delimiter)[0]] if source.comment else []
+        fields = list(dict.fromkeys((*first, *wanted)))
+
+        def refuse(row: Any) -> str:
+            text = row.text.strip()
+            if text and not (source.comment and text.startswith(source.comment)):
+                refused[0] += 1
+            return "skip"
+
+        try:
+            table = pacsv.read_csv(
+                path,
+                read_options=pacsv.ReadOptions(column_names=columns, block_size=1 << 24),
+                parse_options=pacsv.ParseOptions(delimiter=source.delimiter, invalid_row_handler=refuse),
+                convert_options=pacsv.ConvertOptions(
+                    column_types={n: pa.string() for n in fields},
+                    include_columns=fields,
+                    strings_can_be_null=False,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+        except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
+            raise DataCorrupt(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        return _cleaned(table, source, wanted), refused[0]
+
+    def _with_keys(self, table: Any, used: list[str], part: int) -> Any:
+        found = self._each(partial(self.placing.keys, used=used, file_part=part), self._slices(table))
+        for place, (name, kind) in enumerate(KEYS_SCHEMA):
+            table = table.append_column(name, pa.chunked_array([each[place] for each in found], kind))
+        return table
+
+    def _joined(self, main: Any, join: Join, there: dict[str, Any]) -> Any:
+        import polars as pl
+
+        wanted = list(dict.fromkeys((*join.on, *join.take)))
+        found, broken = self._read(join.source, self.recipe.path(join.source.path), wanted)
+        self.broken_joined += broken
+        table = pl.from_arrow(found)
+        assert isinstance(table, pl.DataFrame)
+        if not join.source.is_parquet:
+            table = _numbered(table.lazy(), [n for n in wanted if there[n] == "number"]).drop(BAD).collect()
+        known = table.drop_nulls(list(join.on))
+        refuse_many(
+            join,
+            int(known.select(join.on).is_duplicated().to_numpy().sum()),
+            lambda: known.filter(known.select(join.on).is_duplicated()).select(join.on).row(0),
+        )
+        renamed = known.rename({n: join.prefix + n for n in join.take if n not in join.on})
+        both = {n: pl.col(n).alias(join.prefix + n) for n in join.take if n in join.on and join.prefix}
+        return main.join(
+            renamed.with_columns(**{join.prefix + n: e for n, e in both.items()}).lazy(), on=list(join.on), how=join.how
+        )
+
+
+def refuse_many(join: Join, extra: int, example: Any) -> None:
+    """A join finds at most one row; otherwise rows would multiply, silently."""
+    if extra:
+        raise BadRequest(
+            f"join with {join.source.path} on {', '.join(join.on)}: {extra} of its rows have the same "
+            f"({', '.join(str(v) for v in example())}, ...): join on columns that tell its rows apart"
+        )
+
+
+class Operations:
+    """Polars' expressions."""
+
+    def column(self, name: str) -> Any:
+        import polars as pl
+
+        return pl.col(name)
+
+    def constant(self, value: float | str | bool) -> Any:
+        import polars as pl
+
+        return pl.lit(value)
+
+    def apply(self, operation: str, *arguments: Any) -> Any:
+        return _OPERATIONS[operation](*arguments)
+
+
+def _divide(a: Any, b: Any) -> Any:
+    import polars as pl
+
+    return pl.when(b != 0.0).then(a / b)
+
+
+def _date(year: Any, month: Any, day: Any) -> Any:
+    import polars as pl
+
+    fits = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (year >= 1) & (year <= 9999)
+    text = pl.format(
+        "{}-{}-{}",
+        *(
+            pl.when(fits).then(v).cast(pl.Int32).cast(pl.String).str.zfill(4 if i == 0 else 2)
+            for i, v in enumerate((year, month, day))
+        ),
+    )
+    return text.str.to_date("%Y-%m-%d", strict=False)
+
+
+def _when(condition: Any, then: Any, otherwise: Any) -> Any:
+    import polars as pl
+
+    return pl.when(condition).then(then).otherwise(otherwise)
+
+
+_OPERATIONS: dict[str, Any] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": _divide,
+    "floor_divide": lambda a, b: _divide(a, b).floor(),
+    "modulo": lambda a, b: a - _divide(a, b).floor() * b,
+    "equal": lambda a, b: a == b,
+    "differs": lambda a, b: a != b,
+    "less": lambda a, b: a < b,
+    "at_most": lambda a, b: a <= b,
+    "greater": lambda a, b: a > b,
+    "at_least": lambda a, b: a >= b,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "not": lambda a: ~a,
+    "missing": lambda a: a.is_null(),
+    "known": lambda a: a.is_not_null(),
+    "surely": lambda a: a.fill_null(False),
+    "floor": lambda a: a.floor(),
+    "abs": lambda a: a.abs(),
+    "lower": lambda a: a.str.to_lowercase(),
+    "when": _when,
+    "weekday": lambda y, m, d: _date(y, m, d).dt.weekday().cast(float),
+    "dayofyear": lambda y, m, d: _date(y, m, d).dt.ordinal_day().cast(float),
+}
+
+
+def _plain(name: str, kind: str) -> Any:
+    import polars as pl
+
+    return pl.col(name).cast(pl.Float64).alias(name) if kind == "boolean" else pl.col(name)
+
+
+def _numbered(table: Any, names: list[str]) -> Any:
+    """Text to numbers; what is none counts as missing, and is counted."""
+    import polars as pl
+
+    fits = {n: pl.col(n).str.contains(NUMBER) for n in names}
+    bad = pl.sum_horizontal([(~f).fill_null(False).cast(pl.Int32) for f in fits.values()]) if fits else pl.lit(0)
+    made = [pl.when(f).then(pl.col(n)).cast(pl.Float64, strict=False).alias(n) for n, f in fits.items()]
+    return table.with_columns(bad.cast(pl.Int32).alias(BAD), *made)
+
+
+def _cleaned(table: Any, source: Source, wanted: list[str]) -> Any:
+    """Text without the blanks around it; words that mean `missing` are."""
+    import polars as pl
+
+    def clean(name: str) -> Any:
+        text = pl.col(name).str.strip_chars(" \t")
+        if source.strip_end:
+            text = text.str.strip_suffix(source.strip_end)
+        return pl.when(~text.is_in(["", *source.missing])).then(text).alias(name)
+
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    if source.comment:
+        frame = frame.filter(~pl.col(frame.columns[0]).str.starts_with(source.comment))
+    return frame.select(clean(n) for n in wanted).to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _parquet(path: Path, wanted: list[str]) -> Any:
+    try:
+        table = pq.read_table(path, columns=wanted)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataCorrupt(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    columns = {}
+    for name in wanted:
+        column = table.column(name)
+        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type)
+        if text:
+            columns[name] = column.cast(pa.string())
+        else:
+            numbers = column.cast(pa.float64())
+            columns[name] = pa.chunked_array(
+                [pa.array(c.to_numpy(zero_copy_only=False), from_pandas=True) for c in numbers.chunks], pa.float64()
+            )
+    return pa.table(columns)
+
+
+def _batches(table: Any) -> Iterator[Any]:
+    yield from table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)

@@ -1,0 +1,326 @@
+"""The engine for tables that one machine does not hold: Spark reads, joins and filters, its executors write the shards.
+
+    read -> keys -> joins, derived columns, reasons to drop   (persisted: it is used twice)
+                      |-> count   one row of sums per partition, added up in the driver
+                      '-> write   repartitioned by shard, sorted by key, encoded, one file per shard
+
+Executors need Paceline installed, and the folder for the shards: one that all see, or one of that name on each host.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from paceline.data.manifest import Piece, ShardInfo
+from paceline.data.prepare.counts import Counts
+from paceline.data.prepare.encode import Encoder
+from paceline.data.prepare.placing import (
+    BAD,
+    BROKEN_LINE,
+    IN_TEST,
+    IN_TRAIN,
+    KEY,
+    KEYS_SCHEMA,
+    PART,
+    SHARD,
+    TEST,
+    TRAIN,
+    WHY,
+    Placing,
+    Writing,
+)
+from paceline.data.prepare.recipe import Columns, Join, Recipe, Source
+from paceline.data.prepare.with_polars import NUMBER, refuse_many
+from paceline.errors import BadRequest
+from paceline.spark.java import pyspark_missing
+from paceline.spark.session import Session, as_sentence
+
+SETTINGS = {
+    "spark.sql.ansi.enabled": "false",  # what cannot be computed is missing, as in the other engine
+    "spark.sql.csv.parser.columnPruning.enabled": "false",  # a line with too few or too many fields is seen as broken
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def missing() -> str | None:
+    return pyspark_missing()
+
+
+class SparkEngine:
+    name = "spark"
+
+    def __init__(self, master: str) -> None:
+        if (reason := missing()) is not None:
+            raise BadRequest(reason)
+        self.master = master
+        self.session = Session(master, "paceline prepare", SETTINGS)
+
+    def __enter__(self) -> SparkEngine:
+        self.session.__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.session.__exit__(*failure)
+
+    def progress(self) -> str:
+        return self.session.progress()
+
+    def rows(self, recipe: Recipe, columns: Columns, placing: Placing, persist: bool) -> SparkRows:
+        with as_sentence(self.session):
+            return SparkRows(self.session, recipe, columns, placing, persist)
+
+
+class SparkRows:
+    """The table as it is to be encoded: a plan, and after the first pass the rows themselves where the executors keep them."""
+
+    def __init__(self, session: Session, recipe: Recipe, columns: Columns, placing: Placing, persist: bool) -> None:
+        from pyspark.sql import functions as f
+        from pyspark.storagelevel import StorageLevel
+
+        self.session, self.recipe, self.placing, self.kept_in_memory = session, recipe, placing, persist
+        self.broken_joined = 0
+        used, operations = columns.used(), Operations()
+        main = None
+        for part, name in ((TRAIN, recipe.source.path), (TEST, recipe.source.test)):
+            if name:
+                table = self._with_keys(self._read(recipe.source, name, columns.main, used), columns, used, part)
+                main = table if main is None else main.unionByName(table)
+        main = _numbered(main, [] if recipe.source.is_parquet else [n for n in used if columns.main[n] == "number"])
+        for join, there in zip(recipe.joins, columns.joined, strict=True):
+            main = self._joined(main, join, there)
+        for name, expression in recipe.derive:
+            main = main.withColumn(name, expression.build(operations, columns.kinds))
+        if columns.where is not None:
+            main = main.withColumn(PART, f.when(columns.where.build(operations, columns.kinds), TEST).otherwise(TRAIN))
+        shard = f.when(f.col(PART) == TRAIN, f.col(IN_TRAIN)).otherwise(f.col(IN_TEST))
+        features = [
+            column(n).cast("double").alias(n) if columns.kinds[n] == "boolean" else column(n)
+            for n in (*recipe.features(), recipe.target.column)
+        ]
+        why = placing.why(operations, columns, f.col(BROKEN_LINE).isNotNull()).cast("int").alias(WHY)
+        self.table = main.select(*features, KEY, PART, shard.alias(SHARD), why, BAD)
+        if persist:
+            self.table.persist(StorageLevel.MEMORY_AND_DISK)
+
+    def count(self) -> Counts:
+        recipe = self.recipe
+
+        def count(batches: Iterator[Any]) -> Iterator[Any]:
+            counts = Counts()
+            for batch in batches:
+                counts.see(batch, recipe)
+            yield pa.RecordBatch.from_arrays([pa.array([counts.packed()])], ["counts"])
+
+        with as_sentence(self.session):
+            found = self.table.mapInArrow(count, "counts string").collect()
+        counts = Counts()
+        for row in found:
+            counts.add(Counts.unpacked(row.counts))
+        counts.broken_joined = self.broken_joined
+        return counts
+
+    def write(self, encoder: Encoder, rows: dict[int, int], folder: Path) -> list[ShardInfo]:
+        from pyspark.sql import functions as f
+
+        writing = Writing(self.placing, encoder, rows, folder)
+
+        def write(batches: Iterator[Any]) -> Iterator[Any]:
+            for info in writing(batches):
+                yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(info))])], ["shard"])
+
+        with as_sentence(self.session):
+            kept = self.table.filter(f.col(WHY) == 0)
+            placed = kept.repartitionById(self.placing.shards, f.col(SHARD)).sortWithinPartitions(SHARD, KEY)
+            found = [json.loads(row.shard) for row in placed.mapInArrow(write, "shard string").collect()]
+        return [ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}) for s in found]
+
+    def close(self) -> None:
+        if self.kept_in_memory:
+            self.table.unpersist()
+
+    def _read(self, source: Source, name: str, there: dict[str, Any], wanted: list[str]) -> Any:
+        """The wanted columns, cleaned, and the text of lines that are broken."""
+        from pyspark.sql import functions as f
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        path = self.recipe.path(name).as_uri()
+        if source.is_parquet:
+            table = self.session.spark.read.parquet(path)
+            plain = [_parquet(n, there[n]) for n in wanted]
+            return table.select(*plain, f.lit(None).cast("string").alias(BROKEN_LINE))
+        fields = [StructField(n, StringType()) for n in (*there, BROKEN_LINE)]
+        reader = self.session.spark.read.schema(StructType(fields)).options(
+            header=not source.columns,
+            sep=source.delimiter,
+            quote='"',
+            escape='"',
+            mode="PERMISSIVE",
+            columnNameOfCorruptRecord=BROKEN_LINE,
+            ignoreLeadingWhiteSpace=True,
+            ignoreTrailingWhiteSpace=True,
+            **({"comment": source.comment} if source.comment else {}),
+        )
+        table = reader.csv(path)
+        return table.select(*(_cleaned(n, source) for n in wanted), BROKEN_LINE)
+
+    def _with_keys(self, table: Any, columns: Columns, used: list[str], part: int) -> Any:
+        placing = self.placing
+
+        def keys(batches: Iterator[Any]) -> Iterator[Any]:
+            for batch in batches:
+                found = placing.keys(batch, used, part)
+                yield pa.RecordBatch.from_arrays([*batch.columns, *found], [*batch.schema.names, *(n for n, _ in KEYS_SCHEMA)])
+
+        from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+        kinds = [LongType() if kind == pa.int64() else IntegerType() for _, kind in KEYS_SCHEMA]
+        added = [StructField(name, kind) for (name, _), kind in zip(KEYS_SCHEMA, kinds, strict=True)]
+        return table.mapInArrow(keys, StructType([*table.schema.fields, *added]))
+
+    def _joined(self, main: Any, join: Join, there: dict[str, Any]) -> Any:
+        from pyspark.sql import functions as f
+
+        wanted = list(dict.fromkeys((*join.on, *join.take)))
+        table = self._read(join.source, join.source.path, there, wanted)
+        if not join.source.is_parquet:
+            found = table.agg(f.count(column(wanted[0])), f.sum(f.col(BROKEN_LINE).isNotNull().cast("int"))).collect()[0]
+            self.broken_joined += int(found[1] or 0)
+            table = _numbered(table.filter(f.col(BROKEN_LINE).isNull()), [n for n in wanted if there[n] == "number"]).drop(BAD)
+        known = table.drop(BROKEN_LINE).dropna(subset=list(join.on))
+        many = known.groupBy(*(column(n) for n in join.on)).count().filter("count > 1")
+        refuse_many(join, int(many.agg(f.sum("count")).collect()[0][0] or 0), lambda: list(many.collect()[0])[:-1])
+        taken = [column(n).alias(join.prefix + n) for n in join.take if join.prefix + n not in join.on]
+        return main.join(known.select(*(column(n) for n in join.on), *taken), on=list(join.on), how=join.how)
+
+
+class Operations:
+    """Spark's expressions."""
+
+    def column(self, name: str) -> Any:
+        return column(name)
+
+    def constant(self, value: float | str | bool) -> Any:
+        from pyspark.sql import functions as f
+
+        return f.lit(value)
+
+    def apply(self, operation: str, *arguments: Any) -> Any:
+        return _OPERATIONS[operation](*arguments)
+
+
+def column(name: str) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.col(f"`{name.replace('`', '``')}`")
+
+
+def _when(condition: Any, then: Any, otherwise: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.when(condition, then).otherwise(otherwise)
+
+
+def _divide(a: Any, b: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.when(b != 0.0, a / b)
+
+
+def _floor(a: Any) -> Any:
+    """As a float: Spark's own gives a whole number, which does not hold all of them."""
+    from pyspark.sql import functions as f
+
+    whole = f.floor(a).cast("double")
+    return f.when(f.abs(a) < 2.0**52, whole).otherwise(a)
+
+
+def _date(year: Any, month: Any, day: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    fits = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (year >= 1) & (year <= 9999)
+    return f.when(fits, f.make_date(year.cast("int"), month.cast("int"), day.cast("int")))
+
+
+def _function(name: str) -> Any:
+    def call(*arguments: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        return getattr(f, name)(*arguments)
+
+    return call
+
+
+def _surely(a: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.coalesce(a, f.lit(False))
+
+
+_OPERATIONS: dict[str, Any] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": _divide,
+    "floor_divide": lambda a, b: _floor(_divide(a, b)),
+    "modulo": lambda a, b: a - _floor(_divide(a, b)) * b,
+    "equal": lambda a, b: a == b,
+    "differs": lambda a, b: a != b,
+    "less": lambda a, b: a < b,
+    "at_most": lambda a, b: a <= b,
+    "greater": lambda a, b: a > b,
+    "at_least": lambda a, b: a >= b,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "not": lambda a: ~a,
+    "missing": lambda a: a.isNull(),
+    "known": lambda a: a.isNotNull(),
+    "surely": _surely,
+    "floor": _floor,
+    "abs": _function("abs"),
+    "lower": _function("lower"),
+    "when": _when,
+    "weekday": lambda y, m, d: (_function("weekday")(_date(y, m, d)) + 1).cast("double"),
+    "dayofyear": lambda y, m, d: _function("dayofyear")(_date(y, m, d)).cast("double"),
+}
+
+
+def _cleaned(name: str, source: Source) -> Any:
+    """Text without the blanks around it; words that mean `missing` are."""
+    from pyspark.sql import functions as f
+
+    text = f.btrim(column(name), f.lit(" \t"))
+    if source.strip_end:
+        text = f.regexp_replace(text, re.escape(source.strip_end) + r"\z", "")
+    return f.when(~text.isin(["", *source.missing]), text).alias(name)
+
+
+def _parquet(name: str, kind: str) -> Any:
+    from pyspark.sql import functions as f
+
+    if kind == "text":
+        return column(name).cast("string").alias(name)
+    number = column(name).cast("double")
+    return f.when(~f.isnan(number), number).alias(name)
+
+
+def _numbered(table: Any, names: list[str]) -> Any:
+    """Text to numbers; what is none counts as missing, and is counted."""
+    from pyspark.sql import functions as f
+
+    bad = f.lit(0)
+    for name in names:
+        fits = column(name).rlike(NUMBER)
+        bad = bad + f.coalesce((~fits).cast("int"), f.lit(0))
+    kept = [
+        f.when(column(n).rlike(NUMBER), column(n)).cast("double").alias(n) if n in names else column(n) for n in table.columns
+    ]
+    broken = f.col(BROKEN_LINE).isNotNull() if BROKEN_LINE in table.columns else f.lit(False)
+    return table.select(*kept, f.when(broken, 0).otherwise(bad).cast("int").alias(BAD))

