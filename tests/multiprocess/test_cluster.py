@@ -242,9 +242,10 @@ def test_nothing_is_left_when_the_one_who_wanted_it_is_killed(tmp_path: Path, mo
 @needs_spark
 @pytest.mark.usefixtures("_home_of_its_own")
 def test_a_real_cluster_comes_up_and_goes_down() -> None:
-    before = {p.pid for p in psutil.process_iter()}
     cluster = standalone.up(1)
     try:
+        running = cluster.processes()
+        assert {p.pid for p in running} == set(cluster.pids.values())
         conf = cluster.conf_dir / "spark-defaults.conf"
         assert [stat.S_IMODE(p.stat().st_mode) for p in (cluster.folder, cluster.conf_dir, conf)] == [0o700, 0o700, 0o600]
         assert cluster.master.startswith("spark://127.0.0.1:")
@@ -257,7 +258,7 @@ def test_a_real_cluster_comes_up_and_goes_down() -> None:
     finally:
         assert standalone.down()
     assert gone(cluster)
-    assert not [p for p in psutil.process_iter() if p.pid not in before and "org.apache.spark" in " ".join(marked.command(p))]
+    assert not any(p.is_running() for p in running)
 
 
 @pytest.fixture(scope="module")

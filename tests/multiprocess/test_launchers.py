@@ -5,6 +5,7 @@ That the weights are the same under all of them is in test_same_weights.py.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -18,12 +19,21 @@ from uuid import uuid4
 
 import pytest
 import torch.distributed as dist
+from tests.conftest import make_pairs, small_net
 
+import paceline
+from paceline.api import make_job
+from paceline.config import Config
 from paceline.errors import BadRequest
+from paceline.job import Job
 from paceline.launch import joined
 from paceline.launch.joined import Meeting
+from paceline.launch.run import _claim
 from paceline.launch.seat import Seat, find, first_host, tasks_on_node
+from paceline.privacy.ledger import Line, write_lines
 from paceline.record.machine import cores
+from paceline.transport.base import Rendezvous
+from paceline.transport.gloo import GlooTransport
 from paceline.transport.mpi import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
@@ -100,6 +110,7 @@ def test_seats() -> None:
     saved = {"workers": 8, "threads": 2, "transport": "shm", "strategy": "allreduce", "lr": 0.5}  # of a run that goes on
     assert Seat("mpirun", 0, 4, 0, 2).fit({"lr": 0.1}, saved) == {
         "workers": 4, "threads": max(1, cores() // 2), "transport": "gloo", "strategy": "allreduce", "lr": 0.1,
+        "launcher": "mpirun",
     }  # fmt: skip
 
 
@@ -176,9 +187,10 @@ def test_ranks_that_are_started_again_go_on_with_their_own_run_only(tmp_path: Pa
         if meeting.leads:
             meeting.mark(out)
 
-    for step in (10, 20):
+    for step, workers in ((10, 2), (20, 2), (30, 0)):  # the last was rescued by one worker, alone
+        said = {"step": step, "workers": workers, "train_s": 0.0, "optimizer": "SGD", "samples": 1}
         (out / "checkpoints" / f"step-000000{step}").mkdir(parents=True)
-        (out / "checkpoints" / f"step-000000{step}" / "checkpoint.json").touch()
+        (out / "checkpoints" / f"step-000000{step}" / "checkpoint.json").write_text(json.dumps(said))
     assert agent.meet(2, ask, restarts=1) == [(options, [])] * 2  # nobody knows whose it is
     agent.meet(2, mark)
     assert agent.meet(2, ask) == [(options, [])] * 2  # in the same processes: a second run, not the same one again
@@ -200,6 +212,40 @@ def test_a_restart_without_a_folder_says_what_would_help() -> None:
     [(options, notices)] = agent.meet(1, lambda m: (m.going_on({}), m.notices), restarts=1)
     assert options == {}
     assert "--out and --checkpoint-every" in notices[0]
+
+
+def test_every_worker_knows_the_hosts_of_all_workers(tmp_path: Path) -> None:
+    def ask(meeting: Meeting) -> tuple[str, ...]:
+        job = Job.__new__(Job)  # only what a claim looks at
+        job.config, job.out, job.resume_from, job.session = Config(workers=2), tmp_path / "run", None, 0
+        meeting.claim(job, lambda job: job.out.mkdir())
+        return job.hosts
+
+    assert Agent().meet(3, ask) == [(socket.gethostname(),) * 2] * 3  # the third serves
+
+
+def test_beginning_again_is_a_session_of_its_own_unless_that_would_spend_a_budget_twice(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = {"data": (make_pairs(60), make_pairs(20, seed=1)), "model": small_net, "transport": "inproc", "steps": 2}
+    options["out"] = str(out)
+    paceline.train(**options, progress=False)
+    job = make_job(options)
+    with pytest.raises(BadRequest, match="holds a run already"):
+        _claim(job)
+    _claim(job, restarted=lambda out: True)
+    assert job.session == 1
+    job.protection = object()  # type: ignore[assignment]
+    write_lines(out / "privacy" / "worker-0.json", [Line(session=0, noise=1.0, rate=0.1, steps=2)])
+    with pytest.raises(BadRequest, match="started again before its first checkpoint"):
+        _claim(job, restarted=lambda out: True)
+
+
+def test_what_a_transport_puts_into_the_store_is_of_one_meeting_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = Agent()
+    monkeypatch.setattr(GlooTransport, "make_group", lambda self, store: None)
+    first, second = (GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", agent.store.port, 5.0, number)) for number in (1, 2))
+    first.store.set("ddp", "here")  # PyTorch's DDP meets there
+    assert not second.store.check(["ddp"])
 
 
 def test_the_address_that_others_can_reach() -> None:

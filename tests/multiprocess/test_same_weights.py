@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch import Tensor
 import paceline
 from paceline.record.reader import read_events
 from paceline.registry import Spec, strategies
+from paceline.testbed import hosts
+from paceline.testbed.links import Links
 from paceline.transport.mpi import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
@@ -86,12 +89,13 @@ Launcher = Callable[..., list[Start]]
 
 
 @contextmanager
-def started(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: list[str], log: Path, first: Callable[[], None] | None = None, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process, ended with all that it has started."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env, preexec_fn=first)  # noqa: PLW1509
         try:
             yield process
         finally:
@@ -283,6 +287,22 @@ def test_a_lost_server_is_started_again(tmp_path: Path, gate: Callable[..., list
 
 
 @pytest.mark.slow
+def test_a_resumed_run_is_started_again(tmp_path: Path, undisturbed: paceline.Run, gate: Callable[..., list[str]]) -> None:
+    """Not from where it was told to go on, but from where it has come to since."""
+    out, log = Path("new"), Path("log")
+    locally(tmp_path / "old", **{**LONG, "steps": 30}, workers=RANKS)
+    [(command, _)] = with_torchrun(RANKS, PACELINE, "train", "--resume", "old", "--steps", "60", "--out", str(out))
+    command[1:1] = ["--max-restarts", "2"]
+    with started([*command, *gate(rank=1, step=51, file="open")], log) as torchrun:
+        until((out / "checkpoints" / "step-00000040").is_dir, torchrun, log)
+        kill_rank(1, torchrun)
+        Path("open").touch()
+        finished(torchrun, log)
+    check(out, undisturbed, [0, 20, 40])
+    assert sessions(Path("old")) == [0]
+
+
+@pytest.mark.slow
 def test_started_again_before_the_first_checkpoint(undisturbed: paceline.Run, gate: Callable[..., list[str]]) -> None:
     """In a folder of one's own it begins again; somebody else's is refused every time."""
     out, log = Path("run"), Path("log")
@@ -328,6 +348,31 @@ def test_torchrun_on_several_nodes(dies: bool, tmp_path: Path, gate: Callable[..
             finished(process, log)
     assert record_of(out)["config"]["transport"] == "gloo"
     check(out, reference, [0, 20] if dies else [0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(hosts.missing() is not None, reason=str(hosts.missing()))
+def test_torchrun_on_hosts_of_their_own(tmp_path: Path) -> None:
+    """Each rank listens at its own address, not at the one where they meet."""
+    reference = locally(tmp_path / "local", strategy=RING, workers=2)
+    logs = [Path("log-a"), Path("log-b")]
+    with hosts.lasting(2, Links.read("unlimited")) as bed, ExitStack() as stack:
+        agents = []
+        for host, log in enumerate(logs):
+            meeting = [
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                f"{bed.address(0)}:29500",
+                "--local-addr",
+                bed.address(host),
+            ]
+            command = [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meeting, PACELINE, *line(strategy=RING, out="run")]
+            agents.append(stack.enter_context(started(command, log, partial(bed.enter, host))))
+        for process, log in zip(agents, logs, strict=True):
+            finished(process, log)
+    assert [w["host"] for w in record_of(Path("run"))["workers"]] == ["host-0", "host-1"]
+    check(Path("run"), reference, [0])
 
 
 @pytest.mark.slow

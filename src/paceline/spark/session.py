@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,10 +18,24 @@ from paceline.errors import BadRequest, PacelineError, RunFailed
 from paceline.spark.java import find_java, pyspark_missing, spark_environment
 
 REACH_S = 5.0  # for a master to answer
+WATCH_S = 0.2
+TROUBLE = re.compile(
+    "Exception while bootstrapping client|Failed to connect to master|All masters are unresponsive|"
+    "Disconnected from Spark cluster"
+)
+GONE = re.compile(r"Disconnected from Spark cluster|Application has been killed")
+HOW = "Its secret belongs into spark-defaults.conf of your SPARK_CONF_DIR; `paceline cluster up` takes care of that by itself"
+REASONS = {  # what Spark writes: what it means
+    "bootstrapping client": f"refuses this driver: another secret (spark.authenticate.secret). {HOW}",
+    "Authentication failed": f"refuses this driver: another secret (spark.authenticate.secret). {HOW}",
+    "Unknown challenge": f"wants a secret (spark.authenticate), and this driver has none. {HOW}",
+    "A secret key must be specified": f"needs spark.authenticate.secret beside spark.authenticate. {HOW}",
+    "UnknownHostException": "is on a host that has no address",
+    "Connection refused": "does not answer: Connection refused. Is it up? (paceline cluster status)",
+}
 COMMON = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     "spark.executorEnv.OMP_NUM_THREADS": "1",
 }
 
@@ -33,6 +48,7 @@ class Session:
         self.spark: Any = None
         self._theirs = False
         self._log: Path | None = None
+        self._over = threading.Event()
 
     def __enter__(self) -> Session:
         if (reason := pyspark_missing()) is not None:
@@ -59,15 +75,14 @@ class Session:
         self._log = Path(name)
         environment = spark_environment(conf_dir, "127.0.0.1" if local else None)
         try:
-            with _set(environment), _errors_into(handle), _in_time(self):
+            with _set(environment), _errors_into(handle):
+                threading.Thread(target=self._watch, daemon=True).start()
                 self.spark = builder.getOrCreate()
-                self.spark.sparkContext.setLogLevel("OFF")
-        except PacelineError:
-            self.end()
-            raise
-        except Exception as error:
+        except BaseException as error:
             said = self.said()
             self.end()
+            if not isinstance(error, Exception):
+                raise
             raise _not_started(self.master, error, said) from None
         finally:
             os.close(handle)
@@ -78,6 +93,7 @@ class Session:
 
     def end(self) -> None:
         """The session, its JVM and its log."""
+        self._over.set()
         if not self._theirs:
             with suppress(Exception):
                 if self.spark is not None:
@@ -87,6 +103,19 @@ class Session:
                 with suppress(OSError):
                     self._log.unlink()
         self.spark = None
+
+    def _watch(self) -> None:
+        """Spark tries for a minute to reach a master that does not want it, and for ever to find one that is gone: not we."""
+        from pyspark import SparkContext
+
+        while not self._over.wait(WATCH_S):
+            if TROUBLE.search(self.said()):
+                self._over.wait(0.5)  # until the reason is written, too
+                gateway = SparkContext._gateway
+                process = getattr(gateway, "proc", None)
+                if process is not None and not self._over.is_set():
+                    process.kill()  # whoever waits for an answer is told
+                return
 
     def said(self) -> str:
         """What Spark has written on its standard error."""
@@ -140,6 +169,8 @@ def as_sentence(session: Session) -> Iterator[None]:
 
 def translated(error: Exception, said: str = "") -> PacelineError:
     text = str(error)
+    if GONE.search(said):
+        return RunFailed("the Spark cluster is gone: its master does not answer any more")
     told = re.findall(r"paceline\.errors\.(\w+): (.+)", text)
     if told:  # who lost a peer only tells of the one that was lost
         name, words = next((t for t in told if t[0] not in ("PeerLost", "TransportError")), told[0])
@@ -159,14 +190,14 @@ def translated(error: Exception, said: str = "") -> PacelineError:
 
 
 def _not_started(master: str, error: Exception, said: str) -> PacelineError:
+    if GONE.search(said):
+        return RunFailed(f"the Spark cluster at {master} is gone: its master does not answer any more")
+    for sign, meaning in REASONS.items():
+        if sign in said:
+            return BadRequest(f"master={master} {meaning}")
     reason = next((line for line in reversed(said.splitlines()) if re.search(r"Exception|Error|refused|denied", line)), "")
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     return RunFailed(f"Spark at {master} could not be started: {(reason or first).strip()[:300]}")
-
-
-@contextmanager
-def _in_time(session: Session) -> Iterator[None]:
-    yield
 
 
 @contextmanager
