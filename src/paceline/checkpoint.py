@@ -35,8 +35,10 @@ def save(
     about: dict[str, Any],
     barrier: Callable[[], None],
 ) -> Path:
-    """Called by all workers together; `weights` on worker 0 only."""
+    """Called by all workers together; `weights` on worker 0 only. What one rescues alone replaces nothing that all made."""
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
+    if not about["workers"] and final.is_dir():
+        return final
     try:
         if rank == 0:
             for abandoned in folder.glob(".step-*.part"):

@@ -88,8 +88,15 @@ def about(worker: Worker) -> dict[str, Any]:
         "optimizer": type(worker.replica.optimizer).__name__,
         "codec": str(worker.config.codec),
         "samples": _count(worker.job.data.train),
+        "content": _content(worker),
         "privacy": worker.private.spent() if worker.private is not None else None,
     }
+
+
+def _content(worker: Worker) -> str | None:
+    """Tells one set of shards from another; of people's data in a private run not even that is written down."""
+    found = worker.job.data.origin.get("content")
+    return None if found is None or worker.private is not None else str(found)
 
 
 def restore(worker: Worker) -> dict[str, Any]:
@@ -101,6 +108,7 @@ def restore(worker: Worker) -> dict[str, Any]:
         ("optimizer", said["optimizer"], type(optimizer).__name__),
         ("codec", said.get("codec", "none"), str(worker.config.codec)),
         ("number of training samples", said["samples"], _count(worker.job.data.train)),
+        ("content of its shards", said.get("content"), _content(worker)),
     ):
         if there != here:
             raise BadRequest(f"{folder} was made with another {what} ({there}, not {here}): resume it with the same")

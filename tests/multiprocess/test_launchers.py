@@ -22,6 +22,7 @@ import torch.distributed as dist
 from tests.conftest import make_pairs, small_net
 
 import paceline
+from paceline import checkpoint
 from paceline.api import make_job
 from paceline.config import Config
 from paceline.errors import BadRequest
@@ -204,6 +205,13 @@ def test_ranks_that_are_started_again_go_on_with_their_own_run_only(tmp_path: Pa
     other = Agent("another")
     other.name = "agent"  # another store, and another number of ranks
     assert [found for found, _ in other.meet(3, ask)] == [go_on] * 3
+
+
+def test_what_one_worker_rescues_does_not_replace_what_all_have_made(tmp_path: Path) -> None:
+    whole = tmp_path / "step-00000020"
+    (whole / "worker-1.pt").mkdir(parents=True)
+    assert checkpoint.save(tmp_path, 20, 0, {}, {}, {"workers": 0}, lambda: None) == whole
+    assert [p.name for p in whole.iterdir()] == ["worker-1.pt"]
 
 
 def test_a_restart_without_a_folder_says_what_would_help() -> None:

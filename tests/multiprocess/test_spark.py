@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tests.tables import changed, write_table
 
 from paceline.data.manifest import Manifest
+from paceline.data.prepare import run
 from paceline.data.prepare.recipe import Recipe
 from paceline.data.prepare.run import prepare
 from paceline.errors import RunFailed
@@ -43,13 +45,13 @@ def assert_same(one: Manifest, other: Manifest) -> None:
 
 
 @pytest.fixture
-def spark(monkeypatch: pytest.MonkeyPatch) -> Session:  # type: ignore[misc]
+def spark() -> Iterator[Session]:
     """One session for all that follows: starting a JVM takes longer than the work."""
     with Session("local[2]", "tests", {"spark.sql.shuffle.partitions": "2"}) as session:
         yield session
 
 
-def test_both_engines_give_the_same_shards(spark: Session, tmp_path: Path) -> None:
+def test_both_engines_give_the_same_shards(spark: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = iter(range(99))
 
     def both(recipe: Recipe, **options: object) -> Manifest:
@@ -74,23 +76,8 @@ def test_both_engines_give_the_same_shards(spark: Session, tmp_path: Path) -> No
     both(Recipe.read(folder / "r.toml"))
 
     # what goes wrong in an executor is said as it was said there
-    (tmp_path / "full").mkdir()
-    recipe = Recipe.read(write_table(tmp_path / "d"))
     blocked = tmp_path / "blocked" / "train-00001.inputs.npy"
-    blocked.mkdir(parents=True)  # a folder where a shard should go: the rename fails
+    monkeypatch.setattr(run, "make_folder", lambda folder, force: blocked.mkdir(parents=True))  # in a shard's way
     with pytest.raises(RunFailed, match=r"train-00001\.inputs\.npy cannot be written"):
-        prepare_over(recipe, tmp_path / "blocked")
-
-
-def prepare_over(recipe: Recipe, out: Path) -> None:
-    """`prepare` into a folder in which something is in the way."""
-    blocked = out / "train-00001.inputs.npy"
-    blocked.rmdir()
-    import paceline.data.prepare.run as run
-
-    make_folder = run.make_folder
-    try:
-        run.make_folder = lambda folder, force: blocked.mkdir()  # type: ignore[attr-defined]
-        prepare(recipe, out, "spark", "local[2]")
-    finally:
-        run.make_folder = make_folder  # type: ignore[attr-defined]
+        prepare(Recipe.read(write_table(tmp_path / "d")), tmp_path / "blocked", "spark", "local[2]")
+    assert not (tmp_path / "blocked" / "manifest.json").exists()

@@ -366,3 +366,15 @@ def test_shards_of_another_process_are_mapped_anew(tmp_path: Path) -> None:
     assert torch.equal(train.batch(order)[0], whole[order])  # type: ignore[union-attr]
     assert len(pickle.dumps(train)) < 20_000  # the numbers themselves do not travel
     assert math.isfinite(float(whole.sum()))
+
+
+def test_a_run_does_not_go_on_with_other_shards(tmp_path: Path) -> None:
+    recipe = write_table(tmp_path)
+    prepare(Recipe.read(recipe), tmp_path / "out", "polars", shards=2)
+    options = {"model": "mlp:hidden=4", "transport": "inproc", "checkpoint_every": "2", "batch_size": 16}
+    paceline.train(data=f"shards:{tmp_path / 'out'}", steps=4, out=str(tmp_path / "run"), **options)
+    table = (tmp_path / "people.csv").read_text().splitlines()
+    (tmp_path / "people.csv").write_text("\n".join([*table[:5], *table[6:], table[5].replace("2013", "2012")]) + "\n")
+    prepare(Recipe.read(recipe), tmp_path / "out", "polars", shards=2, force=True)
+    with pytest.raises(BadRequest, match=r"content of its shards|number of training samples"):
+        paceline.train(resume=str(tmp_path / "run"), steps=8)

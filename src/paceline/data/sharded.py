@@ -211,6 +211,7 @@ def _origin(manifest: Manifest, infos: list[ShardInfo]) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "hosts": sorted({s.host for s in infos}),
         "counted_from_rows": manifest.counted_from_rows,
+        "content": hashlib.sha256("".join(s.inputs.sha256 + s.targets.sha256 for s in infos).encode()).hexdigest()[:16],
         "report": manifest.report,
         "seconds": manifest.seconds,
     }

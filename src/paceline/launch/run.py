@@ -104,7 +104,9 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
     if lost:
         record["lost"] = sorted(lost)
     if job.data.origin:
-        record["data"] = clean_json({k: v for k, v in job.data.origin.items() if k != "report" or job.protection is None})
+        record["data"] = clean_json(
+            {k: v for k, v in job.data.origin.items() if k not in ("report", "content") or job.protection is None}
+        )
     if job.protection is not None:
         record["privacy"] = clean_json(account(job.out, job.protection))
     try:
