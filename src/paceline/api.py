@@ -187,7 +187,9 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
         filled["transport"] = "gloo"
     if filled.get("resume") and not filled.get("out"):
         filled["out"] = str(run_folder(filled["resume"]))
-    return {"master": "local[*]", **filled}
+    from paceline.spark.session import usual_master
+
+    return {"master": usual_master(), **filled}
 
 
 def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None) -> Run:

@@ -63,6 +63,7 @@ def test_hogwild() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_language_model() -> None:
     said = output(BIN / "paceline", "launch", "-n", "2", EXAMPLES / "language_model.py")
     last = re.findall(r"([\d.]+) nats per letter", said)[-1]

@@ -176,6 +176,7 @@ def train(out: Path, **options: object) -> paceline.Run:
     )
 
 
+@pytest.mark.slow
 def test_training_under_mpirun_follows_serial(tmp_path: Path) -> None:
     serial = train(tmp_path / "serial", batch_size=12, epochs=2)
     many = train(tmp_path / "many", strategy="allreduce:collective=ring", workers=2, transport="mpi", epochs=2)

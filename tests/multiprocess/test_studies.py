@@ -39,6 +39,7 @@ def records(folder: Path) -> dict[str, dict]:
     return {f.parent.name: json.loads(f.read_text()) for f in (folder / "runs").glob("*/run.json")}
 
 
+@pytest.mark.slow
 def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
     """SIGKILL in the middle: no run is repeated, none is lost, no process stays."""
     (tmp_path / "study.toml").write_text(SMALL)
@@ -137,6 +138,7 @@ def test_network_bytes_of_a_ring_are_what_theory_says(tmp_path: Path) -> None:
         assert worker["payload_sent_bytes"] == pytest.approx(theory, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path) -> None:
     for number, how in enumerate((["--strategy", "serial"], ["--strategy", "allreduce", "--workers", "2"])):

@@ -120,6 +120,7 @@ def test_a_link_is_no_faster_than_its_rate_and_the_interface_counts(tmp_path: Pa
         assert 0.95 < worker["net_sent_bytes"] / worker["payload_sent_bytes"] < 1.15  # the last of it may still be queued
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.skipif(MpiTransport.missing() is not None, reason=str(MpiTransport.missing()))
 def test_mpi_talks_between_hosts(tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_mpi_talks_between_hosts(tmp_path: Path) -> None:
     assert all(w["net_sent_bytes"] > w["payload_sent_bytes"] > 0 for w in run.record["workers"])
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:

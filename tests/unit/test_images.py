@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +15,10 @@ from PIL import Image
 import paceline
 from paceline.data.augment import Augment
 from paceline.data.export import export
-from paceline.data.imagefolder import SCALE
+from paceline.data.imagefolder import SCALE, decode
+from paceline.data.prepare import images
 from paceline.data.prepare.anything import prepare
-from paceline.errors import BadRequest, DataCorrupt, DataUnavailable
+from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, RunFailed
 
 
 @pytest.fixture
@@ -123,3 +127,68 @@ def test_bad_folders(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DataCorrupt, match=r"none of its 25 training images|is not an image"):
         prepare(f"imagefolder:{photos}", out=tmp_path / "out", size=8)
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("pixels", [300, 500])  # PIL warns of the one, which is an error here, and refuses the other
+def test_an_image_of_too_many_pixels_is_left_out(
+    pixels: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    huge = photos / "train" / "red" / "huge.png"
+    Image.new("RGB", (pixels, 5)).save(huge)
+    with pytest.raises(DataCorrupt, match=r"huge\.png is not an image that can be read: Image size"):
+        decode(huge, 16)
+    manifest = prepare(f"imagefolder:{photos}", out=tmp_path / "out", shards=3, size=16)
+    assert manifest.rows("train") == 24
+    assert manifest.report["dropped"][0]["rows"] == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("truncated"),
+        SyntaxError("broken PNG"),
+        ValueError("negative size"),
+        struct.error("unpack requires"),
+        Image.DecompressionBombError("a bomb"),
+        EOFError(),
+        ZeroDivisionError("division"),
+        KeyError("mode"),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_whatever_a_reader_of_images_raises_names_the_file(
+    error: Exception, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Image, "open", broken)
+    with pytest.raises(DataCorrupt, match=r"0\.png is not an image that can be read: \S"):
+        decode(photos / "train" / "red" / "0.png", 16)
+    with pytest.raises(DataCorrupt, match="is not an image that can be read"):
+        paceline.load_data(f"imagefolder:{photos}")
+
+
+def test_a_report_that_cannot_be_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text = Path.write_text
+
+    def full(path: Path, *arguments: Any, **options: Any) -> int:
+        if path.name == "report.md":
+            raise OSError(28, "No space left on device")
+        return write_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RunFailed, match=r"report\.md"):
+        prepare(f"imagefolder:{photos}", out=tmp_path / "out", shards=1, size=16)
+
+
+def test_how_far_spark_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "TELL_EVERY_S", 0.01)
+    far = iter(["", "3 of 8 tasks"])
+    said: list[str] = []
+    with images._telling(lambda: next(far, ""), said.append):
+        until = time.monotonic() + 10
+        while not said and time.monotonic() < until:
+            time.sleep(0.01)
+    assert said == ["packing: 3 of 8 tasks"]

@@ -68,7 +68,7 @@ def make_shards(folder: Path, count: int, shard_bytes: int) -> tuple[int, float]
     random = np.random.default_rng(0)
     block = random.standard_normal((1000, FEATURES), dtype=np.float32)
     for number in range(count):
-        with ShardWriter(folder, "train", number, rows, (FEATURES,), ("float32", "int64")) as writer:
+        with ShardWriter(folder, "0" * 8, "train", number, rows, (FEATURES,), ("float32", "int64")) as writer:
             for start in range(0, rows, len(block)):
                 part = block[: min(len(block), rows - start)]
                 targets = random.integers(0, 2, len(part))

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from paceline.data.augment import Augment
@@ -47,15 +47,20 @@ def decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
-        raise DataCorrupt(f"{path} is not an image that can be read: {error}") from None
-    width, height = image.size
-    if (width, height) != (size, size):
-        factor = size / min(width, height)
-        image = image.resize((max(size, round(width * factor)), max(size, round(height * factor))), Image.Resampling.BILINEAR)
-        left, top = (image.width - size) // 2, (image.height - size) // 2
-        image = image.crop((left, top, left + size, top + size))
-    return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
+        width, height = image.size
+        if (width, height) != (size, size):
+            factor = size / min(width, height)
+            sides = max(size, round(width * factor)), max(size, round(height * factor))
+            image = image.resize(sides, Image.Resampling.BILINEAR)
+            left, top = (image.width - size) // 2, (image.height - size) // 2
+            image = image.crop((left, top, left + size, top + size))
+        return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
+    except Exception as error:  # each format's reader has its own
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> DataCorrupt:
+    return DataCorrupt(f"{path} is not an image that can be read: {str(error) or type(error).__name__}")
 
 
 def _listing(root: Path, classes: list[str], seed: int) -> tuple[list[Path], list[int]]:
@@ -101,8 +106,8 @@ class Listing:
             try:
                 with Image.open(files[0]) as first:
                     size = min(first.size)
-            except (OSError, UnidentifiedImageError) as error:
-                raise DataCorrupt(f"{files[0]} is not an image that can be read: {error}") from None
+            except Exception as error:
+                raise _unreadable(files[0], error) from None
         return cls(classes, size, (files, labels), _listing(held_out, classes, 0) if held_out is not None else ([], []))
 
 

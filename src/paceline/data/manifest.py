@@ -1,11 +1,11 @@
 """A folder of shards: arrays that trainers map, and a manifest that says what is in them.
 
 DIR/
-  train-00000.inputs.npy    rows x shape; plain NumPy files whose numbers begin at a page of their own
-  train-00000.targets.npy   rows
-  test-00000...
-  manifest.json             written last, by renaming: a folder without it was never finished, and is not read
-  report.md                 what came in, what was dropped and why, what there is
+  train-00000-ID.inputs.npy    rows x shape; plain NumPy files whose numbers begin at a page of their own
+  train-00000-ID.targets.npy   rows; ID is of one preparation
+  test-00000-ID...
+  manifest.json                written last, by renaming: a folder without it was never finished, and is not read
+  report.md                    what came in, what was dropped and why, what there is
 
 A shard is written aside, flushed to the disk and renamed, so it is whole or not there. Its content follows from its rows alone:
 two attempts at the same task, at the same time even, put the same bytes in place.
@@ -14,9 +14,12 @@ two attempts at the same task, at the same time even, put the same bytes in plac
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import socket
 import uuid
 from collections.abc import Sequence
@@ -29,9 +32,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, RunFailed
+from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, PacelineError, RunFailed
 
 MANIFEST = "manifest.json"
+SHARD = r"(?:train|test)-\d{5}-[0-9a-f]{8}\.(?:inputs|targets)\.npy"
+OWN = re.compile(rf"{SHARD}|\.{SHARD}\.[0-9a-f]+\.part|\.manifest\.json\.[0-9a-f]+\.part|manifest\.json|report\.md|\.lock")
 SCHEMA = 1
 PAGE = 4096
 
@@ -72,6 +77,7 @@ class Manifest:
     seconds: dict[str, float] = field(default_factory=dict)
     scale: dict[str, list[float]] = field(default_factory=dict)  # of bytes: mean and std per channel
     machine: dict[str, Any] = field(default_factory=dict)
+    id: str = ""  # of the preparation that made it
 
     def of(self, part: str) -> list[ShardInfo]:
         return sorted((s for s in self.shards if s.part == part), key=lambda s: s.number)
@@ -112,41 +118,92 @@ class Manifest:
             ) from None
         except (OSError, ValueError) as error:
             raise DataCorrupt(f"{path} cannot be read: {error}") from None
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise DataCorrupt(f"{path} is not a manifest of this version of Paceline: prepare the data again")
         try:
-            if content.pop("schema") != SCHEMA:
-                raise DataCorrupt(f"{path} is of another version of Paceline: prepare the data again")
-            content.pop("rows")
+            rows = content.pop("rows")
+            content.pop("schema")
             content["shards"] = [
                 ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}) for s in content["shards"]
             ]
-            return cls(**content)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise DataCorrupt(f"{path} is not a manifest of shards: {error}") from None
+            found = cls(**content)
+            found._check(rows)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise DataCorrupt(f"{path} is damaged: {error}. Prepare the data again") from None
+        return found
+
+    def _check(self, rows: dict[str, int]) -> None:
+        """Whatever is believed later; raises ValueError, TypeError or KeyError."""
+        np.dtype(self.inputs["dtype"]), np.dtype(self.targets["dtype"])
+        shape, classes = self.inputs["shape"], self.targets["classes"]
+        if not isinstance(shape, list) or not all(isinstance(n, int) and n > 0 for n in shape):
+            raise ValueError(f"shape {shape!r}")
+        if classes is not None and not isinstance(classes, list):
+            raise ValueError(f"classes {classes!r}")
+        if self.scale and not all(isinstance(self.scale[k], list) for k in ("mean", "std")):
+            raise ValueError(f"scale {self.scale!r}")
+        if not all(isinstance(held, dict) for held in (self.report, self.seconds)):
+            raise ValueError("its report is none")
+        places = [(s.part, s.number) for s in self.shards]
+        if len(set(places)) != len(places) or not {s.part for s in self.shards} <= {"train", "test"}:
+            raise ValueError("a shard is named twice, or is of no part")
+        for shard in self.shards:
+            if not isinstance(shard.rows, int) or shard.rows < 0:
+                raise ValueError(f"{shard.rows!r} rows")
+            for piece in (shard.inputs, shard.targets):
+                if not re.fullmatch(SHARD, str(piece.file)) or not isinstance(piece.bytes, int):
+                    raise ValueError(f"{piece.file!r} is no shard's file")
+        if any(self.rows(part) != count for part, count in rows.items()):
+            raise ValueError("its rows do not add up")
 
 
-def make_folder(out: Path, force: bool) -> None:
-    """A folder for new shards; an old manifest goes first, so that half of a new set is never read under it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        held = [p for p in out.iterdir() if p.name == MANIFEST or p.suffix == ".npy"]
-        others = [p for p in out.iterdir() if p not in held and not p.name.startswith(".") and p.name != "report.md"]
-    except OSError as error:
-        raise BadRequest(f"out={out} cannot be used: {error.strerror}") from None
-    finished = any(p.name == MANIFEST for p in held)
-    if others and not held:
-        raise BadRequest(f"out={out} has other things in it ({others[0].name}, ...): choose a folder of its own")
-    if finished and not force:
-        raise BadRequest(f"out={out} holds shards already: choose another folder, or --force to make them anew")
-    for path in sorted(held, key=lambda p: p.name != MANIFEST):
-        path.unlink()
-    sweep(out)
+class Preparation:
+    """Making the shards of a folder, alone: new ones beside the old, then the manifest over the old one, then the old away."""
 
+    def __init__(self, out: str | Path, force: bool) -> None:
+        self.folder, self.force, self.id = Path(out).resolve(), force, secrets.token_hex(4)
 
-def sweep(out: Path) -> None:
-    """What interrupted attempts left."""
-    for path in out.glob(".*.part"):
-        with suppress(OSError):
-            path.unlink()
+    def __enter__(self) -> Preparation:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / ".lock", "w")
+            there = [p.name for p in self.folder.iterdir()]
+        except OSError as error:
+            raise BadRequest(f"out={self.folder} cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise BadRequest(f"out={self.folder}: another preparation is at work there") from None
+        others = [name for name in there if not OWN.fullmatch(name)]
+        if others:
+            self._lock.close()
+            raise BadRequest(f"out={self.folder} has other things in it ({others[0]}, ...): choose a folder of its own")
+        if MANIFEST in there and not self.force:
+            self._lock.close()
+            raise BadRequest(f"out={self.folder} holds shards already: choose another folder, or --force to make them anew")
+        return self
+
+    def finish(self, manifest: Manifest, report: str) -> None:
+        manifest.id = self.id
+        manifest.write(self.folder)
+        try:
+            (self.folder / "report.md").write_text(report)
+        except OSError as error:
+            raise RunFailed(_no_room(self.folder / "report.md", error)) from None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """What the manifest does not name goes: old shards, or what a failure left."""
+        named = {MANIFEST, "report.md", ".lock"}
+        with suppress(PacelineError):
+            named |= {piece.file for s in Manifest.read(self.folder).shards for piece in (s.inputs, s.targets)}
+        if not (self.folder / MANIFEST).exists():
+            named.discard("report.md")
+        for path in self.folder.iterdir():
+            if path.name not in named and OWN.fullmatch(path.name):
+                with suppress(OSError):
+                    path.unlink()
+        self._lock.close()
 
 
 class ArrayWriter:
@@ -213,10 +270,17 @@ class ShardWriter:
     """Both arrays of a shard. `rows` None: as many as will come."""
 
     def __init__(
-        self, folder: Path, part: str, number: int, rows: int | None, shape: Sequence[int], dtypes: tuple[str, str]
+        self,
+        folder: Path,
+        id: str,
+        part: str,
+        number: int,
+        rows: int | None,
+        shape: Sequence[int],
+        dtypes: tuple[str, str],
     ) -> None:
         self.part, self.number = part, number
-        stem = f"{part}-{number:05d}"
+        stem = f"{part}-{number:05d}-{id}"
         try:
             folder.mkdir(parents=True, exist_ok=True)  # on a host that sees this folder first
         except OSError as error:

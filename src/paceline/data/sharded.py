@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from paceline.registry import sources
 from paceline.units import parse_bytes
 
 VERIFY_BYTES = 256 << 20  # checksums are compared by default up to here
-LARGEST_WINDOW = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,10 @@ class Mapped:
         header = npy_header(np.dtype(str(dtype).removeprefix("torch.")), shape)
         try:
             with open(path, "rb") as file:
-                if file.read(len(header)) != header or path.stat().st_size != piece.bytes:
-                    raise DataCorrupt(
-                        f"{path} is damaged: {path.stat().st_size:,} bytes, of which the manifest says {piece.bytes:,}"
-                    )
+                if (size := path.stat().st_size) != piece.bytes:
+                    raise DataCorrupt(f"{path} is damaged: {size:,} bytes, of which the manifest says {piece.bytes:,}")
+                if file.read(len(header)) != header:
+                    raise DataCorrupt(f"{path} is damaged: it does not begin as an array of {shape} {dtype} does")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise DataUnavailable(
@@ -162,7 +160,7 @@ class ShardedSamples:
 @sources.register("shards", positional="path")
 def shards(
     path: Annotated[str, "the folder that `paceline prepare` wrote"] = "",
-    window: Annotated[str, "rows are shuffled within so many bytes, and no more stay in memory (64MB); auto"] = "auto",
+    window: Annotated[str, "rows are shuffled within so many bytes, and no more stay in memory"] = "256MB",
     verify: Annotated[str, "compare checksums first: auto (up to 256 MB), yes, no"] = "auto",
     augment: Annotated[bool, "images: random crops and flips in training"] = True,
 ) -> Data:
@@ -176,11 +174,7 @@ def shards(
         raise BadRequest(f"shards: verify={verify}: auto, yes or no")
     manifest = Manifest.read(folder)
     size = sum(s.inputs.bytes + s.targets.bytes for s in manifest.shards)
-    bound = (
-        min(LARGEST_WINDOW, max(1 << 20, psutil.virtual_memory().available // 16))
-        if window == "auto"
-        else parse_bytes(window, "window")
-    )
+    bound = parse_bytes(window, "window")
     scale = Scale(tuple(manifest.scale["mean"]), tuple(manifest.scale["std"])) if manifest.scale else None
     stored = tuple(manifest.inputs["shape"])
     crop = int(manifest.inputs.get("crop", stored[-1]))
@@ -211,6 +205,7 @@ def _origin(manifest: Manifest, infos: list[ShardInfo]) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "hosts": sorted({s.host for s in infos}),
         "counted_from_rows": manifest.counted_from_rows,
+        "id": manifest.id,
         "content": hashlib.sha256("".join(s.inputs.sha256 + s.targets.sha256 for s in infos).encode()).hexdigest()[:16],
         "report": manifest.report,
         "seconds": manifest.seconds,

@@ -14,17 +14,18 @@ import socketserver
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint
-from paceline.errors import BadRequest, PacelineError, RunFailed
+from paceline.errors import BadRequest, RunFailed
 from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.seat import find as find_seat
 from paceline.record.writer import write_json
-from paceline.spark.session import Session, translated
+from paceline.spark.session import ExecutorLost, Session, translated
 
 Rank = Callable[[dict[str, Any]], dict[str, Any] | None]  # what each rank does with the options; rank 0 gives the record
 Say = Callable[[str], None]
@@ -33,6 +34,8 @@ ATTEMPTS = 4
 NOISE = re.compile(
     r"[WI]\d{4} |\*{5}|\[Gloo\]|\[rank\d+\]:|Setting OMP_NUM_THREADS"
 )  # of torch, which is not a person's concern
+TAIL_LINES = 400  # of each rank: its last words
+LAST_WORDS_S = 1.0  # for them to come
 CORES_S = 30.0  # for the executors to come
 GRACE_S = 3.0  # for the ranks of a lost attempt to be gone: they notice within a second
 SETTINGS = {
@@ -52,32 +55,71 @@ def run_on_spark(rank: Rank, options: Mapping[str, Any], master: str, ranks: int
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 record = _attempt(session, rank, own, ranks, say)
-                record["attempts"] = attempt
-                write_json(folder / "run.json", record)  # also where the ranks' folder is not this one
-                return record
+                break
             except KeyboardInterrupt:
                 session.spark.sparkContext.cancelAllJobs()
                 raise
-            except Exception as error:
-                failure = error if isinstance(error, PacelineError) else translated(error, session.said())
-                if attempt == ATTEMPTS or not _was_lost(failure, error):
-                    raise failure from None
+            except ExecutorLost as failure:
+                if attempt == ATTEMPTS:
+                    raise
                 time.sleep(GRACE_S)
                 own = {**own, **_again(folder, failure, say)}
-                _enough_cores(session, ranks)
-    raise RunFailed("no attempt was made")
+            _enough_cores(session, ranks)
+    record["attempts"] = attempt
+    _keep(record, folder)
+    return record
+
+
+def _keep(record: dict[str, Any], folder: Path) -> None:
+    """Also where the ranks' folder is not this one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFailed(f"the run is complete, but {folder} cannot be made here: {error.strerror}") from None
+    write_json(folder / "run.json", record)
 
 
 def _attempt(session: Session, rank: Rank, options: dict[str, Any], ranks: int, say: Say) -> dict[str, Any]:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     logging.getLogger("TorchDistributor").setLevel(logging.WARNING)
-    with _listening(say):
-        distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
-        record = distributor.run(in_folder, os.getcwd(), rank, options)
+    heard = Heard()
+    with _listening(say, heard):
+        try:
+            distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
+            record = distributor.run(in_folder, os.getcwd(), rank, options)
+        except Exception as error:
+            raise translated(error, session.said(), heard.text()) from None
     if record is None:
         raise RunFailed("the ranks ended without a record")
     return dict(record)
+
+
+class Heard:
+    """The last words of each rank. pyspark's error says only that one failed."""
+
+    def __init__(self) -> None:
+        self._tails: list[deque[str]] = []
+        self._speaking = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def one(self) -> Iterator[deque[str]]:
+        tail: deque[str] = deque(maxlen=TAIL_LINES)
+        with self._changed:
+            self._tails.append(tail)
+            self._speaking += 1
+        try:
+            yield tail
+        finally:
+            with self._changed:
+                self._speaking -= 1
+                self._changed.notify_all()
+
+    def text(self) -> str:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._speaking, LAST_WORDS_S)
+            return "\n".join(line for tail in self._tails for line in tuple(tail))
 
 
 def in_folder(folder: str, rank: Rank, options: dict[str, Any]) -> dict[str, Any] | None:
@@ -87,15 +129,7 @@ def in_folder(folder: str, rank: Rank, options: dict[str, Any]) -> dict[str, Any
     return rank(options)
 
 
-def _was_lost(failure: PacelineError, error: Exception) -> bool:
-    """An executor, a connection or a process that is gone, as against a request that cannot be done."""
-    text = f"{failure} {error}"
-    return isinstance(failure, RunFailed) and any(
-        word in text for word in ("executor", "Executor", "is gone", "barrier", "SIGKILL", "signal", "meeting point", "lost")
-    )
-
-
-def _again(folder: Path, failure: PacelineError, say: Say) -> dict[str, Any]:
+def _again(folder: Path, failure: ExecutorLost, say: Say) -> dict[str, Any]:
     """What changes for the next attempt."""
     try:
         found = checkpoint.latest(folder)
@@ -122,15 +156,16 @@ def _enough_cores(session: Session, ranks: int) -> None:
 
 
 @contextmanager
-def _listening(say: Say) -> Iterator[None]:
+def _listening(say: Say, heard: Heard) -> Iterator[None]:
     """What ranks print comes to `say`, line by line. pyspark's own server for it would listen on all interfaces."""
     from pyspark.ml.torch import distributor
 
     class Lines(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            with suppress(OSError, struct.error):
+            with suppress(OSError, struct.error), heard.one() as tail:
                 while head := self.rfile.read(4):
                     text = self.rfile.read(struct.unpack("!i", head)[0]).decode("utf-8", "replace")
+                    tail.extend(text.splitlines())
                     if text.strip() and not NOISE.match(text):
                         say(text.rstrip())
 

@@ -19,10 +19,9 @@ from paceline.spark.java import find_java, pyspark_missing, spark_environment
 
 REACH_S = 5.0  # for a master to answer
 WATCH_S = 0.2
-TROUBLE = re.compile(
-    "Exception while bootstrapping client|Failed to connect to master|All masters are unresponsive|"
-    "Disconnected from Spark cluster"
-)
+LEFT = "All masters are unresponsive|Disconnected from Spark cluster"
+TROUBLE = re.compile(f"Exception while bootstrapping client|Failed to connect to master|{LEFT}")
+TROUBLE_OF_SEVERAL = re.compile(LEFT)  # one of them may be down, or on standby
 GONE = re.compile(r"Disconnected from Spark cluster|Application has been killed")
 HOW = "Its secret belongs into spark-defaults.conf of your SPARK_CONF_DIR; `paceline cluster up` takes care of that by itself"
 REASONS = {  # what Spark writes: what it means
@@ -33,11 +32,19 @@ REASONS = {  # what Spark writes: what it means
     "UnknownHostException": "is on a host that has no address",
     "Connection refused": "does not answer: Connection refused. Is it up? (paceline cluster status)",
 }
+KILLED = re.compile(r"return code -9\b|exitcode\s*: -9\b|Signal 9 \(SIGKILL\)")
+TOLD = re.compile(r"paceline\.errors\.(\w+): (.+)")
+RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?=([A-Za-z_][\w.]*(?:: .*)?)$)", re.MULTILINE)
+WRAPPERS = re.compile(r"torch\.distributed\.elastic\.|RuntimeError: (?:Command \[.* failed|TorchDistributor failed)")
 COMMON = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.executorEnv.OMP_NUM_THREADS": "1",
 }
+
+
+class ExecutorLost(RunFailed):
+    """An executor or a rank's process is gone, by no fault of what it was doing: worth another attempt."""
 
 
 class Session:
@@ -47,6 +54,7 @@ class Session:
         self.master, self.name, self.settings = master, name, dict(settings or {})
         self.spark: Any = None
         self._theirs = False
+        self._before: dict[str, str | None] = {}  # settings of theirs that were changed
         self._log: Path | None = None
         self._over = threading.Event()
 
@@ -57,10 +65,16 @@ class Session:
 
         active = SparkSession.getActiveSession()
         if active is not None:
+            if (other := active.sparkContext.master) != self.master:
+                raise BadRequest(
+                    f"master={self.master}, but this program has a Spark session with {other} already: ask for that, or stop it"
+                )
             self._theirs, self.spark = True, active
             for key, value in self.settings.items():
                 with suppress(Exception):  # some are fixed once a session runs
+                    before = active.conf.get(key, None)
                     active.conf.set(key, value)
+                    self._before[key] = before
             return self
         check_master(self.master)
         find_java()
@@ -92,9 +106,17 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """The session, its JVM and its log."""
+        """The session, its JVM and its log; of a session that is not ours, only what was changed."""
         self._over.set()
-        if not self._theirs:
+        if self._theirs:
+            for key, value in self._before.items():
+                with suppress(Exception):
+                    if value is None:
+                        self.spark.conf.unset(key)
+                    else:
+                        self.spark.conf.set(key, value)
+            self._before.clear()
+        else:
             with suppress(Exception):
                 if self.spark is not None:
                     self.spark.stop()
@@ -108,8 +130,9 @@ class Session:
         """Spark tries for a minute to reach a master that does not want it, and for ever to find one that is gone: not we."""
         from pyspark import SparkContext
 
+        trouble = TROUBLE_OF_SEVERAL if "," in self.master else TROUBLE
         while not self._over.wait(WATCH_S):
-            if TROUBLE.search(self.said()):
+            if trouble.search(self.said()):
                 self._over.wait(0.5)  # until the reason is written, too
                 gateway = SparkContext._gateway
                 process = getattr(gateway, "proc", None)
@@ -145,15 +168,26 @@ def check_master(master: str) -> None:
     """A master that is no master, or does not answer, is refused at once: Spark itself would try for minutes."""
     if re.fullmatch(r"local(\[(\*|\d+)(,\d+)?\])?", master) or master in ("yarn",) or master.startswith("k8s://"):
         return
-    found = re.fullmatch(r"spark://([^:/,]+):(\d+)(?:,.*)?", master)
-    if found is None:
+    if re.fullmatch(r"spark://[^:/,]+:\d+(,[^:/,]+:\d+)*", master) is None:
         raise BadRequest(f"master={master}: write local[*], local[4] or spark://host:port")
-    try:
-        socket.create_connection((found[1], int(found[2])), REACH_S).close()
-    except OSError as error:
-        raise BadRequest(
-            f"master={master} does not answer: {error.strerror or error}. Is it up? (paceline cluster status)"
-        ) from None
+    for place in master.removeprefix("spark://").split(","):
+        host, port = place.split(":")
+        try:
+            socket.create_connection((host, int(port)), REACH_S).close()
+            return
+        except (OSError, OverflowError) as error:  # the latter: no such port
+            reason = getattr(error, "strerror", None) or str(error)
+    raise BadRequest(f"master={master} does not answer: {reason}. Is it up? (paceline cluster status)")
+
+
+def usual_master() -> str:
+    """Where nobody asked for a master: that of the session which this program has already, else this machine."""
+    if "pyspark" in sys.modules:
+        from pyspark.sql import SparkSession
+
+        if (active := SparkSession.getActiveSession()) is not None:
+            return str(active.sparkContext.master)
+    return "local[*]"
 
 
 @contextmanager
@@ -167,26 +201,48 @@ def as_sentence(session: Session) -> Iterator[None]:
         raise translated(error, session.said()) from None
 
 
-def translated(error: Exception, said: str = "") -> PacelineError:
+def translated(error: Exception, said: str = "", printed: str = "") -> PacelineError:
+    """`said` by Spark itself; `printed` by the tasks, where that came another way than in the error."""
     text = str(error)
     if GONE.search(said):
         return RunFailed("the Spark cluster is gone: its master does not answer any more")
-    told = re.findall(r"paceline\.errors\.(\w+): (.+)", text)
-    if told:  # who lost a peer only tells of the one that was lost
-        name, words = next((t for t in told if t[0] not in ("PeerLost", "TransportError")), told[0])
-        kind = getattr(errors, name, RunFailed)
-        plain = kind if kind in (BadRequest, RunFailed, errors.DataCorrupt) else RunFailed
-        return plain(words.strip())
+    executor = re.search(r"ExecutorLostFailure[^\n]*", text)
+    own = _told(text) or (None if executor else _told(printed))  # those who outlive an executor may say all kinds of things
+    if own is not None:
+        return own
     if "No space left on device" in text:
         return RunFailed("Spark has no room on its disk: No space left on device")
-    lost = re.search(r"ExecutorLostFailure[^\n]*|Could not recover from a failed barrier ResultStage[^\n]*", text)
-    if lost is not None:
-        return RunFailed(f"Spark lost an executor: {lost[0][:200]}")
+    if executor is not None:
+        return ExecutorLost(f"Spark lost an executor: {executor[0][:200]}")
+    both = f"{text}\n{printed}"
+    if KILLED.search(both):
+        return ExecutorLost("Spark lost a rank: its process was killed by SIGKILL (out of memory, perhaps)")
+    if (lost := TOLD.search(both)) is not None:
+        return ExecutorLost(f"Spark lost a rank: {lost[2].strip()}")
+    raised = _raised(text) or _raised(printed)
+    if raised is not None:
+        return RunFailed(f"a task of Spark failed: {raised[:300]}")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     reason = next(
         (line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else type(error).__name__
     )
     return RunFailed(f"Spark failed: {reason[:300]}")
+
+
+def _told(text: str) -> PacelineError | None:
+    """The first reason of our own. Who lost a peer only tells of the one that was lost: that is none."""
+    for name, words in TOLD.findall(text):
+        if name not in ("PeerLost", "TransportError"):
+            kind: type = getattr(errors, name, RunFailed)
+            plain = [k for k in kind.__mro__ if issubclass(k, PacelineError) and "__init__" not in vars(k)]  # takes one message
+            return next(iter(plain), RunFailed)(words.strip())
+    return None
+
+
+def _raised(text: str) -> str | None:
+    """The last exception of a task's own Python, as its traceback ends with it."""
+    found = RAISED.findall(re.sub(r"(?m)^\[rank\d+\]: ?", "", text))
+    return next((line for line in reversed(found) if not WRAPPERS.match(line)), None)
 
 
 def _not_started(master: str, error: Exception, said: str) -> PacelineError:

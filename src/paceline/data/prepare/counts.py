@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from paceline.data.prepare.exact import exact_sum
+from paceline.data.prepare.exact import exact_sums
 from paceline.data.prepare.recipe import Numeric, Recipe
+from paceline.errors import BadRequest
 
 PART, SHARD, WHY, BAD, KEY = "__part", "__shard", "__why", "__bad", "__key"  # columns of our own beside the table's
 KEPT, BROKEN = 0, 1  # values of WHY; from 2 on the recipe's reasons
 TRAIN, TEST = 0, 1
+MOST_WORDS, MOST_CLASSES = 1_000_000, 10_000
 
 
 @dataclass
@@ -62,15 +64,28 @@ class Counts:
         for words in recipe.categorical:
             for name in words.columns if not words.words else ():
                 _add(self.words.setdefault(name, Counter()), training.column(name))
+        self.check()
+
+    def check(self) -> None:
+        """Vocabularies are held in memory, here and in the driver."""
+        for name, counter in self.words.items():
+            if len(counter) > MOST_WORDS:
+                raise BadRequest(
+                    f"categorical column {name!r} has more than {MOST_WORDS:,} different words: is it a number, or an id?"
+                )
+        if len(self.targets[TRAIN]) > MOST_CLASSES:
+            raise BadRequest(f'the target has more than {MOST_CLASSES:,} classes: if it is a number, write kind = "number"')
 
     def _add_numbers(self, name: str, group: Numeric, column: Any) -> None:
-        values = transformed(group, numpy(pc.drop_null(column)))
-        values = values[np.isfinite(values)]
+        found, times = counted(pc.drop_null(column))
+        values = transformed(group, numpy(found))
+        finite = np.isfinite(values)
+        values, times = values[finite], numpy(times)[finite]
+        total, squares = exact_sums(values, times)
         own = self.numbers.setdefault(name, Column())
-        if len(values):
-            own.known += len(values)
-            own.total += exact_sum(values)
-            own.squares += exact_sum(values * values)
+        own.known += int(times.sum())
+        own.total += total
+        own.squares += squares
 
     def add(self, other: Counts) -> None:
         self.rows += other.rows
@@ -87,6 +102,7 @@ class Counts:
             own.squares += column.squares
         for name, counter in other.words.items():
             self.words.setdefault(name, Counter()).update(counter)
+        self.check()
 
     def packed(self) -> str:
         """As text, for the way from an executor to the driver."""
@@ -140,9 +156,15 @@ def numpy(column: Any) -> Any:
 
 
 def _add(counter: Counter[Any], column: Any) -> None:
-    found = pc.value_counts(column)
-    values = found.field("values") if isinstance(found, pa.StructArray) else pc.struct_field(found, "values")
-    counts = found.field("counts") if isinstance(found, pa.StructArray) else pc.struct_field(found, "counts")
-    for value, count in zip(values.to_pylist(), counts.to_pylist(), strict=True):
+    values, times = counted(column)
+    for value, count in zip(values.to_pylist(), times.to_pylist(), strict=True):
         if value is not None:
             counter[value] += count
+
+
+def counted(column: Any) -> tuple[Any, Any]:
+    """The different values of a column, and how often each is there."""
+    found = pc.value_counts(column)
+    if isinstance(found, pa.StructArray):
+        return found.field("values"), found.field("counts")
+    return pc.struct_field(found, "values"), pc.struct_field(found, "counts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,11 @@ import pyarrow.compute as pc
 
 from paceline.data.prepare.counts import TEST, TRAIN, Counts, numpy, transformed
 from paceline.data.prepare.exact import mean_and_spread
+from paceline.data.prepare.expressions import Kind
 from paceline.data.prepare.recipe import Categorical, Numeric, Recipe
 from paceline.errors import BadRequest
+
+LARGEST = 3e38  # that a float32 holds
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Scaled:
     middle: float
     spread: float
     fill: float
+    constant: bool = False
 
     def names(self) -> list[str]:
         own = [f"{self.name} (sin)", f"{self.name} (cos)"] if self.group.transform == "cyclic" else [self.name]
@@ -39,7 +43,7 @@ class Scaled:
             angle = np.where(gone, 0.0, values) * (2 * np.pi / self.group.period)
             out[:, 0], out[:, 1] = np.where(gone, 0.0, np.sin(angle)), np.where(gone, 0.0, np.cos(angle))
         else:
-            out[:, 0] = (np.where(gone, self.fill, values) - self.middle) / self.spread
+            out[:, 0] = np.clip((np.where(gone, self.fill, values) - self.middle) / self.spread, -LARGEST, LARGEST)
         if self.group.flag:
             out[:, -1] = gone
 
@@ -87,14 +91,14 @@ class Worded:
 class Encoder:
     """What is needed to encode: small, and sent to wherever the rows are."""
 
-    def __init__(self, recipe: Recipe, counts: Counts) -> None:
+    def __init__(self, recipe: Recipe, counts: Counts, kinds: Mapping[str, Kind]) -> None:
         self.recipe = recipe
         self.columns: list[Scaled | Worded] = []
         for group in recipe.numeric:
             self.columns += [_scaled(name, group, counts) for name in group.columns]
         for words in recipe.categorical:
-            self.columns += [_worded(name, words, counts) for name in words.columns]
-        self.classes = _classes(recipe, counts) if recipe.target.kind == "class" else None
+            self.columns += [_worded(name, words, counts, kinds[name]) for name in words.columns]
+        self.classes = _classes(recipe, counts, kinds[recipe.target.column]) if recipe.target.kind == "class" else None
         self.width = sum(len(c.names()) for c in self.columns)
         if not self.width:
             raise BadRequest(f"recipe {recipe.name}: no feature is left: its columns have no value in the training part")
@@ -114,7 +118,7 @@ class Encoder:
 
     def _targets(self, column: Any) -> npt.NDArray[Any]:
         if self.classes is None:
-            return numpy(column).astype(np.float32)  # type: ignore[no-any-return]
+            return np.clip(numpy(column), -LARGEST, LARGEST).astype(np.float32)  # type: ignore[no-any-return]
         kind = pa.float64() if isinstance(self.classes[0], float) else pa.string()
         found = pc.index_in(column.cast(kind), value_set=pa.array(self.classes, kind))
         places = np.asarray(pc.fill_null(found, -1)).astype(np.int64)
@@ -132,13 +136,7 @@ class Encoder:
     def constants(self) -> Iterator[str]:
         """Columns that say nothing."""
         for column in self.columns:
-            if (
-                isinstance(column, Scaled)
-                and column.spread == 1.0
-                and column.group.scale == "standard"
-                and column.group.middle is None
-                and column.group.transform != "cyclic"
-            ):
+            if isinstance(column, Scaled) and column.constant:
                 yield column.name
             if isinstance(column, Worded) and len(column.words) < 2:
                 yield column.name
@@ -155,7 +153,9 @@ class Encoder:
 
 
 def shown(word: Any) -> str:
-    return f"{word:g}" if isinstance(word, float) else str(word)
+    if isinstance(word, float):
+        return str(int(word)) if word.is_integer() else repr(word)
+    return str(word)
 
 
 def _scaled(name: str, group: Numeric, counts: Counts) -> Scaled:
@@ -164,30 +164,41 @@ def _scaled(name: str, group: Numeric, counts: Counts) -> Scaled:
     middle, width = (mean, spread) if group.scale == "standard" else (0.0, 1.0)
     if group.middle is not None and group.spread is not None:
         middle, width = group.middle, group.spread
-    elif width == 0.0:
-        width = 1.0
+    constant = width == 0.0
+    width = width or 1.0
     fill = 0.0 if group.missing == "zero" else group.middle if group.middle is not None else mean
-    return Scaled(name, group, middle, width, fill)
+    return Scaled(name, group, middle, width, fill, constant)
 
 
-def _worded(name: str, group: Categorical, counts: Counts) -> Worded:
+def _worded(name: str, group: Categorical, counts: Counts, kind: Kind) -> Worded:
     if group.words:
-        return Worded(name, group, group.words)
+        return Worded(name, group, _as_kind(group.words, kind, f"words of {name}"))
     found = counts.words.get(name) or Counter()
     most = sorted(found, key=lambda w: (-found[w], w))[: group.most]
     return Worded(name, group, tuple(sorted(most)))
 
 
-def _classes(recipe: Recipe, counts: Counts) -> tuple[Any, ...]:
+def _as_kind(words: tuple[str, ...], kind: Kind, where: str) -> tuple[Any, ...]:
+    """Words that a recipe gives, as they are in the column."""
+    if kind == "text":
+        return words
+    try:
+        return tuple(float(w) for w in words)
+    except ValueError:
+        raise BadRequest(f"{where}: the column has numbers, and {', '.join(words)} are not all numbers") from None
+
+
+def _classes(recipe: Recipe, counts: Counts, kind: Kind) -> tuple[Any, ...]:
     target, seen = recipe.target, counts.targets[TRAIN]
+    given = _as_kind(target.classes, kind, f"classes of {target.column}")
     found = set(seen) | set(counts.targets[TEST])
-    if target.classes:
-        extra = sorted(shown(w) for w in found - set(target.classes))
+    if given:
+        extra = sorted(shown(w) for w in found - set(given))
         if extra:
             raise BadRequest(
                 f"target {target.column}: {extra[0]!r} is not one of the recipe's classes {', '.join(target.classes)}"
             )
-    only_test = sorted(shown(w) for w in found - set(seen) - set(target.classes))
+    only_test = sorted(shown(w) for w in found - set(seen) - set(given))
     if only_test:
         raise BadRequest(f"target {target.column}: class {only_test[0]!r} is in the test part only")
     if len(seen) < 2:
@@ -195,4 +206,4 @@ def _classes(recipe: Recipe, counts: Counts) -> tuple[Any, ...]:
         raise BadRequest(
             f"target {target.column} {held} in the training part: nothing to tell apart. Look at the filters and at the target"
         )
-    return target.classes or tuple(sorted(seen))
+    return given or tuple(sorted(seen))

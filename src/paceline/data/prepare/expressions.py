@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from paceline.errors import BadRequest, UnknownName
 
-Kind = Literal["number", "text", "boolean"]
+Kind = Literal["number", "text", "boolean", "something else"]
 
 BINARY = {
     ast.Add: "add",

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,15 +20,16 @@ from pathlib import Path
 import numpy as np
 
 from paceline.data.imagefolder import SCALE, Listing, decode
-from paceline.data.manifest import Manifest, Piece, ShardInfo, ShardWriter, make_folder, sweep
+from paceline.data.manifest import Manifest, Piece, Preparation, ShardInfo, ShardWriter
 from paceline.data.prepare.report import as_text
 from paceline.errors import BadRequest, DataCorrupt, UnknownName
-from paceline.spark.session import Session, as_sentence
+from paceline.spark.session import Session, as_sentence, usual_master
 
 Say = Callable[[str], None]
 ENGINES = ("auto", "local", "spark")
 SMALL = 64  # pixels: up to here a margin is padding, not picture
 AT_A_TIME = 64
+TELL_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,10 @@ class Portion:
     labels: tuple[int, ...]
 
 
-def pack(portion: Portion, folder: Path, size: int) -> tuple[ShardInfo, list[str]]:
+def pack(portion: Portion, folder: Path, id: str, size: int) -> tuple[ShardInfo, list[str]]:
     """A shard of images, and the files that are none."""
     broken = []
-    with ShardWriter(folder, portion.part, portion.number, None, (3, size, size), ("uint8", "int64")) as writer:
+    with ShardWriter(folder, id, portion.part, portion.number, None, (3, size, size), ("uint8", "int64")) as writer:
         for start in range(0, len(portion.files), AT_A_TIME):
             images, labels = [], []
             for name, label in zip(portion.files[start : start + AT_A_TIME], portion.labels[start:], strict=False):
@@ -81,34 +84,29 @@ def prepare_images(
     listing = Listing.read(path, size)
     stored = listing.size if listing.size <= SMALL else listing.size * 8 // 7
     portions = _portions(listing, shards)
-    folder = Path(out).resolve()
-    make_folder(folder, force)
     began = time.perf_counter()
-    work = partial(pack, folder=folder, size=stored)
-    where = (master or "local[*]") if engine == "spark" else ""
+    where = (master or usual_master()) if engine == "spark" else ""
     say(f"packing {len(listing.train[0]) + len(listing.test[0]):,} images of {len(listing.classes)} classes")
-    try:
-        found = _by_spark(portions, work, where) if engine == "spark" else _here(portions, work, say)
-    finally:
-        sweep(folder)
-    broken = [name for _, names in found for name in names]
-    manifest = Manifest(
-        kind="images",
-        name=f"imagefolder:{Path(path).name}",
-        engine=engine,
-        master=where,
-        inputs={"dtype": "uint8", "shape": [3, stored, stored], "crop": listing.size},
-        targets={"dtype": "int64", "classes": listing.classes},
-        shards=[info for info, _ in found],
-        report=_report(listing, broken),
-        seconds={"write": round(time.perf_counter() - began, 4)},
-        scale={"mean": list(SCALE.mean), "std": list(SCALE.std)},
-        machine={"host": socket.gethostname(), "python": platform.python_version()},
-    )
-    if not manifest.rows("train"):
-        raise DataCorrupt(f"{path}: none of its {len(broken):,} training images can be read, {broken[0]} for one")
-    (folder / "report.md").write_text(as_text(manifest))
-    manifest.write(folder)
+    with Preparation(out, force) as made:
+        work = partial(pack, folder=made.folder, id=made.id, size=stored)
+        found = _by_spark(portions, work, where, say) if engine == "spark" else _here(portions, work, say)
+        broken = [name for _, names in found for name in names]
+        manifest = Manifest(
+            kind="images",
+            name=f"imagefolder:{Path(path).name}",
+            engine=engine,
+            master=where,
+            inputs={"dtype": "uint8", "shape": [3, stored, stored], "crop": listing.size},
+            targets={"dtype": "int64", "classes": listing.classes},
+            shards=[info for info, _ in found],
+            report=_report(listing, broken),
+            seconds={"write": round(time.perf_counter() - began, 4)},
+            scale={"mean": list(SCALE.mean), "std": list(SCALE.std)},
+            machine={"host": socket.gethostname(), "python": platform.python_version()},
+        )
+        if not manifest.rows("train"):
+            raise DataCorrupt(f"{path}: none of its {len(broken):,} training images can be read, {broken[0]} for one")
+        made.finish(manifest, as_text(manifest))
     return manifest
 
 
@@ -134,15 +132,34 @@ def _here(
 
 
 def _by_spark(
-    portions: list[Portion], work: Callable[[Portion], tuple[ShardInfo, list[str]]], master: str
+    portions: list[Portion], work: Callable[[Portion], tuple[ShardInfo, list[str]]], master: str, say: Say
 ) -> list[tuple[ShardInfo, list[str]]]:
     def packed(portion: Portion) -> tuple[dict[str, object], list[str]]:
         info, broken = work(portion)
         return asdict(info), broken
 
-    with Session(master, "paceline prepare images") as session, as_sentence(session):
+    with Session(master, "paceline prepare images") as session, as_sentence(session), _telling(session.progress, say):
         found = session.spark.sparkContext.parallelize(portions, len(portions)).map(packed).collect()
     return [(ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}), names) for s, names in found]
+
+
+@contextmanager
+def _telling(progress: Callable[[], str], say: Say) -> Iterator[None]:
+    """How far Spark is, once a second."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(TELL_EVERY_S):
+            if (far := progress()) and not over.is_set():
+                say(f"packing: {far}")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join(TELL_EVERY_S)
 
 
 def _report(listing: Listing, broken: list[str]) -> dict[str, object]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from paceline.data.manifest import ShardWriter
-from paceline.data.prepare.counts import BAD, BROKEN, KEPT, KEY, PART, SHARD, TEST, TRAIN, WHY
-from paceline.data.prepare.expressions import Expression, Operations
+from paceline.data.prepare.counts import BROKEN, KEPT, KEY, PART, SHARD
+from paceline.data.prepare.expressions import Operations
 from paceline.data.prepare.keys import row_keys, stirred
 from paceline.data.prepare.recipe import Categorical, Columns, Numeric, Recipe
 from paceline.errors import BadRequest
@@ -23,6 +24,11 @@ IN_TRAIN, IN_TEST, BROKEN_LINE = (
     "__broken",
 )  # its shard if it is in that part; the text of a broken line
 KEYS_SCHEMA = ((KEY, pa.int64()), (PART, pa.int32()), (IN_TRAIN, pa.int32()), (IN_TEST, pa.int32()))
+
+
+def marker(number: int) -> str:
+    """A column that is there where a join has found its row."""
+    return f"__joined{number}"
 
 
 @dataclass(frozen=True)
@@ -62,35 +68,36 @@ class Placing:
         return [pa.array(keys.view(np.int64)), pa.array(parts), pa.array(in_train), pa.array(in_test)]
 
     def reasons(self) -> list[str]:
-        """Why a row may be dropped: WHY's values from 2 on."""
-        target = [f"{self.recipe.target.column} is missing"]
-        gone = [f"{name} is missing" for name in self._dropping()]
-        return [*(f"not {f.text}" for f in self.recipe.filters), *target, *gone]
+        """Why a row may be dropped: WHY's values from 2 on, in the order of `_conditions`."""
+        partners = [f"nothing in {j.source.path} for its {', '.join(j.on)}" for j in self.recipe.joins if j.how == "inner"]
+        return [*partners, *(f"not {f.text}" for f in self.recipe.filters), *(f"{name} is missing" for name in self._needed())]
 
-    def _dropping(self) -> list[str]:
+    def _needed(self) -> list[str]:
+        """The columns without whose value a row is of no use."""
         groups: list[Numeric | Categorical] = [*self.recipe.numeric, *self.recipe.categorical]
-        return [name for group in groups if group.missing == "drop" for name in group.columns]
+        return [self.recipe.target.column, *(name for group in groups if group.missing == "drop" for name in group.columns)]
 
-    def conditions(self) -> list[Expression]:
-        """What must hold for a row to stay, in the order of `reasons`; a condition that is missing does not hold."""
-        known = [f"known({name})" for name in (self.recipe.target.column, *self._dropping())]
-        return [*self.recipe.filters, *(Expression.parse(k, "a reason") for k in known)]
+    def _conditions(self, operations: Operations, columns: Columns) -> list[Any]:
+        """What must hold for a row to stay, as an engine's expressions; one that is missing does not hold."""
+        known = [marker(i) for i, join in enumerate(self.recipe.joins) if join.how == "inner"]
+        filters = [f.build(operations, columns.kinds) for f in self.recipe.filters]
+        exists, needed = ([operations.apply("known", operations.column(n)) for n in names] for names in (known, self._needed()))
+        return [*exists, *filters, *needed]
 
     def why(self, operations: Operations, columns: Columns, broken: Any) -> Any:
         """The value of WHY as an engine's expression."""
         apply, constant = operations.apply, operations.constant
         found = constant(float(KEPT))
-        for number, condition in reversed(list(enumerate(self.conditions(), start=2))):
-            holds = apply("surely", condition.build(operations, columns.kinds))
-            found = apply("when", holds, found, constant(float(number)))
+        for number, condition in reversed(list(enumerate(self._conditions(operations, columns), start=2))):
+            found = apply("when", apply("surely", condition), found, constant(float(number)))
         return found if broken is None else apply("when", broken, constant(float(BROKEN)), found)
 
 
 class Writing:
     """Encoded rows into shard files, as they come sorted by shard: one file is open at a time."""
 
-    def __init__(self, placing: Placing, encoder: Any, rows: dict[int, int], folder: Any) -> None:
-        self.placing, self.encoder, self.rows, self.folder = placing, encoder, rows, folder
+    def __init__(self, placing: Placing, encoder: Any, rows: dict[int, int], folder: Path, id: str) -> None:
+        self.placing, self.encoder, self.rows, self.folder, self.id = placing, encoder, rows, folder, id
 
     def __call__(self, batches: Any) -> Any:
         """What was written, shard by shard."""
@@ -119,23 +126,5 @@ class Writing:
 
     def open(self, shard: int) -> ShardWriter:
         part, number = self.placing.part(shard)
-        return ShardWriter(
-            self.folder, part, number, self.rows[shard], (self.encoder.width,), ("float32", self.encoder.target_dtype)
-        )
-
-
-__all__ = [
-    "BAD",
-    "BROKEN_LINE",
-    "IN_TEST",
-    "IN_TRAIN",
-    "KEY",
-    "KEYS_SCHEMA",
-    "PART",
-    "SHARD",
-    "TEST",
-    "TRAIN",
-    "WHY",
-    "Placing",
-    "Writing",
-]
+        shape, dtypes = (self.encoder.width,), ("float32", self.encoder.target_dtype)
+        return ShardWriter(self.folder, self.id, part, number, self.rows[shard], shape, dtypes)

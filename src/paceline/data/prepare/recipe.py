@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -147,6 +147,8 @@ class Recipe:
         if not isinstance(derive, dict):
             raise BadRequest(f"{where}: [derive] has a name and an expression on each line")
         filters = content.get("filter", [])
+        if not isinstance(filters, (str, list)) or not all(isinstance(f, str) for f in filters):
+            raise BadRequest(f"{where}: filter is a list of conditions, as text")
         recipe = cls(
             str(content.get("name", name)),
             folder,
@@ -167,6 +169,10 @@ class Recipe:
             raise BadRequest(f"{where} has no [[numeric]] and no [[categorical]] columns: nothing to learn from")
         if not 0.0 <= self.split.test < 1.0:
             raise BadRequest(f"{where}: split.test={self.split.test}: the test part's share, 0 or more and less than 1")
+        if self.split.by and (self.source.test or self.split.where):
+            raise BadRequest(
+                f"{where}: split.by chooses by a hash; with split.where or source.test it would have no say: leave it out"
+            )
         if self.source.test and self.split.where:
             raise BadRequest(f"{where}: the test part is a file of its own (source.test) or split.where, not both")
         for group in self.numeric:
@@ -253,6 +259,9 @@ class Columns:
         for name in recipe.split.by:
             if name not in self.main:
                 raise UnknownName(f"column in {recipe.source.path} to split by:", name, self.main)
+        own = next((n for n in kinds if n.startswith("__")), None)
+        if own is not None:
+            raise BadRequest(f"column {own!r}: names that begin with two underscores are Paceline's own")
         self.kinds = kinds
         for group in recipe.numeric:
             self._want(group.columns, ("number", "boolean"), "numeric")
@@ -282,21 +291,32 @@ class Columns:
         path = self.recipe.path(source.path)
         if source.is_parquet:
             return parquet_kinds(path)
-        names = list(source.columns) or header(path, source.delimiter)
+        names = list(source.columns) or header(path, source)
         for name in source.numbers:
             if name not in names:
                 raise UnknownName(f"column in {source.path}:", name, names)
         return {name: "number" if name in source.numbers else "text" for name in names}
 
 
-def header(path: Path, delimiter: str) -> list[str]:
+def header_line(path: Path, source: Source) -> bytes:
+    """The first line that is no comment and not blank."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            names = [n.strip() for n in next(csv.reader(file, delimiter=delimiter), [])]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        with path.open("rb") as file:
+            for line in file:
+                text = line.rstrip(b"\r\n")
+                if text.strip() and not (source.comment and text.startswith(source.comment.encode())):
+                    return text
+    except OSError as error:
+        raise DataCorrupt(f"{path} cannot be read: {error.strerror}") from None
+    raise DataCorrupt(f"{path} is empty: its first line has the names of its columns")
+
+
+def header(path: Path, source: Source) -> list[str]:
+    try:
+        text = header_line(path, source).decode("utf-8-sig")
+        names = [n.strip() for n in next(csv.reader([text], delimiter=source.delimiter), [])]
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataCorrupt(f"{path} cannot be read: {error}") from None
-    if not names:
-        raise DataCorrupt(f"{path} is empty: its first line has the names of its columns")
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:
         raise DataCorrupt(f"{path} has two columns {twice!r}")
@@ -314,10 +334,13 @@ def parquet_kinds(path: Path) -> dict[str, Kind]:
         raise DataCorrupt(f"{path} is not a Parquet file that can be read: {error}") from None
     kinds: dict[str, Kind] = {}
     for field in schema:
-        if pa.types.is_boolean(field.type) or pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             kinds[field.name] = "number"
-        elif pa.types.is_string(field.type) or pa.types.is_large_string(field.type) or pa.types.is_dictionary(field.type):
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
             kinds[field.name] = "text"
+        else:
+            kinds[field.name] = "something else"
     return kinds
 
 
@@ -341,11 +364,7 @@ def _made(kind: type[T], given: Any, where: str) -> T:
         if name not in known:
             raise UnknownName(f"setting in {where}:", name, known)
         values[name] = _value(value, str(known[name].type), f"{where}: {name}")
-    missing = [
-        n
-        for n, f in known.items()
-        if n not in values and "=" not in repr(f.default) and f.default.__class__.__name__ == "_MISSING_TYPE"
-    ]
+    missing = [n for n, f in known.items() if n not in values and f.default is MISSING]
     if missing:
         raise BadRequest(f"{where}: {missing[0]} is not given")
     return kind(**values)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import platform
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.data.manifest import Manifest, ShardInfo, make_folder, sweep
+import psutil
+
+from paceline.data.manifest import Manifest, Preparation, ShardInfo
 from paceline.data.prepare import with_polars, with_spark
 from paceline.data.prepare.counts import KEPT, TEST, TRAIN, Counts
 from paceline.data.prepare.encode import Encoder, shown
@@ -18,17 +21,18 @@ from paceline.data.prepare.placing import Placing, Writing
 from paceline.data.prepare.recipe import Columns, Recipe
 from paceline.data.prepare.report import as_text, report
 from paceline.errors import BadRequest, UnknownName
+from paceline.spark.session import usual_master
 
 Say = Callable[[str], None]
 ENGINES = ("auto", "spark", "polars")
-POLARS_BYTES = 4 << 30  # of source files: up to here one machine's memory does, and is quicker
+GROWS = 6  # a table in memory, against its file
 
 
 class Rows(Protocol):
     """The table, cleaned, joined and filtered, wherever it is."""
 
     def count(self) -> Counts: ...
-    def write(self, encoder: Encoder, rows: dict[int, int], folder: Path) -> list[ShardInfo]: ...
+    def write(self, writing: Writing) -> list[ShardInfo]: ...
     def close(self) -> None: ...
 
 
@@ -38,6 +42,7 @@ class Engine(Protocol):
 
     def __enter__(self) -> Any: ...
     def __exit__(self, *_: Any) -> None: ...
+    def progress(self) -> str: ...
     def rows(self, recipe: Recipe, columns: Columns, placing: Placing, persist: bool) -> Rows: ...
 
 
@@ -53,27 +58,41 @@ def prepare(
 ) -> Manifest:
     """Shards and their manifest in `out`. Nothing can be read there before everything is in place."""
     seconds: dict[str, float] = {}
-    columns, placing, folder = Columns(recipe), Placing.of(recipe, shards), Path(out).resolve()
+    columns, placing = Columns(recipe), Placing.of(recipe, shards)
     chosen = choose(engine, master, recipe, say)
-    make_folder(folder, force)
-    try:
+    with Preparation(out, force) as made:
         with _timed("start", seconds, say, f"starting {chosen.name}{' at ' + chosen.master if chosen.master else ''}"):
             chosen.__enter__()
         try:
-            with _timed("read", seconds, say, "reading, joining and filtering"):
+            progress = chosen.progress
+            with _timed("read", seconds, say, "reading, joining and filtering", progress):
                 rows = chosen.rows(recipe, columns, placing, persist)
-            with _timed("count", seconds, say, "counting: statistics and vocabulary of the training part"):
-                counts = rows.count()
-            encoder = _encoder(recipe, counts)
-            with _timed("write", seconds, say, "encoding and writing the shards"):
-                infos = rows.write(encoder, dict(counts.shards), folder)
-                infos = _whole(infos, counts, placing, encoder, folder)
-            rows.close()
+            try:
+                with _timed("count", seconds, say, "counting: statistics and vocabulary of the training part", progress):
+                    counts = rows.count()
+                encoder = _encoder(recipe, counts, columns)
+                writing = Writing(placing, encoder, dict(counts.shards), made.folder, made.id)
+                with _timed("write", seconds, say, "encoding and writing the shards", progress):
+                    infos = _whole(rows.write(writing), counts, writing)
+            finally:
+                rows.close()
         finally:
             chosen.__exit__(None, None, None)
-    finally:
-        sweep(folder)
-    manifest = Manifest(
+        manifest = _manifest(recipe, chosen, infos, counts, placing, encoder, seconds)
+        made.finish(manifest, as_text(manifest))
+    return manifest
+
+
+def _manifest(
+    recipe: Recipe,
+    chosen: Engine,
+    infos: list[ShardInfo],
+    counts: Counts,
+    placing: Placing,
+    encoder: Encoder,
+    seconds: dict[str, float],
+) -> Manifest:
+    return Manifest(
         kind="table",
         name=recipe.name,
         engine=chosen.name,
@@ -90,9 +109,6 @@ def prepare(
         seconds={k: round(v, 4) for k, v in seconds.items()},
         machine={"host": socket.gethostname(), "python": platform.python_version()},
     )
-    (folder / "report.md").write_text(as_text(manifest))
-    manifest.write(folder)
-    return manifest
 
 
 def choose(engine: str, master: str, recipe: Recipe, say: Say) -> Engine:
@@ -103,45 +119,62 @@ def choose(engine: str, master: str, recipe: Recipe, say: Say) -> Engine:
     if engine == "auto":
         engine, why = _better(master, recipe)
         say(f"engine {engine}: {why}")
-    return with_polars.PolarsEngine() if engine == "polars" else with_spark.SparkEngine(master or "local[*]")
+    return with_polars.PolarsEngine() if engine == "polars" else with_spark.SparkEngine(master or usual_master())
 
 
 def _better(master: str, recipe: Recipe) -> tuple[str, str]:
     size = sum(f.stat().st_size if f.is_file() else sum(p.stat().st_size for p in f.rglob("*")) for f in recipe.files())
-    mb = f"{size / 1e6:,.0f} MB of source files"
+    there = psutil.virtual_memory().available
+    held = f"{size / 1e6:,.0f} MB of source files"
     if master:
         return "spark", f"there is a master, {master}"
-    if with_polars.missing() is not None and with_spark.missing() is None:
+    if with_polars.missing() is not None:
         return "spark", "Polars is not installed"
-    if size <= POLARS_BYTES or with_spark.missing() is not None:
-        return "polars", f"{mb} fit into one machine's memory, where Spark's start and shuffles take longer than the work"
-    return "spark", f"{mb} are more than the {POLARS_BYTES / 1e9:.0f} GB that one machine should hold at once"
+    if size * GROWS <= there:
+        return (
+            "polars",
+            f"{held} fit into the {there / 1e9:.0f} GB of free memory, where Spark takes longer to start than the work does",
+        )
+    if with_spark.missing() is not None:
+        return "polars", f"{held} may be more than {there / 1e9:.0f} GB of free memory holds, but pyspark is not installed"
+    return "spark", f"{held} are too much for the {there / 1e9:.0f} GB of free memory (text takes {GROWS} times as much there)"
 
 
-def _encoder(recipe: Recipe, counts: Counts) -> Encoder:
+def _encoder(recipe: Recipe, counts: Counts, columns: Columns) -> Encoder:
     if not counts.why[KEPT]:
         raise BadRequest(f"recipe {recipe.name}: no row is left of {counts.rows:,}: look at its filters and at missing values")
     if not counts.parts[TRAIN]:
         raise BadRequest(f"recipe {recipe.name}: all {counts.parts[TEST]:,} rows are in the test part: look at [split]")
-    return Encoder(recipe, counts)
+    return Encoder(recipe, counts, columns.kinds)
 
 
-def _whole(infos: list[ShardInfo], counts: Counts, placing: Placing, encoder: Encoder, folder: Path) -> list[ShardInfo]:
+def _whole(infos: list[ShardInfo], counts: Counts, writing: Writing) -> list[ShardInfo]:
     """Every shard once; empty ones too, so that there are as many as were asked for."""
     by_place = {(s.part, s.number): s for s in infos}
-    empty = Writing(placing, encoder, {}, folder)
-    for shard in range(placing.shards):
-        part, number = placing.part(shard)
+    for shard in range(writing.placing.shards):
+        part, number = writing.placing.part(shard)
         if (part, number) not in by_place and (part == "train" or counts.parts[TEST]):
-            empty.rows[shard] = 0
-            with empty.open(shard) as writer:
+            writing.rows[shard] = 0
+            with writing.open(shard) as writer:
                 by_place[part, number] = writer.close()
     return list(by_place.values())
 
 
 @contextmanager
-def _timed(stage: str, seconds: dict[str, float], say: Say, text: str) -> Iterator[None]:
+def _timed(
+    stage: str, seconds: dict[str, float], say: Say, text: str, progress: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
     say(text)
-    began = time.perf_counter()
-    yield
+    began, over = time.perf_counter(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(1.0):
+            if done := progress():
+                say(f"{text}: {done}")
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
     seconds[stage] = time.perf_counter() - began

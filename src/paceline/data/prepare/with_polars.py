@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -12,27 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from paceline.data.manifest import ShardInfo
-from paceline.data.prepare.counts import BROKEN, Counts
-from paceline.data.prepare.encode import Encoder
-from paceline.data.prepare.placing import (
-    BAD,
-    IN_TEST,
-    IN_TRAIN,
-    KEY,
-    KEYS_SCHEMA,
-    PART,
-    SHARD,
-    TEST,
-    TRAIN,
-    WHY,
-    Placing,
-    Writing,
-)
-from paceline.data.prepare.recipe import Columns, Join, Recipe, Source, header
+from paceline.data.prepare.counts import BAD, BROKEN, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
+from paceline.data.prepare.lines import Lines, blocks
+from paceline.data.prepare.placing import IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placing, Writing, marker
+from paceline.data.prepare.recipe import Columns, Join, Recipe, Source, parquet_kinds
 from paceline.errors import BadRequest, DataCorrupt
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"  # what is a number, in every engine
@@ -86,8 +73,8 @@ class PolarsRows:
         main: Any = pl.DataFrame(pa.concat_tables(tables)).lazy()
         numbers = [n for n in used if columns.main[n] == "number" and not recipe.source.is_parquet]
         main = _numbered(main, numbers)
-        for join, there in zip(recipe.joins, columns.joined, strict=True):
-            main = self._joined(main, join, there)
+        for number, (join, there) in enumerate(zip(recipe.joins, columns.joined, strict=True)):
+            main = self._joined(main, number, join, there)
         for name, expression in recipe.derive:
             main = main.with_columns(expression.build(operations, columns.kinds).alias(name))
         if columns.where is not None:
@@ -117,7 +104,7 @@ class PolarsRows:
         counts.see(part, self.recipe)
         return counts
 
-    def write(self, encoder: Encoder, rows: dict[int, int], folder: Path) -> list[ShardInfo]:
+    def write(self, writing: Writing) -> list[ShardInfo]:
         import polars as pl
 
         frame = pl.DataFrame(self.table).filter(pl.col(WHY) == 0).sort(SHARD, KEY)
@@ -126,51 +113,28 @@ class PolarsRows:
         numbers = np.asarray(kept.column(SHARD))
         bounds = np.searchsorted(numbers, np.arange(self.placing.shards + 1))
         shards = [kept.slice(a, b - a) for a, b in pairwise(bounds) if b > a]
-        writing = Writing(self.placing, encoder, rows, folder)
         written = self._each(lambda one: list(writing(_batches(one))), shards)
         return [info for infos in written for info in infos]
 
     def close(self) -> None:
         self.table = None
 
-    def _each(self, do: Any, items: list[Any]) -> list[Any]:
+    def _each(self, do: Any, items: Iterable[Any]) -> list[Any]:
         """In threads: NumPy and Arrow let go of the interpreter while they compute."""
-        with ThreadPoolExecutor(max_workers=max(1, min(len(os.sched_getaffinity(0)), len(items)))) as pool:
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(do, items))
 
     def _slices(self, table: Any) -> list[Any]:
         return [table.slice(start, BATCH_ROWS * 4) for start in range(0, max(1, table.num_rows), BATCH_ROWS * 4)]
 
     def _read(self, source: Source, path: Path, wanted: list[str]) -> tuple[Any, int]:
-        """The columns, and how many lines were broken: not as many fields as there are columns."""
+        """The columns, and how many lines were broken."""
         if source.is_parquet:
             return _parquet(path, wanted), 0
-        refused = [0]
-        columns = list(source.columns) or None
-        first = [columns[0] if columns else header(path, source.delimiter)[0]] if source.comment else []
-        fields = list(dict.fromkeys((*first, *wanted)))
-
-        def refuse(row: Any) -> str:
-            text = row.text.strip()
-            if text and not (source.comment and text.startswith(source.comment)):
-                refused[0] += 1
-            return "skip"
-
-        try:
-            table = pacsv.read_csv(
-                path,
-                read_options=pacsv.ReadOptions(column_names=columns, block_size=1 << 24),
-                parse_options=pacsv.ParseOptions(delimiter=source.delimiter, invalid_row_handler=refuse),
-                convert_options=pacsv.ConvertOptions(
-                    column_types={n: pa.string() for n in fields},
-                    include_columns=fields,
-                    strings_can_be_null=False,
-                    quoted_strings_can_be_null=False,
-                ),
-            )
-        except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-            raise DataCorrupt(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-        return _cleaned(table, source, wanted), refused[0]
+        lines = Lines(source, path, wanted)
+        found = self._each(lines.parse, blocks(path))
+        table = pa.concat_tables([lines.empty(), *(part for part, _ in found)])
+        return _cleaned(table, source, wanted), sum(broken for _, broken in found)
 
     def _with_keys(self, table: Any, used: list[str], part: int) -> Any:
         found = self._each(partial(self.placing.keys, used=used, file_part=part), self._slices(table))
@@ -178,7 +142,7 @@ class PolarsRows:
             table = table.append_column(name, pa.chunked_array([each[place] for each in found], kind))
         return table
 
-    def _joined(self, main: Any, join: Join, there: dict[str, Any]) -> Any:
+    def _joined(self, main: Any, number: int, join: Join, there: dict[str, Any]) -> Any:
         import polars as pl
 
         wanted = list(dict.fromkeys((*join.on, *join.take)))
@@ -195,10 +159,9 @@ class PolarsRows:
             lambda: known.filter(known.select(join.on).is_duplicated()).select(join.on).row(0),
         )
         renamed = known.rename({n: join.prefix + n for n in join.take if n not in join.on})
-        both = {n: pl.col(n).alias(join.prefix + n) for n in join.take if n in join.on and join.prefix}
-        return main.join(
-            renamed.with_columns(**{join.prefix + n: e for n, e in both.items()}).lazy(), on=list(join.on), how=join.how
-        )
+        both = [pl.col(n).alias(join.prefix + n) for n in join.take if n in join.on and join.prefix]
+        partner = pl.lit(1.0).alias(marker(number))
+        return main.join(renamed.with_columns(*both, partner).lazy(), on=list(join.on), how="left")
 
 
 def refuse_many(join: Join, extra: int, example: Any) -> None:
@@ -291,7 +254,10 @@ def _numbered(table: Any, names: list[str]) -> Any:
     """Text to numbers; what is none counts as missing, and is counted."""
     import polars as pl
 
-    fits = {n: pl.col(n).str.contains(NUMBER) for n in names}
+    fits = {
+        n: pl.when(pl.col(n).str.contains(NUMBER)).then(pl.col(n)).cast(pl.Float64, strict=False).is_finite() for n in names
+    }
+    fits = {n: pl.when(pl.col(n).is_not_null()).then(f.fill_null(False)) for n, f in fits.items()}
     bad = pl.sum_horizontal([(~f).fill_null(False).cast(pl.Int32) for f in fits.values()]) if fits else pl.lit(0)
     made = [pl.when(f).then(pl.col(n)).cast(pl.Float64, strict=False).alias(n) for n, f in fits.items()]
     return table.with_columns(bad.cast(pl.Int32).alias(BAD), *made)
@@ -309,12 +275,11 @@ def _cleaned(table: Any, source: Source, wanted: list[str]) -> Any:
 
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
-    if source.comment:
-        frame = frame.filter(~pl.col(frame.columns[0]).str.starts_with(source.comment))
     return frame.select(clean(n) for n in wanted).to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
 def _parquet(path: Path, wanted: list[str]) -> Any:
+    there = parquet_kinds(path)
     try:
         table = pq.read_table(path, columns=wanted)
     except (pa.ArrowInvalid, OSError) as error:
@@ -322,14 +287,11 @@ def _parquet(path: Path, wanted: list[str]) -> Any:
     columns = {}
     for name in wanted:
         column = table.column(name)
-        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type)
-        if text:
+        if there[name] == "text":
             columns[name] = column.cast(pa.string())
         else:
-            numbers = column.cast(pa.float64())
-            columns[name] = pa.chunked_array(
-                [pa.array(c.to_numpy(zero_copy_only=False), from_pandas=True) for c in numbers.chunks], pa.float64()
-            )
+            numbers = column.cast(pa.float64(), safe=False)
+            columns[name] = pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, pa.float64()))
     return pa.table(columns)
 
 

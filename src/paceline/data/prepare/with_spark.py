@@ -4,7 +4,8 @@
                       |-> count   one row of sums per partition, added up in the driver
                       '-> write   repartitioned by shard, sorted by key, encoded, one file per shard
 
-Executors need Paceline installed, and the folder for the shards: one that all see, or one of that name on each host.
+Inside Spark a column's name is its letters in hexadecimal: Spark reads dots and capitals in names in ways of its own. Executors
+need Paceline installed, and a folder for the shards that all hosts see.
 """
 
 from __future__ import annotations
@@ -13,29 +14,14 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from paceline.data.manifest import Piece, ShardInfo
-from paceline.data.prepare.counts import Counts
-from paceline.data.prepare.encode import Encoder
-from paceline.data.prepare.placing import (
-    BAD,
-    BROKEN_LINE,
-    IN_TEST,
-    IN_TRAIN,
-    KEY,
-    KEYS_SCHEMA,
-    PART,
-    SHARD,
-    TEST,
-    TRAIN,
-    WHY,
-    Placing,
-    Writing,
-)
+from paceline.data.prepare.counts import BAD, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
+from paceline.data.prepare.lines import Lines, joined
+from paceline.data.prepare.placing import BROKEN_LINE, IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placing, Writing, marker
 from paceline.data.prepare.recipe import Columns, Join, Recipe, Source
 from paceline.data.prepare.with_polars import NUMBER, refuse_many
 from paceline.errors import BadRequest
@@ -44,7 +30,6 @@ from paceline.spark.session import Session, as_sentence
 
 SETTINGS = {
     "spark.sql.ansi.enabled": "false",  # what cannot be computed is missing, as in the other engine
-    "spark.sql.csv.parser.columnPruning.enabled": "false",  # a line with too few or too many fields is seen as broken
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.session.timeZone": "UTC",
 }
@@ -94,15 +79,15 @@ class SparkRows:
                 table = self._with_keys(self._read(recipe.source, name, columns.main, used), columns, used, part)
                 main = table if main is None else main.unionByName(table)
         main = _numbered(main, [] if recipe.source.is_parquet else [n for n in used if columns.main[n] == "number"])
-        for join, there in zip(recipe.joins, columns.joined, strict=True):
-            main = self._joined(main, join, there)
+        for number, (join, there) in enumerate(zip(recipe.joins, columns.joined, strict=True)):
+            main = self._joined(main, number, join, there)
         for name, expression in recipe.derive:
-            main = main.withColumn(name, expression.build(operations, columns.kinds))
+            main = main.withColumn(safe(name), expression.build(operations, columns.kinds))
         if columns.where is not None:
             main = main.withColumn(PART, f.when(columns.where.build(operations, columns.kinds), TEST).otherwise(TRAIN))
         shard = f.when(f.col(PART) == TRAIN, f.col(IN_TRAIN)).otherwise(f.col(IN_TEST))
         features = [
-            column(n).cast("double").alias(n) if columns.kinds[n] == "boolean" else column(n)
+            column(n).cast("double").alias(safe(n)) if columns.kinds[n] == "boolean" else column(n)
             for n in (*recipe.features(), recipe.target.column)
         ]
         why = placing.why(operations, columns, f.col(BROKEN_LINE).isNotNull()).cast("int").alias(WHY)
@@ -116,7 +101,7 @@ class SparkRows:
         def count(batches: Iterator[Any]) -> Iterator[Any]:
             counts = Counts()
             for batch in batches:
-                counts.see(batch, recipe)
+                counts.see(named(batch), recipe)
             yield pa.RecordBatch.from_arrays([pa.array([counts.packed()])], ["counts"])
 
         with as_sentence(self.session):
@@ -127,13 +112,11 @@ class SparkRows:
         counts.broken_joined = self.broken_joined
         return counts
 
-    def write(self, encoder: Encoder, rows: dict[int, int], folder: Path) -> list[ShardInfo]:
+    def write(self, writing: Writing) -> list[ShardInfo]:
         from pyspark.sql import functions as f
 
-        writing = Writing(self.placing, encoder, rows, folder)
-
         def write(batches: Iterator[Any]) -> Iterator[Any]:
-            for info in writing(batches):
+            for info in writing(named(batch) for batch in batches):
                 yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(info))])], ["shard"])
 
         with as_sentence(self.session):
@@ -156,19 +139,19 @@ class SparkRows:
             table = self.session.spark.read.parquet(path)
             plain = [_parquet(n, there[n]) for n in wanted]
             return table.select(*plain, f.lit(None).cast("string").alias(BROKEN_LINE))
-        fields = [StructField(n, StringType()) for n in (*there, BROKEN_LINE)]
-        reader = self.session.spark.read.schema(StructType(fields)).options(
-            header=not source.columns,
-            sep=source.delimiter,
-            quote='"',
-            escape='"',
-            mode="PERMISSIVE",
-            columnNameOfCorruptRecord=BROKEN_LINE,
-            ignoreLeadingWhiteSpace=True,
-            ignoreTrailingWhiteSpace=True,
-            **({"comment": source.comment} if source.comment else {}),
-        )
-        table = reader.csv(path)
+        lines = Lines(source, self.recipe.path(name), wanted)
+
+        def parse(batches: Iterator[Any]) -> Iterator[Any]:
+            """Every line of the file to a row; a broken one to a row with nothing in it but that mark."""
+            for batch in batches:
+                table, broken = lines.parse(joined(batch.column(0)))
+                columns = [table.column(n).cast(pa.string()).combine_chunks() for n in wanted]
+                filled = [pa.concat_arrays([_array(c), pa.nulls(broken, pa.string())]) for c in columns]
+                marks = pa.concat_arrays([pa.nulls(table.num_rows, pa.string()), pa.array(["broken"] * broken, pa.string())])
+                yield pa.RecordBatch.from_arrays([*filled, marks], [*(safe(n) for n in wanted), BROKEN_LINE])
+
+        schema = StructType([StructField(n, StringType()) for n in (*(safe(n) for n in wanted), BROKEN_LINE)])
+        table = self.session.spark.read.text(path, lineSep="\n").mapInArrow(parse, schema)
         return table.select(*(_cleaned(n, source) for n in wanted), BROKEN_LINE)
 
     def _with_keys(self, table: Any, columns: Columns, used: list[str], part: int) -> Any:
@@ -176,7 +159,7 @@ class SparkRows:
 
         def keys(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
-                found = placing.keys(batch, used, part)
+                found = placing.keys(named(batch), used, part)
                 yield pa.RecordBatch.from_arrays([*batch.columns, *found], [*batch.schema.names, *(n for n, _ in KEYS_SCHEMA)])
 
         from pyspark.sql.types import IntegerType, LongType, StructField, StructType
@@ -185,7 +168,7 @@ class SparkRows:
         added = [StructField(name, kind) for (name, _), kind in zip(KEYS_SCHEMA, kinds, strict=True)]
         return table.mapInArrow(keys, StructType([*table.schema.fields, *added]))
 
-    def _joined(self, main: Any, join: Join, there: dict[str, Any]) -> Any:
+    def _joined(self, main: Any, number: int, join: Join, there: dict[str, Any]) -> Any:
         from pyspark.sql import functions as f
 
         wanted = list(dict.fromkeys((*join.on, *join.take)))
@@ -194,11 +177,13 @@ class SparkRows:
             found = table.agg(f.count(column(wanted[0])), f.sum(f.col(BROKEN_LINE).isNotNull().cast("int"))).collect()[0]
             self.broken_joined += int(found[1] or 0)
             table = _numbered(table.filter(f.col(BROKEN_LINE).isNull()), [n for n in wanted if there[n] == "number"]).drop(BAD)
-        known = table.drop(BROKEN_LINE).dropna(subset=list(join.on))
-        many = known.groupBy(*(column(n) for n in join.on)).count().filter("count > 1")
+        keys = [safe(n) for n in join.on]
+        known = table.drop(BROKEN_LINE).dropna(subset=keys)
+        many = known.groupBy(*keys).count().filter("count > 1")
         refuse_many(join, int(many.agg(f.sum("count")).collect()[0][0] or 0), lambda: list(many.collect()[0])[:-1])
-        taken = [column(n).alias(join.prefix + n) for n in join.take if join.prefix + n not in join.on]
-        return main.join(known.select(*(column(n) for n in join.on), *taken), on=list(join.on), how=join.how)
+        taken = [column(n).alias(safe(join.prefix + n)) for n in join.take if join.prefix + n not in join.on]
+        partner = f.lit(1.0).alias(marker(number))
+        return main.join(known.select(*keys, *taken, partner), on=keys, how="left")
 
 
 class Operations:
@@ -216,10 +201,24 @@ class Operations:
         return _OPERATIONS[operation](*arguments)
 
 
+def safe(name: str) -> str:
+    """A column's name inside Spark; our own, which begin with two underscores, are so already."""
+    return name if name.startswith("__") else "c" + name.encode().hex()
+
+
+def named(batch: Any) -> Any:
+    """With the names that the recipe knows."""
+    return batch.rename_columns([n if n.startswith("__") else bytes.fromhex(n[1:]).decode() for n in batch.schema.names])
+
+
 def column(name: str) -> Any:
     from pyspark.sql import functions as f
 
-    return f.col(f"`{name.replace('`', '``')}`")
+    return f.col(safe(name))
+
+
+def _array(column: Any) -> Any:
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _when(condition: Any, then: Any, otherwise: Any) -> Any:
@@ -299,28 +298,29 @@ def _cleaned(name: str, source: Source) -> Any:
     text = f.btrim(column(name), f.lit(" \t"))
     if source.strip_end:
         text = f.regexp_replace(text, re.escape(source.strip_end) + r"\z", "")
-    return f.when(~text.isin(["", *source.missing]), text).alias(name)
+    return f.when(~text.isin(["", *source.missing]), text).alias(safe(name))
 
 
 def _parquet(name: str, kind: str) -> Any:
     from pyspark.sql import functions as f
 
-    if kind == "text":
-        return column(name).cast("string").alias(name)
-    number = column(name).cast("double")
-    return f.when(~f.isnan(number), number).alias(name)
+    theirs = f.col(f"`{name.replace('`', '``')}`")
+    return theirs.cast("string").alias(safe(name)) if kind == "text" else _finite(theirs.cast("double")).alias(safe(name))
+
+
+def _finite(number: Any) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.when(f.abs(number) < float("inf"), number)  # not true of nan either: Spark holds it for larger than anything
 
 
 def _numbered(table: Any, names: list[str]) -> Any:
     """Text to numbers; what is none counts as missing, and is counted."""
     from pyspark.sql import functions as f
 
-    bad = f.lit(0)
+    bad, made = f.lit(0), {}
     for name in names:
-        fits = column(name).rlike(NUMBER)
-        bad = bad + f.coalesce((~fits).cast("int"), f.lit(0))
-    kept = [
-        f.when(column(n).rlike(NUMBER), column(n)).cast("double").alias(n) if n in names else column(n) for n in table.columns
-    ]
-    broken = f.col(BROKEN_LINE).isNotNull() if BROKEN_LINE in table.columns else f.lit(False)
-    return table.select(*kept, f.when(broken, 0).otherwise(bad).cast("int").alias(BAD))
+        made[safe(name)] = _finite(f.when(column(name).rlike(NUMBER), column(name)).cast("double"))
+        bad = bad + f.when(column(name).isNotNull() & made[safe(name)].isNull(), 1).otherwise(0)
+    kept = [made[n].alias(n) if n in made else f.col(n) for n in table.columns]
+    return table.select(*kept, bad.cast("int").alias(BAD))
