@@ -16,7 +16,6 @@ from paceline.data.prepare.expressions import Operations
 from paceline.data.prepare.keys import row_keys, stirred
 from paceline.data.prepare.recipe import Categorical, Columns, Numeric, Recipe
 from paceline.errors import BadRequest
-from paceline.seeding import derive
 
 IN_TRAIN, IN_TEST, BROKEN_LINE = (
     "__in_train",
@@ -36,13 +35,19 @@ class Placing:
     recipe: Recipe
     train_shards: int
     test_shards: int
+    row_seed: int
+    split_seed: int
+    shard_seed: int
 
     @classmethod
     def of(cls, recipe: Recipe, shards: int) -> Placing:
         if not 1 <= shards <= 99_999:
             raise BadRequest(f"shards={shards}: 1 to 99,999")
         share = recipe.split.test or 0.2
-        return cls(recipe, shards, max(1, round(shards * share)))
+        from paceline.seeding import derive  # brings torch along, which executors can do without
+
+        seeds = (derive(recipe.split.seed, what) for what in ("rows", "split", "shard"))
+        return cls(recipe, shards, max(1, round(shards * share)), *seeds)
 
     @property
     def shards(self) -> int:
@@ -54,15 +59,15 @@ class Placing:
 
     def keys(self, batch: Any, used: list[str], file_part: int) -> list[Any]:
         """The columns of KEYS_SCHEMA for a batch of rows as they were read."""
-        split, seed = self.recipe.split, derive(self.recipe.split.seed, "rows")
-        keys = row_keys([batch.column(name) for name in used], seed)
+        split = self.recipe.split
+        keys = row_keys([batch.column(name) for name in used], self.row_seed)
         if self.recipe.source.test:
             parts = np.full(len(keys), file_part, dtype=np.int32)
         else:
-            groups = row_keys([batch.column(n) for n in split.by], seed) if split.by else keys
-            side = stirred(groups ^ np.uint64(derive(split.seed, "split")))
+            groups = row_keys([batch.column(n) for n in split.by], self.row_seed) if split.by else keys
+            side = stirred(groups ^ np.uint64(self.split_seed))
             parts = (side < np.uint64(int(split.test * 2.0**63) * 2)).astype(np.int32)
-        spread = stirred(keys ^ np.uint64(derive(split.seed, "shard")))
+        spread = stirred(keys ^ np.uint64(self.shard_seed))
         in_train = (spread % np.uint64(self.train_shards)).astype(np.int32)
         in_test = (spread % np.uint64(self.test_shards)).astype(np.int32) + np.int32(self.train_shards)
         return [pa.array(keys.view(np.int64)), pa.array(parts), pa.array(in_train), pa.array(in_test)]

@@ -32,6 +32,7 @@ SETTINGS = {
     "spark.sql.ansi.enabled": "false",  # what cannot be computed is missing, as in the other engine
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.files.maxPartitionBytes": "33554432",  # lines become rows several times as large
 }
 
 
@@ -68,9 +69,9 @@ class SparkRows:
 
     def __init__(self, session: Session, recipe: Recipe, columns: Columns, placing: Placing, persist: bool) -> None:
         from pyspark.sql import functions as f
-        from pyspark.storagelevel import StorageLevel
 
-        self.session, self.recipe, self.placing, self.kept_in_memory = session, recipe, placing, persist
+        self.session, self.recipe, self.placing, self.persist = session, recipe, placing, persist
+        self.kept: list[Any] = []
         self.broken_joined = 0
         used, operations = columns.used(), Operations()
         main = None
@@ -91,9 +92,15 @@ class SparkRows:
             for n in (*recipe.features(), recipe.target.column)
         ]
         why = placing.why(operations, columns, f.col(BROKEN_LINE).isNotNull()).cast("int").alias(WHY)
-        self.table = main.select(*features, KEY, PART, shard.alias(SHARD), why, BAD)
-        if persist:
-            self.table.persist(StorageLevel.MEMORY_AND_DISK)
+        self.table = self._keep(main.select(*features, KEY, PART, shard.alias(SHARD), why, BAD))
+
+    def _keep(self, table: Any) -> Any:
+        """What is used more than once is computed once, and kept where the executors are until the end."""
+        from pyspark.storagelevel import StorageLevel
+
+        if self.persist:
+            self.kept.append(table.persist(StorageLevel.MEMORY_AND_DISK))
+        return table
 
     def count(self) -> Counts:
         recipe = self.recipe
@@ -126,8 +133,8 @@ class SparkRows:
         return [ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}) for s in found]
 
     def close(self) -> None:
-        if self.kept_in_memory:
-            self.table.unpersist()
+        for table in self.kept:
+            table.unpersist()
 
     def _read(self, source: Source, name: str, there: dict[str, Any], wanted: list[str]) -> Any:
         """The wanted columns, cleaned, and the text of lines that are broken."""
@@ -172,7 +179,7 @@ class SparkRows:
         from pyspark.sql import functions as f
 
         wanted = list(dict.fromkeys((*join.on, *join.take)))
-        table = self._read(join.source, join.source.path, there, wanted)
+        table = self._keep(self._read(join.source, join.source.path, there, wanted))
         if not join.source.is_parquet:
             found = table.agg(f.count(column(wanted[0])), f.sum(f.col(BROKEN_LINE).isNotNull().cast("int"))).collect()[0]
             self.broken_joined += int(found[1] or 0)
