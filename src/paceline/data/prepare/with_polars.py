@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,7 @@ BATCH_ROWS = 1 << 16
 
 
 def missing() -> str | None:
-    try:
-        import polars  # noqa: F401
-    except ImportError:
-        return "engine polars needs Polars: pip install 'paceline[data]'"
-    return None
+    return None if find_spec("polars") else "engine polars needs Polars: pip install 'paceline[data]'"
 
 
 class PolarsEngine:
@@ -43,6 +40,8 @@ class PolarsEngine:
             raise BadRequest(reason)
 
     def __enter__(self) -> PolarsEngine:
+        import polars  # noqa: F401  # this is what starting it takes
+
         return self
 
     def __exit__(self, *_: object) -> None:
