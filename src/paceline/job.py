@@ -299,7 +299,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
 
 
 def _of_prepared(origin: dict[str, Any]) -> str:
-    exact = "manifest.json and report.md beside the shards hold exact counts of the rows, which no noise protects: keep them in"
+    exact = "manifest.json and report.md beside the shards hold exact counts, which no noise protects: keep them to yourself"
     if origin["counted_from_rows"]:
         return f"the shards' means and vocabulary were counted from the training rows, which epsilon does not cover; {exact}"
     return exact
