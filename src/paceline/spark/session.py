@@ -13,10 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from paceline import errors
 from paceline.errors import BadRequest, PacelineError, RunFailed
 from paceline.spark.java import find_java, pyspark_missing, spark_environment
 
+SUBMIT = re.compile(r"org\.apache\.spark\.deploy\.SparkSubmit|bin/spark-submit")
 REACH_S = 5.0  # for a master to answer
 WATCH_S = 0.2
 LEFT = "All masters are unresponsive|Disconnected from Spark cluster"
@@ -287,11 +290,10 @@ def _end_jvm() -> None:
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
-    if gateway is None:
-        return
     process = getattr(gateway, "proc", None)
-    with suppress(Exception):
-        gateway.shutdown()
+    if gateway is not None:
+        with suppress(Exception):
+            gateway.shutdown()
     SparkContext._gateway = None
     SparkContext._jvm = None
     if process is not None:
@@ -302,3 +304,8 @@ def _end_jvm() -> None:
         except Exception:
             process.kill()
             process.wait()
+    for child in psutil.Process().children():  # one that was just being started when this was interrupted
+        with suppress(psutil.Error):
+            if SUBMIT.search(" ".join(child.cmdline())):
+                child.kill()
+                child.wait(10)
