@@ -32,7 +32,7 @@ def accuracy(text: str) -> float:
     ("ranks", "strategy"),
     [
         (2, "ddp"),
-        (3, "ps:consistency=ssp"),
+        pytest.param(3, "ps:consistency=ssp", marks=pytest.mark.slow),
         *(
             pytest.param(2, s, marks=pytest.mark.slow)
             for s in ("allreduce", "local-sgd", "gossip", "stepwise", "hogwild", "diloco")
@@ -70,6 +70,7 @@ def test_language_model() -> None:
     assert float(last) < 1.0
 
 
+@pytest.mark.slow
 def test_custom_strategy() -> None:
     """It touches no file of src, and its options and records are there."""
     plugin = ["--plugin", str(EXAMPLES / "custom_strategy.py")]

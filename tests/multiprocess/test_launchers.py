@@ -60,6 +60,7 @@ def test_a_number_of_workers_that_contradicts_the_launcher(tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_dies_under_torchrun(tmp_path: Path) -> None:
     torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", str(BIN / "paceline")]
     done = run(*torchrun, *TRAIN, "--out", "run", "--faults", "die:rank=1,step=3")

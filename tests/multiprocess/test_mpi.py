@@ -150,7 +150,8 @@ def with_both(rendezvous: Rendezvous, say: object) -> dict[str, object]:
     return {backend: with_torch_distributed(backend, rendezvous, say) for backend in ("gloo", "paceline-mpi")}
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
 def test_ddp_over_mpi_is_ddp_over_gloo(size: int) -> None:
     results, failures = on_mpi_ranks(with_both, size)
     assert failures == {}

@@ -182,6 +182,7 @@ def script(tmp_path: Path, body: str) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_classes_of_a_script_without_a_guard(tmp_path: Path) -> None:
     """As in a notebook: classes in __main__, another thread running, torch used with several threads before."""
     file = script(

@@ -86,6 +86,7 @@ def test_ctrl_c_ends_a_study_with_a_sentence(tmp_path: Path) -> None:
     assert not psutil.wait_procs(children, timeout=20)[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(
         "all_cores = false\n[base]\ndata = 'fashion-mini'\nmodel = 'mlp:hidden=32'\ndata_share = 0.2\nworkers = 2\n"
@@ -125,6 +126,7 @@ def test_weak_scaling_gives_every_worker_the_work_of_one(tmp_path: Path) -> None
     assert study.own_speedup(line).mean == pytest.approx(rates[1] / rates[0])
 
 
+@pytest.mark.slow
 def test_network_bytes_of_a_ring_are_what_theory_says(tmp_path: Path) -> None:
     command = [str(BIN / "paceline"), "train", "--data", "fashion-mini", "--strategy", "allreduce:collective=ring",
                "--workers", "3", "--transport", "gloo", "--epochs", "2", "--out", "r", "--quiet"]  # fmt: skip
@@ -155,7 +157,7 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
     )
 
 
-QUICK = ("builtin", "optimizers", "codecs", "slow_network")
+QUICK = ("builtin", "slow_network")
 
 
 @pytest.mark.timeout(400)
