@@ -157,7 +157,7 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
     )
 
 
-QUICK = ("builtin", "slow_network")
+QUICK = ("builtin", "optimizers", "slow_network")
 
 
 @pytest.mark.timeout(400)
