@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,7 @@ class ShardedSamples:
         self.row_bytes = int(np.prod(self.shape)) * self.inputs[0].rows.element_size() if self.infos else 1
         self.window_rows = max(1, window_bytes // max(1, self.row_bytes))
         self._touched, self._asked = 0, (-1, -1)
+        self._total = sum(s.inputs.bytes for s in self.infos)
 
     def _open(self) -> tuple[list[Mapped], list[Mapped]]:
         inputs = [Mapped(self.folder / s.inputs.file, s.inputs, (s.rows, *self.shape), self.dtypes[0]) for s in self.infos]
@@ -122,8 +124,9 @@ class ShardedSamples:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """In the order of `indices`. Mostly they are of one shard: that is how an epoch goes through the data."""
-        low, high = int(indices.min()), int(indices.max())
-        shard = int(torch.searchsorted(self.ends, low, right=True))
+        numbers = indices.numpy()
+        low, high = int(numbers.min()), int(numbers.max())
+        shard = bisect_right(self._stops, low)
         if high < self._stops[shard]:
             local = indices - self.starts[shard]
             self._ask(shard, low - self.starts[shard])
@@ -137,21 +140,23 @@ class ShardedSamples:
                 local = indices.index_select(0, mine) - self.starts[each]
                 inputs.index_copy_(0, mine, self.inputs[each].rows.index_select(0, local))
                 targets.index_copy_(0, mine, self.targets[each].rows.index_select(0, local))
-        self._touched += len(indices) * max(self.row_bytes, 16 * PAGE)  # a fault maps its neighbours too
-        if self._touched > self.window_bytes:
-            self.let_go()
+            self._touched += len(indices) * max(self.row_bytes, 16 * PAGE)  # a fault maps its neighbours too
+            if self._touched > self.window_bytes:
+                self.let_go()
         return (self.change(inputs) if self.change else inputs), targets
 
     def _ask(self, shard: int, row: int) -> None:
         """The first time that a window is touched, the system is told that the whole of it will be."""
         window = row // self.window_rows
         if self._asked != (shard, window):
+            if self._asked[0] >= 0 and self._total > self.window_bytes:
+                self.inputs[self._asked[0]].let_go()
             self._asked = (shard, window)
             start = window * self.window_rows
             self.inputs[shard].will_need(start, min(start + self.window_rows, self.infos[shard].rows))
 
     def let_go(self) -> None:
-        if sum(len(m._map) for m in self.inputs) > self.window_bytes:
+        if self._total > self.window_bytes:
             for mapped in self.inputs:
                 mapped.let_go()
         self._touched = 0
