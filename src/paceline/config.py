@@ -171,12 +171,12 @@ class Config:
         return {name: _described(getattr(self, name)) for name in self.options()}
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path, hint: str = "FILE is a TOML file with options; a data set goes into --data") -> dict[str, Any]:
     path = Path(path)
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise BadRequest(f"{path} does not exist (FILE is a TOML file with options; a data set goes into --data)") from None
+        raise BadRequest(f"{path} does not exist ({hint})") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

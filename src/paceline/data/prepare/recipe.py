@@ -6,12 +6,12 @@ Everything that can be wrong with it is found here, before an engine starts.
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from paceline.config import read_toml
 from paceline.data.places import find
 from paceline.data.prepare.expressions import Expression, Kind
 from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, UnknownName
@@ -105,14 +105,7 @@ class Recipe:
     def read(cls, file: str | Path) -> Recipe:
         """From a recipe file; paths in it begin at its own folder."""
         path = Path(file)
-        try:
-            content = tomllib.loads(path.read_text())
-        except FileNotFoundError:
-            raise BadRequest(f"{path} does not exist: --recipe takes a TOML file (docs/data.md shows one)") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadRequest(f"{path} cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise BadRequest(f"{path} is not valid TOML: {error}") from None
+        content = read_toml(path, "--recipe takes a TOML file; docs/data.md shows one")
         return cls.make(content, path.stem, path.parent, str(path))
 
     @classmethod
@@ -123,7 +116,7 @@ class Recipe:
             raise UnknownName(
                 "table to prepare", name, known, "Your own goes into --recipe FILE; images into imagefolder:PATH."
             )
-        content = tomllib.loads((BUILTIN / f"{name}.toml").read_text())
+        content = read_toml(BUILTIN / f"{name}.toml")
         files = [content["source"]["path"], *([content["source"]["test"]] if "test" in content["source"] else [])]
         files += [j["path"] for j in content.get("join", [])]
         return cls.make(content, name, find(name, data_dir, (name,), files), f"recipe {name}")
