@@ -13,6 +13,8 @@ from paceline.data.fetch import RECIPES
 from paceline.data.places import places
 from paceline.record.machine import cores, cpu_name
 
+MEET_S = 30.0  # PyTorch's store looks up the names of its peers, and a name server may be slow
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -54,8 +56,8 @@ def _gloo() -> Finding:
     from paceline.transport.gloo import GlooTransport
 
     try:
-        store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
-        transport = GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", store.port, 5.0))
+        store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=MEET_S), wait_for_workers=False)
+        transport = GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", store.port, MEET_S))
         transport.barrier()
         transport.close()
     except (RuntimeError, PacelineError) as error:

@@ -410,6 +410,14 @@ def test_bench_codecs(cli) -> None:
 
 
 @pytest.mark.slow
+def test_pytorchs_hooks_do_not_end_the_process() -> None:
+    """Their callbacks hold the group in gloo's own threads: let go at the wrong moment, it aborts (once in fifty times)."""
+    program = "from paceline.bench.codecs import bench_codecs\nfor _ in range(150): bench_codecs('cnn', 4, 1, 20_000, print)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+@pytest.mark.slow
 def test_bench_balance(cli) -> None:
     code, out, err = cli("bench", "balance", "--rounds", "1", "--steps", "30", "--slower", "2", "--json")
     assert code == 0, err

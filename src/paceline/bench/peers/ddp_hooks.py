@@ -30,11 +30,17 @@ class Bucket:
         return True
 
 
+_groups: list[Any] = []
+"""Groups are never let go: a hook's callbacks hold one too, in gloo's own threads, and whichever of those came last would have
+to wait for itself to end, which ends the process (PyTorch 2.13: "Resource deadlock avoided")."""
+
+
 class Hooks:
     """A process group of one, and the two hooks that have a codec beside them here."""
 
     def __init__(self) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        _groups.append(dist.group.WORLD)
         self._state: Any = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=2, start_powerSGD_iter=2, use_error_feedback=False, warm_start=True
         )
