@@ -74,7 +74,7 @@ def _cuda() -> Finding:
 def _privacy() -> Finding:
     from paceline.errors import PacelineError
     from paceline.privacy.accounting import Spent, epsilon_of
-    from paceline.privacy.native import add_normal
+    from paceline.privacy.native import loops
     from paceline.privacy.noise import Noise, draw_key
 
     try:
@@ -82,7 +82,7 @@ def _privacy() -> Finding:
         Noise(draw_key(None))
     except PacelineError as error:
         return Finding("privacy", False, str(error))
-    quick = "noise compiled from C" if add_normal() is not None else "no C compiler, so noise takes longer"
+    quick = "noise compiled from C" if loops() is not None else "no C compiler, so noise takes longer"
     return Finding("privacy", True, f"--privacy epsilon=3,delta=1e-5: dp-accounting, cryptography; {quick}")
 
 

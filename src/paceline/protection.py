@@ -15,7 +15,7 @@ from paceline.errors import BadRequest
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
 from paceline.privacy.guarantee import Curve, Guarantee
 from paceline.privacy.ledger import Line, begin, described, read_account, the_most
-from paceline.privacy.native import add_normal
+from paceline.privacy.native import loops
 from paceline.privacy.sampling import rate_of, steps_per_epoch
 from paceline.privacy.settings import Settings
 from paceline.strategies.base import Strategy
@@ -137,7 +137,7 @@ def protect(
     guarantee = Guarantee.of(settings, len(batch_sizes), bool(strategy.noise_adds_up), strategy.name)
     if any(line.trust == "curator" for line in resumed.lines):  # what was promised less before cannot be promised more now
         guarantee = guarantee.weakened(replace(settings, trust="curator"), len(batch_sizes), strategy.name)
-    add_normal()  # compiled here, once, before the workers need it
+    loops()  # compiled here, once, before the workers need it
     curve = Curve.of(settings, rate, max(1, allowed), per, before, offset)
     return Protection(
         settings, guarantee, rate, per, allowed, resumed.step + allowed, allowed < left, curve, resumed.lines, resumed.step

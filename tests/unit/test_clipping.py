@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 from paceline.errors import BadRequest
-from paceline.privacy import convolution
+from paceline.privacy import convolution, native
+from paceline.privacy import layers as rules
 from paceline.privacy.clip import Bookkeeping, Loop, refuse_mixing, refuse_unequal_loss
+from paceline.privacy.layers import Call, Linear
 
 SAMPLES, CLASSES = 9, 3
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest number, or of 1
@@ -495,3 +497,28 @@ def test_layers_that_cannot_be_done_say_what_to_do(model: nn.Module, inputs: Ten
         Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)(
             inputs, torch.zeros(4, dtype=torch.int64), 4
         )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@given(rows=st.integers(1, 70), into=st.integers(1, 90), out=st.integers(1, 70), turned=st.booleans())
+@settings(max_examples=40)
+def test_compiled_rows_are_the_same_as_by_torch(bias: bool, rows: int, into: int, out: int, turned: bool) -> None:
+    """Also where gradients do not lie back to back, which the loops in C are not for."""
+    if native.loops() is None:
+        pytest.skip("no C compiler")
+    module = nn.Linear(into, out, bias=bias)
+    a, factors = torch.randn(rows, into), torch.rand(rows)
+    g = torch.randn(out, rows).t() if turned else torch.randn(rows, out)
+    found = []
+    for quick in (True, False):
+        places = {n: torch.full_like(p, torch.nan) for n, p in module.named_parameters()}
+        layer, call = Linear("", module, places), Call((a,), {}, None)
+        call.grads = g
+        with pytest.MonkeyPatch.context() as patch:
+            if not quick:
+                patch.setattr(rules, "loops_for", lambda *_: None)
+            squares = layer.book([call])
+            layer.add_up(factors)
+        found.append([squares, *places.values()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

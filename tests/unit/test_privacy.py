@@ -39,10 +39,10 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("compiled", [True, False])
 def test_noise_is_normal(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean, variance and the share beyond one, two and three standard deviations, each with an error probability of 1e-6."""
-    if compiled and native.add_normal() is None:
+    if compiled and native.loops() is None:
         pytest.skip("no C compiler")
     if not compiled:
-        monkeypatch.setattr(noise, "add_normal", lambda: None)
+        monkeypatch.setattr(noise, "loops_for", lambda *_: None)
     count = 1_000_001  # odd
     out = torch.zeros(count)
     Noise(draw_key(7, "test")).add(out, 1.0, 1.0)
@@ -59,7 +59,7 @@ def test_noise_is_normal(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @given(count=st.integers(1, 200), factor=st.floats(-2, 2), scale=st.floats(0, 3))
 def test_compiled_noise_is_the_same_as_by_torch(count: int, factor: float, scale: float) -> None:
-    if native.add_normal() is None:
+    if native.loops() is None:
         pytest.skip("no C compiler")
     start = torch.randn(count)
     one, other = start.clone(), start.double()
@@ -84,23 +84,23 @@ def test_extreme_bits_are_finite() -> None:
     bits = torch.tensor([0, -1, 2**31 - 1, -(2**31), 0, -1, 2**31 - 1, -(2**31)], dtype=torch.int32)
     for dtype in (torch.float32, torch.float64):
         assert bool(torch.isfinite(normal_from(bits, dtype)).all())
-    compiled = native.add_normal()
+    compiled = native.loops()
     if compiled is not None:
         out = torch.zeros(8)
-        compiled(bits.data_ptr(), out.data_ptr(), 8, 1.0, 1.0)
+        compiled.add_normal(bits.data_ptr(), out.data_ptr(), 8, 1.0, 1.0)
         torch.testing.assert_close(out, normal_from(bits, torch.float32), rtol=1e-5, atol=1e-5)
 
 
 def test_without_a_compiler_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    native.add_normal.cache_clear()
+    native.loops.cache_clear()
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     try:
-        assert native.add_normal() is None
+        assert native.loops() is None
         out = torch.zeros(1000)
         Noise(draw_key(None)).add(out, 1.0, 1.0)
         assert 0.8 < float(out.std()) < 1.2
     finally:
-        native.add_normal.cache_clear()
+        native.loops.cache_clear()
 
 
 def test_keys_are_secret_or_made_from_a_seed() -> None:

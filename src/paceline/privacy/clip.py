@@ -251,8 +251,9 @@ class Bookkeeping:
     @torch.no_grad()
     def _add_up(self) -> Tensor:
         count = len(self.layers)
-        dtypes = {s.dtype for s in self._squares.values()}
-        found = [s.double() if len(dtypes) > 1 else s for s in self._squares.values()]
+        found = list(self._squares.values())
+        if len({s.dtype for s in found}) > 1:
+            found = [s.double() for s in found]
         whole = torch.stack(found).sum(0).sqrt_()
         if not math.isfinite(float(whole.sum())):
             raise NotFinite("a sample's gradient is not finite: try a smaller lr, or look for bad numbers in the data")
@@ -263,7 +264,7 @@ class Bookkeeping:
                 layer.skip()
                 continue
             own = clip_factors(squares.sqrt(), self.bound / math.sqrt(count)) if self.per_layer else factors
-            layer.add_up(own.to(squares.dtype))
+            layer.add_up(own if own.dtype is squares.dtype else own.to(squares.dtype))
             layer.forget()
         return whole
 
@@ -333,7 +334,7 @@ class NoDropout(TorchFunctionMode):
 
 
 def clip_factors(lengths: Tensor, bound: float) -> Tensor:
-    return bound / lengths.clamp(min=bound)
+    return lengths.clamp(min=bound).reciprocal_().mul_(bound)
 
 
 def _only_tensor(output: Any) -> tuple[int | None, Tensor | None]:

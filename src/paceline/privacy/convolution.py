@@ -59,11 +59,12 @@ class Convolution(Booked):
         places = g.shape[2] * g.shape[3]
         parts = slices(samples, places * self.weights // self.channels[0] * self._groups * g.element_size())
         for number, (x, g) in enumerate(pairs):
+            windows, outs = self._windows(x, g.shape[2:], self._by_channel), self._outs(g)
             for i in parts:
                 if number:
-                    found[i] += self._few(x[i], g[i])
+                    found[i] += self._product(windows[i], outs[i])
                 else:
-                    self._few(x[i], g[i], found[i])
+                    self._product(windows[i], outs[i], found[i])
         return found
 
     def _lengths(self, x: Tensor, g: Tensor) -> Tensor:
@@ -85,7 +86,8 @@ class Convolution(Booked):
         return with_digits(squares, most, plainly)
 
     def _by_places(self, x: Tensor, g: Tensor) -> Tensor:
-        patches, grads = self._patches_of(x, g.shape[2:], by_channel=False), _last(g)
+        grads = _last(g)
+        patches = self._copied(self._windows(x, g.shape[2:], by_channel=False)).view(len(x), grads.shape[1], -1)
         mine, others = torch.bmm(patches, patches.transpose(1, 2)), torch.bmm(grads, grads.transpose(1, 2))
         return (mine * others).sum((1, 2))
 
@@ -98,21 +100,29 @@ class Convolution(Booked):
         lengths: Tensor = torch.linalg.vector_norm(g, dim=1)
         return (patches[:, 0].sqrt() * lengths).sum((1, 2))
 
-    def _few(self, x: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+    def _few(self, x: Tensor, g: Tensor) -> Tensor:
         """Some samples' gradients, flat."""
-        samples, groups, each = len(x), self._groups, self.channels[0] // self._groups
-        made = torch.empty(samples, self.weights, dtype=g.dtype, device=g.device) if out is None else out
+        return self._product(self._windows(x, g.shape[2:], self._by_channel), self._outs(g))
+
+    def _product(self, windows: Tensor, outs: Tensor, out: Tensor | None = None) -> Tensor:
+        """Of patches (copied here) and the gradients of what was made of them: flat, one row per sample."""
+        made = torch.empty(len(outs), self.weights, dtype=outs.dtype, device=outs.device) if out is None else out
+        patches = self._copied(windows)
         if self._by_channel:
-            patches = self._patches_of(x, g.shape[2:], by_channel=True)
-            outs = _last(g).view(samples, -1, groups, each).transpose(1, 2).reshape(samples * groups, -1, each)
-            torch.bmm(patches, outs, out=made.view(samples * groups, -1, each))
+            outs = outs.reshape(-1, *outs.shape[2:])  # samples * groups
+            torch.bmm(patches.view(len(outs), -1, outs.shape[1]), outs, out=made.view(len(outs), -1, outs.shape[2]))
         else:
-            patches = self._patches_of(x, g.shape[2:], by_channel=False)
-            torch.bmm(_last(g).transpose(1, 2), patches, out=made.view(samples, self.channels[0], -1))
+            torch.bmm(outs, patches.view(len(outs), outs.shape[2], -1), out=made.view(len(outs), outs.shape[1], -1))
         return made
 
-    def _patches_of(self, x: Tensor, places: Any, by_channel: bool) -> Tensor:
-        """By channel: (samples * groups) x patch x places; otherwise samples x places x patch. In memory of its own."""
+    def _outs(self, g: Tensor) -> Tensor:
+        """By channel: samples x groups x places x channels of a group; otherwise samples x channels x places."""
+        if self._by_channel:
+            return _last(g).view(len(g), -1, self._groups, self.channels[0] // self._groups).transpose(1, 2)
+        return _last(g).transpose(1, 2)
+
+    def _windows(self, x: Tensor, places: Any, by_channel: bool) -> Tensor:
+        """What the kernel saw, not copied. By channel: samples x patch x places; otherwise samples x places x patch."""
         samples, channels = x.shape[:2]
         high, wide = places
         (down, right), (far, wider) = self._pairs("stride"), self._pairs("dilation")
@@ -120,16 +130,16 @@ class Convolution(Booked):
         kh, kw = self.kernel
         if by_channel:
             shape = (samples, channels, kh, kw, high, wide)
-            windows = x.as_strided(shape, (s_n, s_c, far * s_h, wider * s_w, down * s_h, right * s_w), x.storage_offset())
-        else:
-            shape = (samples, high, wide, kh, kw, channels)
-            windows = x.as_strided(shape, (s_n, down * s_h, right * s_w, far * s_h, wider * s_w, s_c), x.storage_offset())
-        if self._buffer.numel() < windows.numel() or self._buffer.dtype != x.dtype or self._buffer.device != x.device:
-            self._buffer = torch.empty(windows.numel(), dtype=x.dtype, device=x.device)
-        patches = self._buffer[: windows.numel()].view(shape).copy_(windows)
-        if by_channel:
-            return patches.view(samples * self._groups, -1, high * wide)
-        return patches.view(samples, high * wide, -1)
+            return x.as_strided(shape, (s_n, s_c, far * s_h, wider * s_w, down * s_h, right * s_w), x.storage_offset())
+        shape = (samples, high, wide, kh, kw, channels)
+        return x.as_strided(shape, (s_n, down * s_h, right * s_w, far * s_h, wider * s_w, s_c), x.storage_offset())
+
+    def _copied(self, windows: Tensor) -> Tensor:
+        """Back to back, in memory that the next ones will use again."""
+        count = windows.numel()
+        if self._buffer.numel() < count or self._buffer.dtype != windows.dtype or self._buffer.device != windows.device:
+            self._buffer = torch.empty(count, dtype=windows.dtype, device=windows.device)
+        return self._buffer[:count].view(windows.shape).copy_(windows)
 
     def _runs_by_channel(self, x: Tensor, g: Tensor) -> bool:
         """In which order patches are copied in longer runs; groups need the first."""

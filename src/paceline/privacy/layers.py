@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.privacy.native import loops_for
+
 CANCELLED = 1e-3  # of what it would be if nothing cancelled: a squared length below has lost its digits
 CHUNK_BYTES = 2 << 20  # of what is made and thrown away while lengths are measured
 
@@ -80,9 +82,14 @@ class Linear(Booked):
         assert g is not None
         if len(calls) == 1 and a.dim() == 2:
             self._a, self._g = a, g
-            squares = row_squares(g)
             if "weight" not in self.places:
+                return row_squares(g)
+            if (quick := loops_for(a, g)) is not None:
+                rows, out = g.shape
+                squares, bias = torch.empty(rows, dtype=g.dtype), float("bias" in self.places)
+                quick.linear_squares(a.data_ptr(), g.data_ptr(), rows, a.shape[1], out, bias, squares.data_ptr())
                 return squares
+            squares = row_squares(g)
             own = row_squares(a)
             return torch.addcmul(squares, squares, own) if "bias" in self.places else squares.mul_(own)
         self._a, self._g = a, g = joined([c.input for c in calls]), joined([c.grads for c in calls])
@@ -96,11 +103,20 @@ class Linear(Booked):
         if g.dim() == 3:
             factors = factors.repeat_interleave(g.shape[1])
             a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
-        if "weight" in self.places:
-            weighted = torch.empty(g.shape[1], len(g), dtype=g.dtype, device=g.device)  # turned over, the product is faster
-            torch.mm(torch.mul(g.t(), factors, out=weighted), a, out=self.places["weight"])
-        if "bias" in self.places:
+        if "weight" not in self.places:
             torch.mv(g.t(), factors, out=self.places["bias"])
+            return
+        sums = self.places.get("bias")
+        if (quick := loops_for(g, factors)) is not None:
+            rows, out = g.shape
+            weighted = torch.empty(rows, out, dtype=g.dtype)
+            sums = torch.empty(out, dtype=g.dtype) if sums is None else sums
+            quick.weigh_rows(g.data_ptr(), factors.data_ptr(), rows, out, weighted.data_ptr(), sums.data_ptr())
+        else:
+            weighted = g * factors.unsqueeze(1)
+            if sums is not None:
+                torch.sum(weighted, 0, out=sums)
+        torch.mm(weighted.t(), a, out=self.places["weight"])
 
     def forget(self) -> None:
         self._a = self._g = None

@@ -1,4 +1,4 @@
-"""`gauss.c`, compiled once per machine into the cache folder; where there is no compiler, everything works without it."""
+"""Loops in C, compiled once per machine into the cache folder; where there is no compiler, everything works without them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,49 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor, float32
 
 from paceline.data.places import cache_dir
 
-SOURCE = Path(__file__).parent / "gauss.c"
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("gauss.c", "rows.c"))
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 TIMEOUT_S = 60
 
-AddNormal = Callable[[int, int, int, float, float], None]
+ADDRESS, COUNT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Of float32 numbers that lie back to back; tensors are given as addresses."""
+
+    add_normal: Callable[[int, int, int, float, float], None]  # bits, out, n, factor, scale
+    linear_squares: Callable[[int, int, int, int, int, float, int], None]  # a, g, rows, in, out, bias, squares
+    weigh_rows: Callable[[int, int, int, int, int, int], None]  # g, factors, rows, out, weighted, sums
 
 
 @functools.cache
-def add_normal() -> AddNormal | None:
-    """The compiled loop: (address of bits, address of out, n, factor, scale). None where it cannot be had."""
+def loops() -> Loops | None:
+    """None where they cannot be had."""
     try:
         library = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError):
         return None
-    function = library.add_normal
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_float]
-    function.restype = None
-    return function
+    library.add_normal.argtypes = [ADDRESS, ADDRESS, COUNT, NUMBER, NUMBER]
+    library.linear_squares.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, COUNT, NUMBER, ADDRESS]
+    library.weigh_rows.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS]
+    for function in (library.add_normal, library.linear_squares, library.weigh_rows):
+        function.restype = None
+    return Loops(library.add_normal, library.linear_squares, library.weigh_rows)
+
+
+def loops_for(one: Tensor, other: Tensor) -> Loops | None:
+    """None where these tensors are not what the loops are for, too."""
+    if one.dtype is not float32 or other.dtype is not float32 or not one.is_cpu:
+        return None
+    return loops() if one.is_contiguous() and other.is_contiguous() else None
 
 
 def _compiled() -> Path:
@@ -39,12 +60,12 @@ def _compiled() -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise FileNotFoundError("no C compiler")
-    about = f"{SOURCE.read_text()}{FLAGS}{platform.machine()}{_processor()}"
-    target = cache_dir().parent / "native" / f"gauss-{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
+    about = f"{[s.read_text() for s in SOURCES]}{FLAGS}{platform.machine()}{_processor()}"
+    target = cache_dir().parent / "native" / f"loops-{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = target.with_name(f".{target.name}.{os.getpid()}")
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(aside)]
+        command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(aside)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
             os.replace(aside, target)

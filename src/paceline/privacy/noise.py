@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import BadRequest
-from paceline.privacy.native import add_normal
+from paceline.privacy.native import loops_for
 
 BLOCK = 1 << 16  # numbers at a time: so few that they leave the rest of the cache to the model
 INSTALL = "pip install 'paceline[privacy]'"
@@ -51,12 +51,12 @@ class Noise:
             normal = torch.empty_like(out).normal_(generator=self._generator(out.device))
             out.mul_(factor).add_(normal, alpha=scale)
             return
-        native = add_normal() if out.dtype is torch.float32 and out.is_contiguous() else None
+        quick = loops_for(out, out)
         for start in range(0, out.numel(), BLOCK):
             count = min(BLOCK, out.numel() - start)
             self._draw(count)
-            if native is not None:
-                native(self._address, out.data_ptr() + 4 * start, count, factor, scale)
+            if quick is not None:
+                quick.add_normal(self._address, out.data_ptr() + 4 * start, count, factor, scale)
             else:
                 bits = self._bits[: count + count % 2]
                 out[start : start + count].mul_(factor).add_(normal_from(bits, out.dtype)[:count], alpha=scale)
