@@ -30,6 +30,8 @@ class Convolution(Booked):
         self.kernel = tuple(weight.shape[2:]) if weight.dim() == 4 else (1, weight.shape[2])
         self.channels = (int(weight.shape[0]), int(weight.shape[1]))  # out; in, per group
         self.weights = weight.numel()
+        given: Any = module
+        self._groups, self._stride, self._dilation = int(given.groups), _pair(given.stride), _pair(given.dilation)
         self._gradients: Tensor | None = None  # samples x the rest, in the order of `_as_weight`
         self._bias: Tensor | None = None
         self._calls: list[tuple[Tensor, Tensor]] = []
@@ -38,22 +40,25 @@ class Convolution(Booked):
 
     def book(self, calls: list[Call]) -> Tensor:
         pairs = [(self._padded(c.input), self._flat(c.grads)) for c in calls]
-        samples, size = len(pairs[0][0]), pairs[0][0].element_size()
-        squares = torch.zeros(samples, dtype=pairs[0][1].dtype, device=pairs[0][1].device)
+        x, g = pairs[0]
+        bias: Tensor | None = None
         if "bias" in self.places:
-            self._bias = sum((g.sum((2, 3)) for _, g in pairs), start=squares.new_zeros(()))
-            squares += row_squares(self._bias)
+            self._bias = g.sum((2, 3)) if len(pairs) == 1 else torch.stack([g.sum((2, 3)) for _, g in pairs]).sum(0)
+            bias = row_squares(self._bias)
         if "weight" not in self.places:
-            return squares
-        if len(calls) > 1 or samples * self.weights * size <= KEEP_BYTES:
+            assert bias is not None
+            return bias
+        if len(calls) > 1 or x.shape[0] * self.weights * x.element_size() <= KEEP_BYTES:
             self._gradients = self._all_gradients(pairs)
-            return squares.add_(row_squares(self._gradients))
-        self._calls = pairs
-        return squares + self._lengths(*pairs[0])
+            squares = row_squares(self._gradients)
+        else:
+            self._calls = pairs
+            squares = self._lengths(x, g)
+        return squares if bias is None else squares.add_(bias)
 
     def _all_gradients(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
         x, g = pairs[0]
-        samples = len(x)
+        samples = x.shape[0]
         self._by_channel = self._runs_by_channel(x, g)
         found = torch.empty(samples, self.weights, dtype=g.dtype, device=g.device)
         places = g.shape[2] * g.shape[3]
@@ -94,9 +99,7 @@ class Convolution(Booked):
     def _most(self, x: Tensor, g: Tensor) -> Tensor:
         """The length if nothing cancelled: of every place's patch, times that of its gradient."""
         ones = torch.ones(1, 1, *self.kernel, dtype=x.dtype, device=x.device)  # adds up what each patch has
-        patches = F.conv2d(
-            x.square().sum(1, keepdim=True), ones, stride=self._pairs("stride"), dilation=self._pairs("dilation")
-        ).clamp_(min=0.0)
+        patches = F.conv2d(x.square().sum(1, keepdim=True), ones, stride=self._stride, dilation=self._dilation).clamp_(min=0.0)
         lengths: Tensor = torch.linalg.vector_norm(g, dim=1)
         return (patches[:, 0].sqrt() * lengths).sum((1, 2))
 
@@ -106,13 +109,15 @@ class Convolution(Booked):
 
     def _product(self, windows: Tensor, outs: Tensor, out: Tensor | None = None) -> Tensor:
         """Of patches (copied here) and the gradients of what was made of them: flat, one row per sample."""
-        made = torch.empty(len(outs), self.weights, dtype=outs.dtype, device=outs.device) if out is None else out
+        made = torch.empty(outs.shape[0], self.weights, dtype=outs.dtype, device=outs.device) if out is None else out
         patches = self._copied(windows)
         if self._by_channel:
             outs = outs.reshape(-1, *outs.shape[2:])  # samples * groups
-            torch.bmm(patches.view(len(outs), -1, outs.shape[1]), outs, out=made.view(len(outs), -1, outs.shape[2]))
+            many, places, each = outs.shape
+            torch.bmm(patches.view(many, -1, places), outs, out=made.view(many, -1, each))
         else:
-            torch.bmm(outs, patches.view(len(outs), outs.shape[2], -1), out=made.view(len(outs), outs.shape[1], -1))
+            many, each, places = outs.shape
+            torch.bmm(outs, patches.view(many, places, -1), out=made.view(many, each, -1))
         return made
 
     def _outs(self, g: Tensor) -> Tensor:
@@ -125,7 +130,7 @@ class Convolution(Booked):
         """What the kernel saw, not copied. By channel: samples x patch x places; otherwise samples x places x patch."""
         samples, channels = x.shape[:2]
         high, wide = places
-        (down, right), (far, wider) = self._pairs("stride"), self._pairs("dilation")
+        (down, right), (far, wider) = self._stride, self._dilation
         s_n, s_c, s_h, s_w = x.stride()
         kh, kw = self.kernel
         if by_channel:
@@ -154,8 +159,8 @@ class Convolution(Booked):
             weighted = g * factors.view(-1, 1, 1, 1)
             weight: Any = self.module.weight
             plain = torch.ops.aten.convolution_backward(
-                weighted, x, weight.view(self.channels[0], self.channels[1], *self.kernel), None, list(self._pairs("stride")),
-                [0, 0], list(self._pairs("dilation")), False, [0, 0], self._groups, [False, True, False],
+                weighted, x, weight.view(self.channels[0], self.channels[1], *self.kernel), None, list(self._stride),
+                [0, 0], list(self._dilation), False, [0, 0], self._groups, [False, True, False],
             )[1]  # fmt: skip
             self.places["weight"].copy_(plain.reshape(weight.shape))
 
@@ -188,16 +193,11 @@ class Convolution(Booked):
         assert g is not None
         return g.unsqueeze(2) if g.dim() == 3 else g
 
-    @property
-    def _groups(self) -> int:
-        module: Any = self.module
-        return int(module.groups)
 
-    def _pairs(self, what: str) -> tuple[int, int]:
-        given: tuple[int, ...] = getattr(self.module, what)
-        return (1, given[0]) if len(given) == 1 else (given[0], given[1])
+def _pair(given: tuple[int, ...]) -> tuple[int, int]:
+    return (1, given[0]) if len(given) == 1 else (given[0], given[1])
 
 
 def _last(g: Tensor) -> Tensor:
     """samples x places x channels."""
-    return g.permute(0, 2, 3, 1).reshape(len(g), -1, g.shape[1])
+    return g.permute(0, 2, 3, 1).reshape(g.shape[0], -1, g.shape[1])

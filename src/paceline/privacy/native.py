@@ -29,6 +29,7 @@ class Loops:
     """Of float32 numbers that lie back to back; tensors are given as addresses."""
 
     add_normal: Callable[[int, int, int, float, float], None]  # bits, out, n, factor, scale
+    row_squares: Callable[[int, int, int, int], None]  # rows, count, width, squares
     linear_squares: Callable[[int, int, int, int, int, float, int], None]  # a, g, rows, in, out, bias, squares
     weigh_rows: Callable[[int, int, int, int, int, int], None]  # g, factors, rows, out, weighted, sums
 
@@ -41,11 +42,13 @@ def loops() -> Loops | None:
     except (OSError, subprocess.SubprocessError):
         return None
     library.add_normal.argtypes = [ADDRESS, ADDRESS, COUNT, NUMBER, NUMBER]
+    library.row_squares.argtypes = [ADDRESS, COUNT, COUNT, ADDRESS]
     library.linear_squares.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, COUNT, NUMBER, ADDRESS]
     library.weigh_rows.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS]
-    for function in (library.add_normal, library.linear_squares, library.weigh_rows):
+    found = Loops(library.add_normal, library.row_squares, library.linear_squares, library.weigh_rows)
+    for function in vars(found).values():
         function.restype = None
-    return Loops(library.add_normal, library.linear_squares, library.weigh_rows)
+    return found
 
 
 def loops_for(one: Tensor, other: Tensor) -> Loops | None:

@@ -1,5 +1,6 @@
-/* What book-keeping asks of a linear layer's rows (a: what went in, g: the gradients of what came out):
+/* What book-keeping asks of rows, one per sample (in a linear layer, a: what went in, g: the gradients of what came out):
 
+       squares[i] = |row_i|^2                               of gradients that are there
        squares[i] = |g_i|^2 (|a_i|^2 + bias)                the squared length of sample i's gradient
        weighted_i = c_i g_i,  sums = sum_i c_i g_i          what its clipped sum is made of
 
@@ -22,6 +23,12 @@ static inline float square_of(const float *restrict row, int64_t n)
         for (int k = 0; k < half; k++)
             lanes[k] += lanes[k + half];
     return sum + lanes[0];
+}
+
+void row_squares(const float *rows, int64_t count, int64_t width, float *squares)
+{
+    for (int64_t i = 0; i < count; i++)
+        squares[i] = square_of(rows + i * width, width);
 }
 
 void linear_squares(const float *a, const float *g, int64_t rows, int64_t in, int64_t out, float bias, float *squares)
