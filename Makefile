@@ -29,6 +29,7 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow
+	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q -m 'hypothesis and not slow'
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
