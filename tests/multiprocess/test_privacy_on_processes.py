@@ -25,7 +25,7 @@ def run(out: Path, **options: Any) -> paceline.Run:
     return paceline.train(**{**defaults, **options})
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo", "mpi"])
+@pytest.mark.parametrize("transport", ["shm", "gloo", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_the_same_private_weights_on_every_transport(tmp_path: Path, transport: str) -> None:
     if transport == "mpi" and not MpiTransport.available():
         pytest.skip(f"no MPI: {MpiTransport.missing()}")

@@ -253,7 +253,7 @@ def gone(children: list[psutil.Process]) -> bool:
     return psutil.wait_procs(children, timeout=8)[1] == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_leaves_no_process_and_a_record(tmp_path: Path, how: signal.Signals) -> None:
     process = start_long_run(tmp_path)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -316,6 +316,7 @@ def test_workers_share_the_data(tmp_path: Path) -> None:
     assert max(notes) < 300e6
 
 
+@pytest.mark.slow
 def test_a_worker_stays_below_600_mb(tmp_path: Path) -> None:
     """The course's network on as many images as MNIST has; started by a process that has done nothing else."""
     script = f"""

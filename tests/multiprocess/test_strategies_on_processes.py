@@ -172,7 +172,7 @@ def _children() -> list[int]:
 # --- accuracy
 
 ALL = [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=async"]
-QUICK = ("allreduce", "stepwise", "local-sgd", "hogwild", "ps:consistency=async")
+QUICK = ("allreduce", "hogwild")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL])

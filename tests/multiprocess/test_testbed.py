@@ -164,7 +164,7 @@ def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Pa
 
 
 @needs_root
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_nothing_is_left_when_the_launcher_is_ended(tmp_path: Path, how: signal.Signals) -> None:
     before = left_behind()
     words = [
