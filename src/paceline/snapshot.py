@@ -58,6 +58,8 @@ def save(worker: Worker) -> Path:
 
 def rescue(worker: Worker) -> Path:
     """By one worker, alone, from what it has: whoever resumes from it starts the strategy anew."""
+    if worker.batches.step > worker.step:  # the step was not made
+        worker.batches.give_back()
     own, weights = own_state(worker, {}), worker.replica.state_dict()
     said = {**about(worker), "workers": 0}  # nobody's own state: only the weights and the place in the data are taken from it
     folder, rank = worker.job.out / "checkpoints", worker.ctx.worker_index

@@ -10,6 +10,7 @@ from tests.conftest import MNIST, identical, make_pairs, small_net
 from torch import nn
 
 import paceline
+from paceline import checkpoint
 from paceline.errors import PacelineError
 from paceline.registry import codecs, strategies
 from paceline.strategies.serving import Server
@@ -121,7 +122,9 @@ def test_a_dead_server_ends_the_run_and_leaves_a_checkpoint(
     with pytest.raises(PacelineError, match=r"worker 2 failed|it was a server"):
         run(out, strategy=f"ps:consistency={consistency}", workers=2, transport=transport, epochs=3)
     assert '"status": "failed"' in (out / "run.json").read_text()
-    assert list((out / "checkpoints").glob("step-*/model.safetensors"))
+    (rescued,) = (out / "checkpoints").glob("step-*/model.safetensors")
+    place = checkpoint.load_own(rescued.parent, 0)["batches"]
+    assert place["step"] == checkpoint.about(rescued.parent)["step"]  # the batch of the step that was not made comes again
     monkeypatch.undo()
     resumed = paceline.train(model=small_net, data=data, resume=str(out), epochs=8, progress=False)
     assert resumed.test_accuracy > 0.8

@@ -254,6 +254,11 @@ def test_batches_resume_where_they_were() -> None:
             second.restore(first.state())
             batch = next(iter(second))
             assert (batch.step, batch.epoch, None if batch.inputs is None else batch.inputs.tolist()) == ahead[stop]
+            first.give_back()  # its last batch was not used
+            third = make()
+            third.restore(first.state())
+            batch = next(iter(third))
+            assert (batch.step, batch.epoch, None if batch.inputs is None else batch.inputs.tolist()) == ahead[stop - 1]
 
 
 @pytest.mark.parametrize(("samples", "workers"), [(10, 3), (2, 5), (1000, 4)])

@@ -18,8 +18,9 @@ from paceline.types import Batch
 
 
 class Batches(Protocol):
-    """Endless: epoch after epoch. `ended` says whether the batch just given was the last of its epoch."""
+    """Endless: epoch after epoch. `step`: batches given so far; `ended`: whether the last of them was the last of its epoch."""
 
+    step: int
     ended: bool
 
     @property
@@ -27,6 +28,10 @@ class Batches(Protocol):
     @property
     def steps_per_epoch(self) -> int | None: ...
     def __iter__(self) -> Iterator[Batch]: ...
+    def give_back(self) -> None:
+        """The batch given last has not been used: a state that is taken now has it still to come."""
+        ...
+
     def state(self) -> dict[str, Any]: ...
     def restore(self, state: dict[str, Any]) -> None: ...
 
@@ -37,6 +42,7 @@ class ShardBatches:
     def __init__(self, samples: Samples, shards: Shards, worker: int, device: torch.device, stand_in: bool = False) -> None:
         self.samples, self.shards, self.worker, self.device, self.stand_in = samples, shards, worker, device, stand_in
         self.cursor, self.step, self.ended = Cursor(), 0, False
+        self._given = self.cursor
 
     @property
     def epochs_done(self) -> int:
@@ -55,11 +61,14 @@ class ShardBatches:
             if counts[self.worker] or self.stand_in:
                 indices = self.shards.take(cursor, self.worker) if counts[self.worker] else torch.tensor([0])
                 inputs, targets = to_device(self.samples.batch(indices), self.device)
-            self.cursor = self.shards.advance(cursor)
+            self.cursor, self._given = self.shards.advance(cursor), cursor
             self.ended = self.cursor.epoch != cursor.epoch
             batch = Batch(inputs, targets, counts[self.worker], sum(counts), cursor.epoch, self.step, self.ended)
             self.step += 1
             yield batch
+
+    def give_back(self) -> None:
+        self.cursor, self.step = self._given, self.step - 1
 
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "shards": self.shards.state(self.cursor)}
@@ -86,6 +95,7 @@ class StreamBatches:
         self.loader = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=batch_size)
         self.workers, self.worker, self.seed, self.device, self.stand_in = workers, worker, seed, device, stand_in
         self.epoch, self.round, self.step, self.ended = 0, 0, 0, False
+        self._given = (0, 0)
 
     @property
     def epochs_done(self) -> int:
@@ -114,6 +124,7 @@ class StreamBatches:
                 inputs, targets = to_device((inputs, targets), self.device)
                 self.ended = following is None
                 batch = Batch(inputs, targets, weight, sum(sizes), self.epoch, self.step, self.ended)
+                self._given = (self.epoch, self.round)
                 self.step += 1
                 self.round += 1
                 if self.ended:
@@ -137,6 +148,9 @@ class StreamBatches:
                 else:
                     yield current
                 current = []
+
+    def give_back(self) -> None:
+        (self.epoch, self.round), self.step = self._given, self.step - 1
 
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "epoch": self.epoch, "round": self.round, "workers": self.workers}

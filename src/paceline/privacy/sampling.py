@@ -68,6 +68,9 @@ class PoissonBatches:
             self.step += 1
             yield batch
 
+    def give_back(self) -> None:
+        self.step -= 1
+
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "shards": {"kind": "poisson", "epoch": self.epochs_done}}
 
