@@ -43,6 +43,19 @@ def test_every_strategy_learns(tmp_path: Path, name: str, transport: str) -> Non
     assert roles == ["worker"] * 3 + ["server"] * (name.partition(":")[0] == "ps")
 
 
+def wide_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4000), nn.Tanh(), nn.Linear(4000, 3))
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_whoever_asks_is_answered(tmp_path: Path, transport: str) -> None:
+    """Asynchronous gossip with messages that wait until they are wanted, for they are long: as many answers as steps, for all."""
+    options = {"strategy": "gossip:mode=async", "workers": 4, "transport": transport, "lr": 0.001, "deadline_s": 5}
+    done = run(tmp_path / "run", model=wide_net, epochs=20, **options)
+    size = 4 * sum(p.numel() for p in wide_net().parameters())
+    assert [w["payload_received_bytes"] for w in done.record["workers"]] == [w["steps"] * size for w in done.record["workers"]]
+
+
 def test_hogwild_with_a_shared_optimizer(tmp_path: Path) -> None:
     for optimizer in ("momentum", "adam"):
         done = run(

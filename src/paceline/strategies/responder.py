@@ -57,10 +57,9 @@ class Pairs:
         with self.lock:
             talk.prepare(self._weights())
         talk.listen(self._hear, partner)
-        works = talk.send(self._ask, partner)
+        for work in talk.send(self._ask, partner):
+            work.wait()  # before the answer: a question that is under way moves on only while somebody waits for it
         talk.hear(self._hear, partner)
-        for work in works:
-            work.wait()
         with self.lock:
             talk.average(self._weights())
         self._ctx.transport.count(self._answers.meter.taken("setup"), 0.0)  # what the thread has sent meanwhile
