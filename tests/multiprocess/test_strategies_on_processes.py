@@ -49,7 +49,7 @@ def wide_net() -> nn.Module:
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_whoever_asks_is_answered(tmp_path: Path, transport: str) -> None:
-    """Asynchronous gossip with messages that wait until they are wanted, for they are long: as many answers as steps, for all."""
+    """Asynchronous gossip with messages so long that they wait until they are wanted: as many answers as steps, for all."""
     options = {"strategy": "gossip:mode=async", "workers": 4, "transport": transport, "lr": 0.001, "deadline_s": 5}
     done = run(tmp_path / "run", model=wide_net, epochs=20, **options)
     size = 4 * sum(p.numel() for p in wide_net().parameters())
