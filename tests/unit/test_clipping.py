@@ -522,3 +522,12 @@ def test_compiled_rows_are_the_same_as_by_torch(bias: bool, rows: int, into: int
         found.append([squares, *places.values()])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [lambda out: torch.cat([out, out], 1), lambda out: out[:, :2]])
+def test_a_hook_that_changes_a_layers_shape_is_refused(change: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Sequential(nn.Linear(4, CLASSES))
+    model[0].register_forward_hook(lambda module, inputs, out: change(out))
+    places = [(p, torch.zeros_like(p)) for p in model.parameters()]
+    with pytest.raises(BadRequest, match=r"changes the shape of what layer 0 gives: use clipping=loop"):
+        Bookkeeping(model, F.cross_entropy, places, 1.0, False)(torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 5)

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.errors import BadRequest
 from paceline.privacy.native import loops_for
 
 CANCELLED = 1e-3  # of what it would be if nothing cancelled: a squared length below has lost its digits
@@ -80,6 +81,9 @@ class Linear(Booked):
     def book(self, calls: list[Call]) -> Tensor:
         a, g = calls[0].input, calls[0].grads
         assert g is not None
+        weight: Any = self.module.weight
+        if a.shape[:-1] != g.shape[:-1] or g.shape[-1] != weight.shape[0]:  # the loops in C trust what they are given
+            raise BadRequest(f"privacy: something changes the shape of what layer {self.name} gives: use clipping=loop")
         if len(calls) == 1 and a.dim() == 2:
             self._a, self._g = a, g
             if "weight" not in self.places:
