@@ -47,20 +47,17 @@ def _machine() -> Finding:
 
 
 def _gloo() -> Finding:
-    from datetime import timedelta
-
-    import torch.distributed as dist
-
     from paceline.errors import PacelineError
     from paceline.transport.base import Rendezvous
+    from paceline.transport.c10d import open_store
     from paceline.transport.gloo import GlooTransport
 
     try:
-        store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=MEET_S), wait_for_workers=False)
+        store = open_store("127.0.0.1", 0, MEET_S)
         transport = GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", store.port, MEET_S))
         transport.barrier()
         transport.close()
-    except (RuntimeError, PacelineError) as error:
+    except (OSError, RuntimeError, PacelineError) as error:
         return Finding("transport gloo", False, f"{str(error).splitlines()[0]}: processes cannot talk over loopback")
     return Finding("transport gloo", True, "processes on this machine, over TCP")
 

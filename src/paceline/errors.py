@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class PacelineError(Exception):
@@ -37,14 +38,14 @@ class UnknownName(BadRequest):
     """A name that nobody registered: says what there is, and the nearest match."""
 
     def __init__(self, kind: str, given: str, known: Iterable[str], hint: str = "") -> None:
-        self.kind, self.given, self.known = kind, given, sorted(known)
+        self.kind, self.given, self.known, self.hint = kind, given, sorted(known), hint
         near = difflib.get_close_matches(given, self.known, n=1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         names = ", ".join(self.known) or "none"
         super().__init__(f"unknown {kind} {given!r}.{guess} There is: {names}.{' ' + hint if hint else ''}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, list[str]]]:
-        return type(self), (self.kind, self.given, self.known)
+    def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str]]:
+        return type(self), (self.kind, self.given, self.known, self.hint)
 
 
 class DataUnavailable(BadRequest):
@@ -97,3 +98,29 @@ class WorkerFailed(RunFailed):
 class Interrupted(KeyboardInterrupt):
     exit_code = 130
     told = False
+
+
+def to_plain(error: PacelineError) -> dict[str, Any]:
+    """An error as JSON can hold it: the name of its class and the arguments that it is made from.
+
+    A class that is not in this file (a plugin's) travels as the nearest one that is, with its sentence.
+    """
+    kind = type(error)
+    if BY_NAME.get(kind.__name__) is kind and str(kind(*error.__reduce__()[1])) == str(error):
+        return {"error": kind.__name__, "arguments": list(error.__reduce__()[1])}
+    nearest = next(c for c in (*kind.__mro__, RunFailed) if c in PLAIN)
+    return {"error": nearest.__name__, "arguments": [str(error)]}
+
+
+def from_plain(said: Any) -> PacelineError:
+    """The error that `to_plain` wrote. Only classes of this file are made, so that a stranger's text can do no harm."""
+    try:
+        return BY_NAME[said["error"]](*said["arguments"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return TransportError("another rank told of a failure in words that are not ours")
+
+
+_ALL: list[type[PacelineError]] = [BadRequest, UnknownName, DataUnavailable, RunFailed, DataCorrupt, NotFinite]
+_ALL += [ReplicasDiffer, TransportError, PeerLost, WorkerFailed]
+BY_NAME: dict[str, type[PacelineError]] = {kind.__name__: kind for kind in _ALL}
+PLAIN = tuple(kind for kind in _ALL if "__init__" not in vars(kind))  # made from their sentence alone

@@ -10,12 +10,12 @@ to is written down there. Ranks that are started again by one of these go on fro
 from __future__ import annotations
 
 import json
-import pickle
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache
 from ipaddress import ip_address
@@ -26,19 +26,20 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from paceline import checkpoint
-from paceline.errors import BadRequest, Interrupted, PacelineError, TransportError
+from paceline.errors import BadRequest, Interrupted, PacelineError, TransportError, from_plain, to_plain
 from paceline.job import Job, run_folder
-from paceline.launch.local import GRACE_S, Hear, as_failure, root_cause, train_rank
+from paceline.launch.local import GRACE_S, HOST, Hear, as_failure, keep_to_loopback, root_cause, train_rank
 from paceline.launch.seat import Seat
 from paceline.record.writer import write_json
 from paceline.transport.base import Rendezvous, Transport
-from paceline.transport.c10d import first_line
+from paceline.transport.c10d import first_line, open_store
 from paceline.transport.mpi import load as load_mpi
 
 MEET_S = 300.0  # ranks read their data before they meet, and some disks are slow
 LOOK_EVERY_S = 0.01  # a wait inside torch's store would hear no signal: torchrun asks ranks to end before it starts them again
 MARK = "launcher.json"
 THIS_PROCESS = uuid4().hex
+PLACE_BYTES = 512  # of the message that tells MPI's ranks where they meet
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,27 @@ class Present:
     host: str
     address: str | None  # where not all are on one host
 
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> Present:
+        """From the board, where a stranger may have written: numbers and words of the right kind, or TypeError."""
+        own = cls(**said)
+        right = [isinstance(n, int) for n in (own.ticket, own.restarts)]
+        right += [isinstance(word, str) for word in (own.process, own.agent, own.host, own.address or "")]
+        if not all(right):
+            raise TypeError("not a rank")
+        return own
+
 
 class Meeting:
-    """The ranks' common board (torch.distributed's store)."""
+    """The ranks' common board: torch.distributed's store, which has no password. It carries JSON and nothing else."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
         self.notices: list[str] = []
+        self.secret = seat.secret  # what only ranks of this run know; empty where the launcher hands nothing over in private
         self._server: Any = None
+        if seat.meets_on_loopback:
+            keep_to_loopback()
         host, port = self._address()
         try:
             self._store = self._server or dist.TCPStore(host, port, None, False, timedelta(seconds=MEET_S))
@@ -71,7 +85,9 @@ class Meeting:
             ticket = self._store.add("paceline/tickets", 1)
             own = Present(ticket, THIS_PROCESS, seat.agent, seat.restarts, socket.gethostname(), address)
             number, self.present = self._open(own) if self.leads else self._enter(own)
-        if address is not None:
+        if seat.meets_on_loopback:
+            address = HOST
+        elif address is not None:
             address = reachable(address, [p.address for p in self.present if p.address])
         self.rendezvous = Rendezvous(seat.rank, seat.size, host, port, 30.0, number, address)
 
@@ -79,8 +95,8 @@ class Meeting:
         """Rank 0 opens a meeting, with a number that no earlier one had, and lists who has come."""
         number = self._store.add("paceline/meetings", 1)
         self._board = dist.PrefixStore(f"paceline/{number}", self._store)
-        present = [own, *(self._get(f"here/{rank}") for rank in range(1, self.seat.size))]
-        self._put("present", present)
+        present = [own, *(self._get(f"here/{rank}", Present.read) for rank in range(1, self.seat.size))]
+        self._put("present", [asdict(p) for p in present])
         return number, present
 
     def _enter(self, own: Present) -> tuple[int, list[Present]]:
@@ -90,9 +106,11 @@ class Meeting:
             last = self._store.add("paceline/meetings", 0)
             if last > number:
                 number, self._board = last, dist.PrefixStore(f"paceline/{last}", self._store)
-                self._put(f"here/{self.seat.rank}", own)
-            if number and self._board.check(["present"]) and own in (present := self._get("present")):
-                return number, present
+                self._put(f"here/{self.seat.rank}", asdict(own))
+            if number and self._board.check(["present"]):
+                present: list[Present] = self._get("present", lambda said: [Present.read(one) for one in said])
+                if own in present:
+                    return number, present
             time.sleep(LOOK_EVERY_S)
         raise TransportError(f"rank {self.seat.rank}: rank 0 did not come within {MEET_S:g} s")
 
@@ -103,22 +121,26 @@ class Meeting:
     def _address(self) -> tuple[str, int]:
         seat = self.seat
         if seat.host:
+            here = seat.meets_on_loopback and not seat.store_exists
             if self.leads and not seat.store_exists:
-                self._server = host_store(seat.port)
-            return seat.host, seat.port
+                self._server = host_store(seat.port, here)
+            return HOST if here else seat.host, seat.port
         try:
             world = load_mpi().COMM_WORLD
         except BadRequest as error:
             raise BadRequest(f"inside mpirun the ranks meet through MPI: {error}") from None
         if world.size != seat.size:
             raise BadRequest(f"mpirun has started {seat.size} processes, but mpi4py sees {world.size}: is it another MPI?")
-        place = None
+        place: tuple[str, int, str] = ("", 0, "")
         if self.leads:
-            self._server = host_store(0)
-            name = "127.0.0.1" if seat.one_host else socket.gethostname()
-            place = (name, self._server.port)
-        found: tuple[str, int] = world.bcast(place)
-        return found
+            self._server = host_store(0, seat.meets_on_loopback)
+            name = HOST if seat.meets_on_loopback else socket.gethostname()
+            place = (name, self._server.port, secrets.token_hex(32))
+        told = bytearray(json.dumps(place).encode().ljust(PLACE_BYTES))
+        world.Bcast(told)
+        host, port, secret = json.loads(told)
+        self.secret = bytes.fromhex(secret)
+        return host, port
 
     @contextmanager
     def telling(self, stage: str) -> Iterator[None]:
@@ -128,11 +150,11 @@ class Meeting:
             yield
         except PacelineError as error:
             own = error
-        self._put(f"{stage}/{self.seat.rank}", own)
+        self._put(f"{stage}/{self.seat.rank}", None if own is None else to_plain(own))
         said = {rank: self._get(f"{stage}/{rank}") for rank in range(self.seat.size)}
         failed = [rank for rank, failure in said.items() if failure is not None]
         if failed:
-            first: PacelineError = said[failed[0]]
+            first = from_plain(said[failed[0]])
             first.told = not self.leads
             if failed[0]:
                 first.args = (f"rank {failed[0]}: {first}",)
@@ -151,16 +173,20 @@ class Meeting:
 
     def _put(self, key: str, content: Any) -> None:
         with self._reaching():
-            self._board.set(key, pickle.dumps(content).hex())
+            self._board.set(key, json.dumps(content, default=str))
 
-    def _get(self, key: str) -> Any:
+    def _get(self, key: str, read: Callable[[Any], Any] = lambda said: said) -> Any:
+        """What stands there, read as it should be; waits until it does."""
         until = time.monotonic() + MEET_S
         with self._reaching():
             while not self._board.check([key]):
                 if time.monotonic() > until:
                     raise TransportError(f"rank {self.seat.rank}: the other ranks did not come within {MEET_S:g} s")
                 time.sleep(LOOK_EVERY_S)
-            return pickle.loads(bytes.fromhex(self._board.get(key).decode()))
+            try:
+                return read(json.loads(self._board.get(key).decode()))
+            except (ValueError, TypeError, LookupError):
+                raise TransportError(f"{key} at the ranks' meeting point was not written by a rank of this run") from None
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -227,8 +253,7 @@ class Meeting:
                     self.mark(job.out)  # a run that goes on in its own folder is so marked when it has come to its first step
                 self._put("folder", (str(job.out.resolve()), job.session))
         if not self.leads:
-            folder, job.session = self._get("folder")
-            job.out = Path(folder)
+            job.out, job.session = self._get("folder", lambda said: (Path(said[0]), int(said[1])))
         job.hosts = tuple(p.host for p in self.present[: job.workers])
 
     def connect(self, kind: Any, deadline_s: float) -> Transport:
@@ -248,7 +273,7 @@ class Meeting:
             if self.leads:
                 raise self._first_failure(own) from None
             with suppress(RuntimeError):
-                self._put(f"failed/{self.seat.rank}", own)
+                self._put(f"failed/{self.seat.rank}", to_plain(own))
                 own.told = True
             raise own from None
 
@@ -261,7 +286,7 @@ class Meeting:
                     key = f"failed/{rank}"
                     with suppress(RuntimeError):
                         if rank not in failures and self._board.check([key]):
-                            failures[rank] = self._get(key)
+                            failures[rank] = from_plain(self._get(key))
                 time.sleep(0.05)
         return root_cause(failures, self.seat.size)
 
@@ -275,11 +300,11 @@ class Meeting:
 
 
 @cache
-def host_store(port: int) -> Any:
+def host_store(port: int, one_host: bool) -> Any:
     """Rank 0's; it lasts as long as its process, in which several runs may follow each other."""
     try:
-        return dist.TCPStore("0.0.0.0", port, None, True, timedelta(seconds=MEET_S), wait_for_workers=False)
-    except RuntimeError as error:
+        return open_store(HOST if one_host else "0.0.0.0", port, MEET_S)
+    except (OSError, RuntimeError) as error:
         raise TransportError(f"rank 0 cannot open port {port} for the others: {first_line(error)}") from None
 
 

@@ -12,13 +12,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
-
-import torch.distributed as dist
 
 from paceline.allocator import keep_freed_memory
 from paceline.errors import BadRequest, PacelineError, PeerLost, RunFailed, TransportError, WorkerFailed
@@ -27,6 +24,7 @@ from paceline.registry import transports
 from paceline.testbed.hosts import LAUNCHER, Testbed, lasting, standing
 from paceline.testbed.links import Links
 from paceline.transport.base import Rendezvous
+from paceline.transport.c10d import open_store
 from paceline.worker import run_worker
 
 Hear = Callable[[str, dict[str, Any]], None]
@@ -107,7 +105,7 @@ def on_forked_ranks(
             processes.append(process)
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         # Only now, so that no worker was forked from a process with running threads.
-        store = open_store(bed, deadline_s)
+        store = store_for(bed, deadline_s)
         for rank, pipe in enumerate(pipes):
             pipe.send(meeting_point(bed, rank, size, store.port, deadline_s))
         return _listen(pipes, processes, hear, expendable)
@@ -120,11 +118,9 @@ def on_forked_ranks(
         del store  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
 
 
-def open_store(bed: Testbed | None, deadline_s: float) -> Any:
-    """What the ranks meet through: here, or at the launcher's end of a testbed's network, by a process that is there."""
-    if bed is not None:
-        return StoreElsewhere(bed, deadline_s)
-    return dist.TCPStore(HOST, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+def store_for(bed: Testbed | None, deadline_s: float) -> Any:
+    """What the ranks meet through: on loopback, or at the launcher's end of a testbed's network, by a process that is there."""
+    return open_store(HOST, 0, deadline_s) if bed is None else StoreElsewhere(bed, deadline_s)
 
 
 class StoreElsewhere:
@@ -149,7 +145,7 @@ def _keep_store(bed: Testbed, deadline_s: float, pipe: Connection, parent: int) 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
     bed.enter(LAUNCHER)
-    store = dist.TCPStore(bed.launcher, 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+    store = open_store(bed.launcher, 0, deadline_s)
     pipe.send(store.port)
     with contextlib.suppress(EOFError, OSError):
         pipe.recv()  # until the launcher closes it
@@ -261,6 +257,8 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | 
     try:
         if bed is not None:
             bed.enter(bed.host(rank))
+        else:
+            keep_to_loopback()
         rendezvous = pipe.recv()
         result = body(rendezvous, lambda kind, content: pipe.send((kind, content)))
         pipe.send(("done", {"result": pickle.dumps(result)}))  # tensors too, as plain bytes
@@ -289,11 +287,27 @@ def as_failure(rank: int, error: BaseException) -> PacelineError:
     return WorkerFailed(rank, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
+def keep_to_loopback() -> None:
+    """All ranks are on this host: what PyTorch opens by itself (DDP's group) listens on loopback too, unless a person chose."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
 def die_with_parent(parent: int) -> None:
     """Linux: be killed when the parent ends, even if that was by SIGKILL."""
+    dying_with_parent(parent)()
+
+
+def dying_with_parent(parent: int) -> Callable[[], None]:
+    """The same, for a process that is about to be started: nothing is left to load between its fork and its program."""
     try:
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):
-        return
-    if os.getppid() != parent:
-        os._exit(1)
+        return lambda: None
+
+    def first_act() -> None:
+        prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return first_act

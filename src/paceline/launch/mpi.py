@@ -34,8 +34,8 @@ from paceline.launch.local import (
     drain,
     meeting_point,
     network,
-    open_store,
     root_cause,
+    store_for,
     train_rank,
 )
 from paceline.launch.package import pack, unpack
@@ -46,6 +46,7 @@ from paceline.transport.mpi import HOW_TO_GET, mpirun
 START_S = 120.0  # for all ranks to be up: each imports torch
 GRACE_S = 3.0  # after the first failure: time for mpirun to say which rank it was
 END_S = 5.0
+ON_THIS_HOST = ("--mca", "btl", "^tcp")  # shared memory only: otherwise every rank listens on all interfaces
 
 
 def run_under_mpirun(job: Job, hear: Hear) -> None:
@@ -66,7 +67,7 @@ def on_mpi_ranks(
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """`body` on every rank of a new mpirun: what each returned, and what went wrong where."""
     package = pack(body if bed is None else partial(_on_host, bed, body), plugins)
-    store = open_store(bed, deadline_s)
+    store = store_for(bed, deadline_s)
     try:
         with _started(size, bed) as (process, said, connections):
             for rank, connection in connections.items():
@@ -103,7 +104,7 @@ def _started(size: int, bed: Testbed | None = None) -> Iterator[tuple[subprocess
     if starter is None:
         raise BadRequest(f"mpirun is not to be found: {HOW_TO_GET}")
     command = [starter, "--bind-to", "none", "-n", str(size)]
-    command += ["--oversubscribe"] if bed is None else _over_hosts(bed, size)
+    command += ["--oversubscribe", *ON_THIS_HOST] if bed is None else _over_hosts(bed, size)
     if os.geteuid() == 0:
         command.insert(1, "--allow-run-as-root")
     if bed is not None:

@@ -11,8 +11,11 @@ from typing import Any
 
 from paceline.config import Config
 from paceline.errors import BadRequest
+from paceline.launch.secret import secret_of
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,17 @@ class Seat:
     store_exists: bool = False  # the launcher hosts the meeting point; otherwise rank 0 does
     agent: str = ""  # who starts this host's ranks, and starts them again when one has failed; empty: nobody would
     restarts: int = 0  # as far as that one counts them
+    local_is_told: bool = True  # False: nothing said how many ranks are on this host, and all of them are assumed to be
+    secret: bytes = b""  # handed over by the launcher; under mpirun rank 0 makes one, and MPI carries it
 
     @property
     def one_host(self) -> bool:
         return self.local_size == self.size
+
+    @property
+    def meets_on_loopback(self) -> bool:
+        """Whether it is certain that all ranks are on this host: then nothing of ours listens beyond it."""
+        return self.one_host and self.local_is_told
 
     def fit(self, options: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The options of a run in these seats: as many workers as there are, a transport that reaches all of them.
@@ -99,6 +109,8 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
         env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         _agent(env.get("TORCHELASTIC_ERROR_FILE", "")),
         int(env.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        "LOCAL_WORLD_SIZE" in env or env["MASTER_ADDR"] in LOOPBACK,
+        secret_of(env),
     )
 
 
@@ -131,6 +143,7 @@ def _mpirun(env: Mapping[str, str]) -> Seat | None:
                 total,
                 int(env.get(prefix + local_rank, env[prefix + rank])),
                 int(env.get(prefix + local_size, total)),
+                local_is_told=prefix + local_size in env,
             )
     return None
 
@@ -151,6 +164,8 @@ def _srun(env: Mapping[str, str]) -> Seat | None:
         tasks_on_node(per_node, int(env.get("SLURM_NODEID", 0))),
         first_host(nodes),
         20000 + job % 20000,
+        local_is_told="SLURM_STEP_TASKS_PER_NODE" in env,
+        secret=secret_of(env),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 import time
 from abc import abstractmethod
@@ -176,6 +177,21 @@ class Waiters:
         while True:
             self._tasks.get()()
             self._idle.release()
+
+
+def open_store(host: str, port: int, timeout_s: float) -> Any:
+    """A key-value store that listens on this address and nowhere else ("0.0.0.0": on all of them).
+
+    PyTorch's own store listens on all interfaces, whatever host it is given, unless it is handed a socket.
+    """
+    return store_on(socket.create_server((host, port)), timeout_s)
+
+
+def store_on(listening: socket.socket, timeout_s: float) -> Any:
+    """A key-value store on a socket that listens already."""
+    host, port = listening.getsockname()[:2]
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def connect_store(rendezvous: Rendezvous) -> Any:
