@@ -16,7 +16,7 @@ LAYERS = [
     ["collectives", "faults"],
     ["codecs", "testbed", "privacy"],
     ["strategies", "checkpoint"],
-    ["buckets", "balance"],
+    ["buckets", "balance", "memory_format"],
     ["replica"],
     ["sizes", "protection", "fitting"],
     ["job"],

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from paceline.errors import BadRequest
 from paceline.types import RegionLike
 
 LEAST_BYTES = 1 << 20  # smaller buckets cost more than the overlap gains
@@ -38,6 +39,7 @@ class Buckets:
                     sizes.append(names)
                     high, names = slot.offset, 0
         self._sizes, self._missing = sizes, list(sizes)
+        self._reported: set[str] = set()
         self._turn = threading.Condition()
         self._next = len(self.stretches)  # nothing to do until a step begins
         self._error: BaseException | None = None
@@ -45,11 +47,19 @@ class Buckets:
 
     def begin(self) -> None:
         """A backward pass begins."""
+        self._reported.clear()
         with self._turn:
             self._missing, self._next = list(self._sizes), 0
 
     def complete(self, name: str) -> None:
-        """This parameter's gradient is in its place."""
+        """This parameter's gradient is in its place, for the first and last time in this backward pass."""
+        if name in self._reported:  # its bucket may have been exchanged already, so what was added now would be lost
+            raise BadRequest(
+                f"{name} got its gradient twice in one backward pass (re-entrant activation checkpointing of a layer that is "
+                "used twice does that), and overlap exchanges a gradient as soon as it comes: use --overlap off, or "
+                "checkpoint(..., use_reentrant=False)"
+            )
+        self._reported.add(name)
         bucket = self._bucket_of[name]
         with self._turn:
             self._missing[bucket] -= 1

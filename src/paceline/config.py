@@ -42,7 +42,9 @@ class Config:
     loss: Any = option("auto", str, "cross-entropy, mse, bce, ..., or package.module:factory", "What")
     metric: Any = option("auto", str, "accuracy, auc, ..., or package.module:factory", "What")
 
-    strategy: Any = option("serial", str, "how the workers keep together: name:key=value,...", "How")
+    strategy: Any = option(
+        None, str, "how the workers keep together: name:key=value,...  [default: allreduce; serial with one worker]", "How"
+    )
     workers: int = option(1, int, "how many workers", "How")
     servers: int | None = option(None, int, "parameter servers beside the workers (ps: 1)", "How")
     transport: Any = option("auto", str, "what moves the bytes: auto, shm, gloo, mpi, nccl, inproc", "How")
@@ -125,6 +127,8 @@ class Config:
                 raise UnknownName("option", name, known)
             checked[key] = _checked(key, value, known[key].metadata["kind"], known[key].default)
         config = cls(**checked)
+        if config.strategy is None:
+            config.strategy = Spec.of(strategy_for(config.workers))
         config.validate()
         return config
 
@@ -171,6 +175,11 @@ class Config:
         return {name: _described(getattr(self, name)) for name in self.options()}
 
 
+def strategy_for(workers: int) -> str:
+    """What is meant where no strategy is named."""
+    return "allreduce" if workers > 1 else "serial"
+
+
 def read_toml(path: str | Path, hint: str = "FILE is a TOML file with options; a data set goes into --data") -> dict[str, Any]:
     path = Path(path)
     try:
@@ -198,7 +207,8 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
         elif name not in CHOICES:
             raise BadRequest(f"--set {setting}: {name} has no options of its own; these have: {', '.join(CHOICES)}")
         else:
-            result[name] = Spec.of(result.get(name, known[name].default)).with_option(inner, value)
+            chosen: Any = result.get(name) or known[name].default or strategy_for(2)  # only the strategy has no default
+            result[name] = Spec.of(chosen).with_option(inner, value)
     return result
 
 

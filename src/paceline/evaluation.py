@@ -40,22 +40,18 @@ class Evaluation:
             return
         indices = torch.arange(min(2, len(test)))
         inputs, targets = to_device(test.batch(indices), self.device)
-        self.replica.model.eval()
-        try:
-            with torch.no_grad():
-                outputs = self.replica.infer(inputs)
-                try:
-                    self.replica.loss(outputs, targets)
-                    for metric in self.metrics:
-                        metric.update(metric.start(len(test)), indices, outputs, targets)
-                except PacelineError:
-                    raise
-                except Exception as error:
-                    names = f"loss {self.described['loss']} and metric {self.described['metric']}"
-                    shapes = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
-                    raise BadRequest(f"{names} do not fit {shapes}: {str(error).splitlines()[0]}") from error
-        finally:
-            self.replica.model.train()
+        with self.replica.evaluating(), torch.no_grad():
+            outputs = self.replica.infer(inputs)
+            try:
+                self.replica.loss(outputs, targets)
+                for metric in self.metrics:
+                    metric.update(metric.start(len(test)), indices, outputs, targets)
+            except PacelineError:
+                raise
+            except Exception as error:
+                names = f"loss {self.described['loss']} and metric {self.described['metric']}"
+                shapes = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
+                raise BadRequest(f"{names} do not fit {shapes}: {str(error).splitlines()[0]}") from error
 
     def measure(self) -> tuple[float, dict[str, float]]:
         """The mean loss, and every metric; the same numbers on all workers."""
@@ -63,18 +59,14 @@ class Evaluation:
         test, replica, samples = self.test, self.replica, len(self.test)
         sums = torch.zeros(2, dtype=torch.float64)
         states = [m.start(samples) for m in self.metrics]
-        replica.model.eval()
-        try:
-            with torch.no_grad():
-                for indices in evaluation_slices(samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH):
-                    inputs, targets = to_device(test.batch(indices), self.device)
-                    outputs = replica.infer(inputs)
-                    count = rows(targets)
-                    sums += torch.tensor([float(replica.loss(outputs, targets)) * count, count], dtype=torch.float64)
-                    for metric, state in zip(self.metrics, states, strict=True):
-                        metric.update(state, indices, outputs, targets)
-        finally:
-            replica.model.train()
+        with replica.evaluating(), torch.no_grad():
+            for indices in evaluation_slices(samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH):
+                inputs, targets = to_device(test.batch(indices), self.device)
+                outputs = replica.infer(inputs)
+                count = rows(targets)
+                sums += torch.tensor([float(replica.loss(outputs, targets)) * count, count], dtype=torch.float64)
+                for metric, state in zip(self.metrics, states, strict=True):
+                    metric.update(state, indices, outputs, targets)
         for tensor in (sums, *states):
             self.ctx.peers.all_reduce(tensor)
         return float(sums[0] / sums[1]), {m.name: m.value(s) for m, s in zip(self.metrics, states, strict=True)}

@@ -18,7 +18,7 @@ from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.base import Data, Stream, some_of
 from paceline.data.sharded import ShardedSamples
-from paceline.data.shards import GlobalShards, Shards, StaticShards
+from paceline.data.shards import Cuts, GlobalShards, Shards, StaticShards
 from paceline.data.windows import WindowShards, arrangement
 from paceline.errors import BadRequest, UnknownName
 from paceline.faults.base import Fault
@@ -44,7 +44,7 @@ from paceline.registry import (
     strategies,
     transports,
 )
-from paceline.replica import layout_of, refuse_closures
+from paceline.replica import has_batch_norm, layout_of, refuse_closures
 from paceline.strategies.base import Strategy, codec_for
 
 OPEN_ENDED_EPOCHS = 100  # the most that an --until rule may take when no other end is given
@@ -70,6 +70,7 @@ class Job:
     protection: Protection | None = None  # of a private run
     asked: dict[str, Any] = field(default_factory=dict)  # the options as they were given, for a launcher that hands them on
     hosts: tuple[str, ...] = ()  # of the workers, in their order; empty: all on this one
+    batch_norm: bool = False  # the model has some: it cannot train on a single row
 
     @property
     def workers(self) -> int:
@@ -170,6 +171,7 @@ class Job:
     def shards(self) -> Shards:
         if isinstance(self.data.train, Stream):
             raise BadRequest("a stream has no shards")
+        cuts = Cuts(self.data.drop_last, self.batch_norm) if self.protection is None else Cuts()
         if self.config.shard == "static":
             labels: Tensor | None = None
             if self.config.partition == "by-label":
@@ -179,7 +181,7 @@ class Job:
             if isinstance(self.data.train, ShardedSamples) and labels is None:
                 blocks, rows = self.data.train.blocks, self.data.train.window_rows
                 if self.protection is None:
-                    return WindowShards(blocks, self.batch_sizes, self.config.seed, rows, self.hosts)
+                    return WindowShards(blocks, self.batch_sizes, self.config.seed, rows, self.hosts, cuts)
                 return StaticShards(
                     len(self.data.train),
                     self.batch_sizes,
@@ -187,8 +189,8 @@ class Job:
                     None,
                     arrangement(blocks, self.batch_sizes, self.hosts),
                 )
-            return StaticShards(len(self.data.train), self.batch_sizes, self.config.seed, labels)
-        return GlobalShards(len(self.data.train), self.batch_sizes, self.config.seed)
+            return StaticShards(len(self.data.train), self.batch_sizes, self.config.seed, labels, cuts=cuts)
+        return GlobalShards(len(self.data.train), self.batch_sizes, self.config.seed, cuts)
 
 
 def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
@@ -246,6 +248,8 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         protected = protection.protect(private, strategy, data, batch_sizes, epochs, steps, resumed)
         assert not isinstance(data.train, Stream)
         notices += protected.notices(len(data.train))
+        if data.drop_last:
+            notices.append("your DataLoader's drop_last is not used: a private run draws its batches at random")
         if data.origin:
             notices.append(_of_prepared(data.origin))
     out_is_given = bool(config.out or config.resume)
@@ -272,6 +276,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
     if resume_from is not None:
         job.memory_format = checkpoint.about(resume_from).get("memory_format", job.memory_format)
     on_meta = _on_meta(job)
+    job.batch_norm = has_batch_norm(on_meta)
     if private is not None:
         refuse_mixing(on_meta)
     job.optimizer(on_meta)  # refuses what cannot be built, before any process starts
@@ -379,7 +384,9 @@ def _on_meta(job: Job) -> nn.Module:
     if isinstance(job.config.model, Spec) and job.config.model.name in models:
         if job.data.classes is None:
             raise BadRequest(
-                f"model {job.config.model.name} needs to know how many classes there are; give a model of your own"
+                f"model {job.config.model.name} needs to know how many classes there are, and your data does not say (Paceline "
+                "does not read a large data set only to count them): give your Dataset an attribute `classes` (a list or a "
+                "number) or `targets`, or give a model of your own"
             )
         with torch.device("meta"):
             return job.model()

@@ -6,16 +6,17 @@
         pace.step(loss_fn(model(x), y))         # backward, synchronise, update
     pace.finish()
 
-In pieces: `pace.backward(loss)` accumulates, `pace.step(clip_norm=1.0)` synchronises, clips, updates; `pace.step(loss,
-weight=tokens)` where samples are not rows. Started by `paceline launch -n 4 script.py`, torchrun, mpirun or srun; started
-alone, it is one worker.
+In pieces: `pace.backward(loss)` adds gradients as `loss.backward()` does, `pace.step(clip_norm=1.0)` synchronises, clips,
+updates; `pace.step(loss, weight=tokens)` where samples are not rows. Started by `paceline launch -n 4 script.py`, torchrun,
+mpirun or srun; started alone, it is one worker.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,20 +27,25 @@ from torch import Tensor, nn
 from paceline.allocator import keep_freed_memory
 from paceline.data.adopt import adopt
 from paceline.data.base import Stream
-from paceline.data.batches import Batches, ShardBatches, StreamBatches
-from paceline.data.shards import GlobalShards, StaticShards
+from paceline.data.batches import OwnPasses, ShardBatches, StreamBatches
+from paceline.data.own import OwnBatches
+from paceline.data.shards import Cuts, GlobalShards, StaticShards
 from paceline.errors import BadRequest
 from paceline.launch.joined import Meeting
 from paceline.launch.seat import find as find_seat
+from paceline.launch.secret import seal, unseal
 from paceline.rank import line_up
 from paceline.registry import strategies, transports
-from paceline.replica import Replica, layout_of, refuse_closures
-from paceline.seeding import derive, seed_everything
+from paceline.replica import Replica, has_batch_norm, layout_of, refuse_closures
+from paceline.seeding import random_states, set_random_states
+from paceline.sizes import DEFAULT_BATCH
 from paceline.strategies.base import Strategy, distance_to, expect_identical
 from paceline.transport.alone import Alone
 from paceline.transport.base import Transport
 from paceline.transport.metered import Metered
 from paceline.types import Batch
+
+Build = str | Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 class Unrecorded:
@@ -49,36 +55,27 @@ class Unrecorded:
         return
 
 
-class OwnBatches:
-    """This worker's batches; one pass is one epoch. All workers make the same number of steps."""
-
-    def __init__(self, inner: Batches, pace: Pace) -> None:
-        self._inner, self._pace = inner, pace
-
-    def __len__(self) -> int:
-        if self._inner.steps_per_epoch is None:
-            raise TypeError("a stream has no length")
-        return self._inner.steps_per_epoch
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for batch in self._inner:
-            self._pace.current = batch
-            yield batch.inputs, batch.targets
-            if batch.ends_epoch:
-                return
-
-
 class Pace:
     """This process's place in the line. Made by `paceline.join`."""
 
-    def __init__(self, strategy: Strategy, transport: Transport, workers: int, codec: str, seed: int, check_every: int) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        transport: Transport,
+        workers: int,
+        codec: str,
+        seed: int,
+        check_every: int,
+        secret: bytes = b"",
+        build: Build | None = None,
+    ) -> None:
         self.strategy, self.check_every, self.seed = strategy, check_every, seed
         self.ctx = line_up(transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded())
-        self.current: Batch | None = None  # the batch that was given last and not yet used
         self.steps = 0
-        self._own = self._total = 0.0  # weights of what has been accumulated
-        self._last: Batch | None = None
-        self._finished = False
+        self._secret, self._build = secret, build
+        self._batches: OwnBatches | None = None
+        self._parts: list[Batch] = []  # what gradients have been added from since the last step
+        self._prepared = self._stepping = self._finished = False
 
     @property
     def rank(self) -> int:
@@ -100,91 +97,131 @@ class Pace:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         data: Any = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         shard: str | None = None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
         """The model (same names, same device), the optimizer, and this worker's batches of the data.
 
         All workers start from worker 0's weights. The parameters' memory moves into flat buffers; they stay the same objects.
+        `batch_size` is for each worker; without it a DataLoader's own holds, otherwise 64.
         """
         if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
             raise BadRequest("prepare takes a torch.nn.Module and an optimizer made from its parameters")
+        if self._prepared:
+            raise BadRequest(
+                "this pace has prepared a model already, and keeps one together: for another model or optimizer take a pace "
+                "of its own (second = paceline.join(...)), or put both models into one Module"
+            )
         refuse_closures(optimizer)
-        if self.leads:
+        self._prepared, before = True, random_states()
+        try:
+            return self._prepare(model, optimizer, data, batch_size, shard)
+        finally:
+            set_random_states(before)  # what a script has seeded stays seeded
+
+    def _prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, batch_size: int | None, shard: str | None
+    ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        if self.leads and self._build is None:
             for server in self.ctx.servers:
-                _send_bytes(self.ctx.transport, server, cloudpickle.dumps((model, optimizer)))
-        model.train()
+                _send_bytes(self.ctx.transport, server, seal(self._secret, cloudpickle.dumps((model, optimizer))))
         self.replica = Replica(model, optimizer, _no_loss, flat=self.strategy.flat, allocate=self.ctx.transport.allocate)
         self.ctx.codec.fits(layout_of(model))
         self.strategy.setup(self.ctx, self.replica)
-        if self.rank:
-            seed_everything(derive(self.seed, "worker", self.rank))  # dropout and the like are each worker's own
+        optimizer.register_step_pre_hook(self._refuse_own_step)
         device = next(model.parameters()).device
-        batches = None if data is None else OwnBatches(self._batches(data, batch_size, shard, device), self)
+        if data is not None:
+            self._batches = OwnBatches(self._cut(data, batch_size, shard, device), model)
         forward = self.replica.forward
         if isinstance(forward, nn.Module) and forward is not model:  # DDP's wrapper, under the model's own names
             for name in ("named_parameters", "state_dict", "load_state_dict"):
                 object.__setattr__(forward, name, getattr(model, name))
-            return forward, optimizer, batches
-        return model, optimizer, batches
+            return forward, optimizer, self._batches
+        return model, optimizer, self._batches
 
-    def _batches(self, data: Any, batch_size: int, shard: str | None, device: torch.device) -> Batches:
-        train = data if hasattr(data, "batch") else adopt(data, count_classes=False).train
+    def _refuse_own_step(self, *_: Any) -> None:
+        if not self._stepping and not self._finished:
+            raise BadRequest(
+                "optimizer.step() was called beside pace.step(), so the workers would drift apart: pace.step(loss) computes "
+                "the gradients, synchronises and updates. Leave loss.backward() and optimizer.step() out"
+            )
+
+    def _cut(self, data: Any, batch_size: int | None, shard: str | None, device: torch.device) -> OwnPasses:
+        """This worker's part of the data."""
+        whole = None if hasattr(data, "batch") else adopt(data, count_classes=False)
+        train = data if whole is None else whole.train
+        brought = None if whole is None else whole.batch_size
+        size = batch_size or brought or DEFAULT_BATCH
+        if whole is not None and whole.notice and self.leads:
+            other = f" batch_size={size} was given and replaces the loader's." if brought not in (None, size) else ""
+            print(f"paceline: {whole.notice}{other}", file=sys.stderr)
         if isinstance(train, Stream):
-            return StreamBatches(train, batch_size, self.workers, self.rank, self.seed, device, stand_in=True)
-        sizes = (batch_size,) * self.workers
+            if brought not in (None, size):
+                raise BadRequest(f"your DataLoader's batches have {brought} samples: batch_size={size} contradicts it")
+            return StreamBatches(train, size, self.workers, self.rank, self.seed, device, stand_in=True)
+        sizes = (size,) * self.workers
+        cuts = Cuts(whole is not None and whole.drop_last, has_batch_norm(self.replica.model))
         static = (shard or self.strategy.shard) == "static"
-        shards = StaticShards(len(train), sizes, self.seed, None) if static else GlobalShards(len(train), sizes, self.seed)
+        shards = (
+            StaticShards(len(train), sizes, self.seed, cuts=cuts)
+            if static
+            else GlobalShards(len(train), sizes, self.seed, cuts)
+        )
         return ShardBatches(train, shards, self.rank, device, stand_in=True)
 
     # --- in the loop
 
     def backward(self, loss: Tensor, weight: float | None = None) -> None:
-        """Gradients of this loss, a mean, are added to those since the last step; they count by weight (default: rows)."""
+        """What `loss.backward()` means: the gradients of this loss are added to those since the last step.
+
+        Within a worker losses add up, so a loop that accumulates over n batches divides each loss by n, as always. Between
+        workers each loss counts by its share of the rows of this batch (or of `weight`).
+        """
         if self.replica.flat is None:
             raise BadRequest(f"{self.strategy.name} synchronises inside each backward pass: hand every loss to pace.step")
-        batch = self._weighed(weight)
-        if not self._total:
-            self.replica.flat.forget_gradients()
-        (loss * batch.weight).backward()
-        self._own += batch.weight
-        self._total += batch.global_weight
-        self._last = batch
+        self._add(loss, weight)
 
     def step(self, loss: Tensor | None = None, *, weight: float | None = None, clip_norm: float | None = None) -> None:
         """Backward (when a loss is given), synchronise, update."""
         if self._finished:
             raise BadRequest("this loop has been finished: no step can follow")
-        if self._total:
-            if loss is not None:
-                self.backward(loss, weight)
-            batch = self._accumulated()
-        elif loss is None:
+        if loss is not None:
+            self._add(loss, weight)
+        elif not self._parts:
             raise BadRequest("pace.step() without a loss needs gradients from pace.backward(loss) before it")
-        else:
-            batch = self._weighed(weight)
-            self._backward_once(loss, self.strategy.scale(batch))
+        batch = self._together()
+        if self.replica.flat is not None:
+            self.replica.flat.settle_gradients()
         self.replica.clip_norm = clip_norm
         self.replica.samples_seen += batch.weight
-        self.strategy.step(self.replica, batch)
+        self._stepping = True
+        try:
+            self.strategy.step(self.replica, batch)
+        finally:
+            self._stepping = False
         self.replica.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at; a server may have stepped
         self.steps += 1
         if self.check_every and self.steps % self.check_every == 0:
             self.check()
 
-    def _backward_once(self, loss: Tensor, scale: float) -> None:
-        flat = self.replica.flat
-        if flat is None:
-            self.replica.optimizer.zero_grad()
-        else:
-            flat.forget_gradients()
-        (loss if scale == 1.0 else loss * scale).backward()
-        if flat is not None:
-            flat.settle_gradients()
+    def _add(self, loss: Tensor, weight: float | None) -> None:
+        """The gradients of one loss. Where it counts nothing (an empty slice) nothing is touched, as if it had not been."""
+        flat, batch = self.replica.flat, self._weighed(weight)
+        if not self._parts:
+            if flat is not None:
+                flat.forget_gradients()
+            else:
+                self.replica.optimizer.zero_grad()
+        scale = self.strategy.scale(batch)
+        if batch.weight or flat is None:  # DDP exchanges inside the backward pass: every worker has to make one
+            (loss if scale == 1.0 else loss * scale).backward()
+        if self._batches is not None:
+            self._batches.forget_stand_in()
+        self._parts.append(batch)
 
     def _weighed(self, weight: float | None) -> Batch:
         """How much what was just computed counts, here and in all."""
-        current, self.current = self.current, None
+        current = self._batches.take() if self._batches is not None else None
         epoch, ends = (current.epoch, current.ends_epoch) if current is not None else (0, False)
         if weight is not None:
             total = torch.tensor([float(weight)], dtype=torch.float64)
@@ -194,16 +231,11 @@ class Pace:
             return Batch(None, None, current.weight, current.global_weight, epoch, self.steps, ends)
         return Batch(None, None, 1.0, float(self.workers), epoch, self.steps, ends)
 
-    def _accumulated(self) -> Batch:
-        """What has been added up, as one batch: the mean over all of it."""
-        assert self._last is not None
-        assert self.replica.flat is not None
-        batch = Batch(None, None, self._own, self._total, self._last.epoch, self.steps, self._last.ends_epoch)
-        self.replica.flat.settle_gradients()
-        for region in self.replica.regions:
-            region.grads.mul_(self.strategy.scale(batch) / self._own if self._own else 0.0)
-        self._own = self._total = 0.0
-        return batch
+    def _together(self) -> Batch:
+        """What gradients have been added from, as one batch."""
+        parts, self._parts = self._parts, []
+        own, total = sum(b.weight for b in parts), sum(b.global_weight for b in parts)
+        return Batch(None, None, own, total, parts[-1].epoch, self.steps, any(b.ends_epoch for b in parts))
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so: for stopping early, together."""
@@ -267,8 +299,11 @@ class Pace:
                 self.ctx.transport.close()
 
     def serve(self) -> None:
-        """A server's whole life: worker 0 sends what it is to hold."""
-        model, optimizer = cloudpickle.loads(_receive_bytes(self.ctx.transport, 0))
+        """A server's whole life: it builds what it is to hold, or worker 0 sends it, sealed."""
+        if self._build is not None:
+            model, optimizer = built(self._build)
+        else:
+            model, optimizer = cloudpickle.loads(unseal(self._secret, _receive_bytes(self.ctx.transport, 0)))
         replica = Replica(model, optimizer, _no_loss, allocate=self.ctx.transport.allocate)
         self.strategy.serve(self.ctx, replica)
 
@@ -282,32 +317,43 @@ def join(
     seed: int = 0,
     deadline_s: float = 30.0,
     check_every: int = 0,
+    build: Build | None = None,
 ) -> Pace:
     """Take this process's place in the line. On a server's rank this serves until the workers have left, then exits.
 
     `servers`: how many of the ranks are servers (the last ones; 1 for `ps`). `check_every`: steps between checks that replicas
-    which should be identical are.
+    which should be identical are. `build`: what servers make instead of being sent it: a function, or its name as
+    `module:function`, that returns (model, optimizer); a launcher that hands over no secret needs it.
     """
-    built: Strategy = strategies.build(strategy) if isinstance(strategy, str) else strategy
+    chosen: Strategy = strategies.build(strategy) if isinstance(strategy, str) else strategy
     keep_freed_memory()
     seat = find_seat()
-    count = (1 if servers is None else servers) if built.serves == "ranks" else 0
+    count = (1 if servers is None else servers) if chosen.serves == "ranks" else 0
     size = seat.size if seat else 1
     if size - count < 1:
         raise BadRequest(
-            f"{built.name} with {count} server(s) needs {count + 1} ranks or more; here is {size}: paceline launch -n"
+            f"{chosen.name} with {count} server(s) needs {count + 1} ranks or more; here is {size}: paceline launch -n"
         )
-    if built.most_workers is not None and size - count > built.most_workers:
-        raise BadRequest(f"strategy {built.name} runs {built.most_workers} worker, not {size}")
+    if chosen.most_workers is not None and size - count > chosen.most_workers:
+        raise BadRequest(f"strategy {chosen.name} runs {chosen.most_workers} worker, not {size}")
+    secret = b""
     if seat is None:
         line: Transport = Alone(deadline_s)
     else:
         name = transport if transport != "auto" else "shm" if seat.local_size == seat.size else "gloo"
         kind: Any = transports.entry(name).make
         if (missing := kind.missing()) is not None:
-            raise BadRequest(f"transport {name} is not to be had here: {missing}")
-        line = Meeting(seat).connect(kind, deadline_s)
-    pace = Pace(built, line, size - count, codec, seed, check_every)
+            raise BadRequest(f"transport {name} is not available here: {missing}")
+        meeting = Meeting(seat)
+        secret = meeting.secret
+        if count and not secret and build is None:
+            raise BadRequest(
+                f"{chosen.name}: worker 0 sends the servers its model as a pickle, which a stranger could replace: "
+                f"{seat.launcher} hands over no secret. Use paceline launch or mpirun, name a file that only you can read in "
+                "PACELINE_SECRET_FILE on all hosts, or let servers build it themselves: join(..., build='module:function')"
+            )
+        line = meeting.connect(kind, deadline_s)
+    pace = Pace(chosen, line, size - count, codec, seed, check_every, secret, build)
     if pace.ctx.role == "server":
         pace.serve()
         sys.stdout.flush()
@@ -323,6 +369,21 @@ def _say_goodbye(line: Transport) -> None:
 
 def _no_loss(outputs: Any, targets: Any) -> Tensor:
     raise BadRequest("in a loop of one's own the loss is the loop's")
+
+
+def built(build: Build) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """What a server builds by itself."""
+    make: Any = build
+    if isinstance(build, str):
+        module, _, name = build.partition(":")
+        try:
+            make = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise BadRequest(f"build={build} is not a module:function that can be imported here: {error}") from None
+    made = make()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise BadRequest(f"build={build} must return (model, optimizer); it returned a {type(made).__name__}")
+    return made
 
 
 def _send_bytes(line: Metered, to: int, content: bytes) -> None:

@@ -13,8 +13,9 @@ from paceline.data.base import Stream
 from paceline.data.batches import to_device
 from paceline.faults.base import Fault
 from paceline.job import Job
+from paceline.memory_format import measure_memory_format
 from paceline.registry import Spec
-from paceline.replica import Replica, measure_memory_format
+from paceline.replica import Replica
 from paceline.seeding import derive, generator, seed_everything
 from paceline.strategies.base import Context, Strategy, codec_for
 from paceline.transport.base import Transport
@@ -97,7 +98,6 @@ class Rank:
         channels_last = self._memory_format(model) == "channels_last"
         if channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.train()
         return Replica(
             model,
             job.optimizer(model),

@@ -12,9 +12,7 @@ every worker reads off the sum whether anybody touched the parameter.
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -202,6 +200,9 @@ class Replica:
         self.samples_seen = 0.0
         self.clip_norm: float | None = None  # of the gradients, after they have been exchanged
         self.common_buffers: list[Tensor] = []
+        refuse_foreign_parameters(model, optimizer)
+        if not model.training:  # otherwise it is as its author made it: a frozen batch norm stays frozen
+            model.train()
         self.flat = FlatModel(model, optimizer, allocate) if flat else None
         self._initial_lrs = [g["lr"] for g in optimizer.param_groups]
 
@@ -309,6 +310,18 @@ class Replica:
         return [torch.cat([p.detach().reshape(-1).double() for p in self.model.parameters()])]
 
     @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """For a while in evaluation mode; then every module is in the mode that it was in."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(modes[0][1])
+            for module, mode in modes:
+                module.training = mode
+
+    @contextmanager
     def holding(self, weights: Sequence[Tensor] | None) -> Iterator[None]:
         """For a while, these weights (one flat tensor per region) instead of its own; None: its own."""
         if weights is None:
@@ -354,38 +367,24 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
         raise BadRequest("LBFGS evaluates the loss several times per step, which no strategy can keep together: choose another")
 
 
-def measure_memory_format(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> str:
-    """channels_last where it is more than 10% faster on a throwaway copy; the random state is left as it was."""
-    if not (isinstance(inputs, Tensor) and inputs.dim() == 4) or not any(p.dim() == 4 for p in model.parameters()):
-        return "contiguous"
-    formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-    times: dict[str, list[float]] = {name: [] for name in formats}
-    before, until = torch.get_rng_state(), time.perf_counter() + 2.0
-    try:
-        copies = {name: copy.deepcopy(model).to(memory_format=value) for name, value in formats.items()}  # type: ignore[call-overload]
-    except (RuntimeError, TypeError):  # a model that cannot be copied is left as it is
-        return "contiguous"
+def refuse_foreign_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer may hold parameters of the model only: others would be each worker's own, and nothing would reset them."""
+    own = {id(p) for p in model.parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) not in own:
+                names = group.get("param_names") or []
+                name = names[index] if index < len(names) else f"parameter {index} of group {number}"
+                raise BadRequest(
+                    f"the optimizer holds a parameter that is not the model's: {name}, of shape {tuple(parameter.shape)}. "
+                    "Workers exchange the model's parameters: register it in the model (self.x = nn.Parameter(...)), "
+                    "or give it an optimizer of its own"
+                )
 
-    def seconds(name: str, rows: int) -> float:
-        x = inputs[:rows].contiguous(memory_format=formats[name])
-        start = time.perf_counter()
-        loss(copies[name](x), targets[:rows]).backward()
-        return time.perf_counter() - start
 
-    try:
-        rows = len(inputs)
-        slow = seconds("contiguous", rows) / 0.3  # others are waiting: passes of at most a third of a second
-        rows = max(2, int(rows / slow)) if slow > 1 else rows
-        for round_number in range(6):  # the first round warms up
-            for name in formats:
-                passed = seconds(name, rows)
-                if round_number:
-                    times[name].append(passed)
-            if round_number and time.perf_counter() > until:
-                break
-    finally:
-        torch.set_rng_state(before)
-    return "channels_last" if min(times["contiguous"]) > 1.1 * min(times["channels_last"]) else "contiguous"
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether statistics over the rows of a batch are needed in training."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def layout_of(model: nn.Module) -> Layout:

@@ -102,7 +102,7 @@ with paceline.join(sys.argv[2], check_every=3) as pace:
             if how == "whole":
                 pace.step(loss, clip_norm=0.5)
             else:
-                pace.backward(loss)
+                pace.backward(loss / 2)
                 if number % 2:
                     pace.step(clip_norm=0.5)
             model.eval(); model(inputs[:2]); model.train()

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
     default_collate,
 )
@@ -26,9 +29,11 @@ STREAM_NOTICE = (
     "the sizes of all P batches are known, so gradients are weighted exactly."
 )
 LOADER_NOTICE = (
-    "Your DataLoader's data set and collate function are used; which samples a worker sees and their order "
-    "come from Paceline's shards, so that no sample is seen twice."
+    "Your DataLoader's data set, collate function, batch size ({size} for each worker) and drop_last ({drop}) are used; "
+    "which samples a worker sees and their order come from Paceline's shards, so that no sample is seen twice."
 )
+UNUSED = {"num_workers": 0, "pin_memory": False, "worker_init_fn": None, "generator": None}  # and their defaults
+FEW = 1000  # samples that are read to count classes where nothing else tells; more would be an hour of decoding images
 
 
 class DatasetSamples:
@@ -46,11 +51,37 @@ class DatasetSamples:
         return pair(self.collate(fetch(wanted) if fetch else [self.dataset[i] for i in wanted]))
 
     def labels(self) -> Tensor | None:
-        targets = getattr(self.dataset, "targets", None)
-        if targets is None:
-            return None
-        labels = torch.as_tensor(targets)
-        return labels if labels.dim() == 1 and not labels.is_floating_point() else None
+        return labels_of(self.dataset)
+
+
+def labels_of(dataset: Any) -> Tensor | None:
+    """The class numbers that a Dataset has in memory (`targets`, as torchvision's have), without reading a sample."""
+    if isinstance(dataset, Subset):
+        whole = labels_of(dataset.dataset)
+        return None if whole is None else whole[torch.as_tensor(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [labels_of(part) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known) if len(known) == len(parts) else None
+    if isinstance(dataset, TensorDataset):
+        targets: Any = dataset.tensors[-1]
+    else:
+        targets = getattr(dataset, "targets", None)
+    if targets is None:
+        return None
+    labels = torch.as_tensor(targets)
+    return labels if labels.dim() == 1 and not labels.is_floating_point() else None
+
+
+def classes_of(dataset: Any) -> int | None:
+    """How many classes a Dataset says that it has (`classes`, a list or a number), without reading a sample."""
+    if isinstance(dataset, Subset):
+        return classes_of(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        counts = [classes_of(part) for part in dataset.datasets]
+        return None if None in counts else max(c for c in counts if c is not None)
+    said = getattr(dataset, "classes", None)
+    return said if isinstance(said, int) else len(said) if isinstance(said, (list, tuple, dict, set)) else None
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
@@ -71,7 +102,8 @@ def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
     shape, classes, labelled = _look(training, count_classes)
     if classes is not None and testing is not None and (labels := testing.labels()) is not None and len(labels):
         classes = max(classes, int(labels.max()) + 1)
-    return Data(name, training, testing, shape, classes, " ".join(notices), batch_size, labelled)
+    drop_last = isinstance(train, DataLoader) and not isinstance(training, Stream) and train.drop_last
+    return Data(name, training, testing, shape, classes, " ".join(notices), batch_size, labelled, drop_last=drop_last)
 
 
 def _is_train_test(value: Any) -> bool:
@@ -89,7 +121,7 @@ def _is_tensors(value: Any) -> bool:
 def _training(value: Any, notices: list[str]) -> Samples | Stream:
     if isinstance(value, DataLoader):
         if _plain(value):
-            notices.append(LOADER_NOTICE)
+            notices.append(_about_loader(value))
             return DatasetSamples(value.dataset, value.collate_fn)
         notices.append(STREAM_NOTICE)
         return Stream(value)
@@ -100,12 +132,30 @@ def _training(value: Any, notices: list[str]) -> Samples | Stream:
 
 
 def _plain(loader: DataLoader[Any]) -> bool:
-    """A loader whose order is one of PyTorch's two: ours can stand in for it."""
+    """A loader whose order is one of PyTorch's own: ours can stand in for it.
+
+    One with a DistributedSampler is already cut for this worker; Paceline cuts the whole data set instead, once.
+    """
     return (
         not isinstance(loader.dataset, IterableDataset)
-        and type(loader.sampler) in (RandomSampler, SequentialSampler)
-        and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
+        and type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
+        and (not isinstance(loader.sampler, RandomSampler) or _draws_each_once(loader.sampler))
+        and type(loader.batch_sampler) is BatchSampler
     )
+
+
+def _draws_each_once(sampler: RandomSampler) -> bool:
+    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+
+
+def _about_loader(loader: DataLoader[Any]) -> str:
+    """What of a loader is used and what is not, in one notice."""
+    told = LOADER_NOTICE.format(size=loader.batch_size, drop="on" if loader.drop_last else "off")
+    unused = [name for name, default in UNUSED.items() if getattr(loader, name) != default]
+    unused = [f"{name}={getattr(loader, name)}" if name in ("num_workers", "pin_memory") else name for name in unused]
+    if isinstance(loader.sampler, (SequentialSampler, DistributedSampler)):
+        unused.append("shuffle=False" if isinstance(loader.sampler, SequentialSampler) else "its DistributedSampler")
+    return f"{told} Not used: {', '.join(unused)}." if unused else told
 
 
 def _testing(value: Any) -> Samples:
@@ -151,9 +201,11 @@ def _look(samples: Samples | Stream, count_classes: bool) -> tuple[tuple[int, ..
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
     labels = samples.labels()
     labelled = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dim() == 1
-    if labels is None and labelled and count_classes:  # reads everything once: the only way to know
-        labels = torch.cat([samples.batch(i)[1] for i in torch.arange(len(samples)).split(1024)])
-    return shape, (int(labels.max()) + 1 if labels is not None and len(labels) else None), labelled
+    said = classes_of(samples.dataset) if isinstance(samples, DatasetSamples) and labelled else None
+    if labels is None and said is None and labelled and count_classes and len(samples) <= FEW:
+        labels = samples.batch(torch.arange(len(samples)))[1]
+    counted = int(labels.max()) + 1 if labels is not None and len(labels) else None
+    return shape, max(counted or 0, said or 0) or None, labelled
 
 
 def _tensor(value: Any) -> Tensor:

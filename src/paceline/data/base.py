@@ -103,6 +103,7 @@ class Data:
     batch_size: int | None = None  # the batch size that came with a person's own DataLoader
     labelled: bool = False  # targets are class numbers, whether or not they have been counted
     origin: dict[str, Any] = field(default_factory=dict)  # where prepared data came from, for the record
+    drop_last: bool = False  # an epoch ends before a batch that is not full, as a person's DataLoader asks
 
     def __post_init__(self) -> None:
         self.labelled = self.labelled or self.classes is not None

@@ -36,8 +36,19 @@ class Batches(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
+class OwnPasses(Batches, Protocol):
+    """Batches of a person's own loop, which may leave an epoch before its end."""
+
+    def begin_epoch(self, anew: bool) -> None:
+        """The next batch is the first of an epoch: of this one (`anew`), or of the next if this one has begun."""
+        ...
+
+
 class ShardBatches:
-    """Samples in memory, indexed by what the shards say. With `stand_in`, an empty slice carries one sample of weight 0."""
+    """Samples in memory, indexed by what the shards say.
+
+    With `stand_in`, an empty slice carries two samples of weight 0: batch norm cannot be run on one.
+    """
 
     def __init__(self, samples: Samples, shards: Shards, worker: int, device: torch.device, stand_in: bool = False) -> None:
         self.samples, self.shards, self.worker, self.device, self.stand_in = samples, shards, worker, device, stand_in
@@ -59,7 +70,7 @@ class ShardBatches:
             inputs: Any = None
             targets: Any = None
             if counts[self.worker] or self.stand_in:
-                indices = self.shards.take(cursor, self.worker) if counts[self.worker] else torch.tensor([0])
+                indices = self.shards.take(cursor, self.worker) if counts[self.worker] else self._stand_in()
                 inputs, targets = to_device(self.samples.batch(indices), self.device)
             self.cursor, self._given = self.shards.advance(cursor), cursor
             self.ended = self.cursor.epoch != cursor.epoch
@@ -67,8 +78,15 @@ class ShardBatches:
             self.step += 1
             yield batch
 
+    def _stand_in(self) -> Tensor:
+        return torch.arange(min(2, len(self.samples)))
+
     def give_back(self) -> None:
         self.cursor, self.step = self._given, self.step - 1
+
+    def begin_epoch(self, anew: bool) -> None:
+        if self.cursor.position:
+            self.cursor = Cursor(self.cursor.epoch + (not anew), 0)
 
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "shards": self.shards.state(self.cursor)}
@@ -151,6 +169,10 @@ class StreamBatches:
 
     def give_back(self) -> None:
         (self.epoch, self.round), self.step = self._given, self.step - 1
+
+    def begin_epoch(self, anew: bool) -> None:
+        if self.round:
+            self.epoch, self.round = self.epoch + (not anew), 0
 
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "epoch": self.epoch, "round": self.round, "workers": self.workers}

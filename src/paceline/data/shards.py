@@ -63,6 +63,42 @@ def split(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(b - a for a, b in zip([0, *ends], ends, strict=False))
 
 
+@dataclass(frozen=True)
+class Cuts:
+    """How rows are cut into batches, apart from their size."""
+
+    drop_last: bool = False  # an epoch ends before a batch that is not full
+    no_lone_row: bool = False  # no batch of one row that could have two: batch norm cannot train on one
+
+    def steps(self, rows: int, size: int) -> int:
+        """The batches that so many rows make."""
+        if not size or self.drop_last:
+            return rows // size if size else 0
+        return -(-rows // size) - int(size == 2 and self._lone(rows, size))
+
+    def bounds(self, rows: int, size: int, position: int) -> tuple[int, int]:
+        """The first row of a batch, and the first after it. A lone last row takes another one from the batch before it."""
+        start, stop = min(rows, position * size), min(rows, (position + 1) * size)
+        if self._lone(rows, size):
+            last = self.steps(rows, size) - 1
+            if position == last:
+                return (rows - 2 if size > 2 else start), rows
+            if position == last - 1 and size > 2:
+                return start, rows - 2
+        return start, stop
+
+    def _lone(self, rows: int, size: int) -> bool:
+        return self.no_lone_row and not self.drop_last and 1 < size < rows and rows % size == 1
+
+    def split(self, rows: int, weights: Sequence[float]) -> tuple[int, ...]:
+        """One step's rows over the workers."""
+        if not self.no_lone_row or rows < 2:
+            return split(rows, weights)
+        counts = [2 * pairs for pairs in split(rows // 2, weights)]
+        counts[counts.index(max(counts))] += rows % 2
+        return tuple(counts)
+
+
 @dataclass
 class GlobalShards:
     """Step t takes the next G of one shuffled epoch, each worker a contiguous slice: P workers follow serial SGD exactly."""
@@ -70,11 +106,14 @@ class GlobalShards:
     samples: int
     batch_sizes: tuple[int, ...]
     seed: int = 0
+    cuts: Cuts = Cuts()
     _order: tuple[int, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.samples < 1 or sum(self.batch_sizes) < 1 or min(self.batch_sizes) < 0:
             raise BadRequest(f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on")
+        if not self.steps_per_epoch:
+            raise _no_full_batch(self.samples, self.batch_sizes)
 
     @property
     def global_batch(self) -> int:
@@ -82,6 +121,8 @@ class GlobalShards:
 
     @property
     def steps_per_epoch(self) -> int:
+        if self.cuts.drop_last:
+            return self.samples // self.global_batch
         return -(-self.samples // self.global_batch)
 
     def order(self, epoch: int) -> Tensor:
@@ -91,7 +132,7 @@ class GlobalShards:
 
     def counts(self, cursor: Cursor) -> tuple[int, ...]:
         here = min(self.global_batch, self.samples - cursor.position)
-        return self.batch_sizes if here == self.global_batch else split(here, self.batch_sizes)
+        return self.batch_sizes if here == self.global_batch else self.cuts.split(here, self.batch_sizes)
 
     def take(self, cursor: Cursor, worker: int) -> Tensor:
         counts = self.counts(cursor)
@@ -99,15 +140,19 @@ class GlobalShards:
         return self.order(cursor.epoch)[start : start + counts[worker]]
 
     def advance(self, cursor: Cursor) -> Cursor:
-        position = cursor.position + self.global_batch
-        return Cursor(cursor.epoch, position) if position < self.samples else Cursor(cursor.epoch + 1, 0)
+        return self._within(cursor.epoch, cursor.position + self.global_batch)
+
+    def _within(self, epoch: int, position: int) -> Cursor:
+        """The step at this place, or the first of the next epoch where no step is left in this one."""
+        least = self.global_batch if self.cuts.drop_last else 1
+        return Cursor(epoch, position) if position + least <= self.samples else Cursor(epoch + 1, 0)
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
         return {"kind": "global", "epoch": cursor.epoch, "position": cursor.position}
 
     def restore(self, state: dict[str, Any]) -> Cursor:
         _same_kind("global", state)
-        return Cursor(state["epoch"], state["position"])
+        return self._within(state["epoch"], state["position"])
 
 
 @dataclass
@@ -122,6 +167,7 @@ class StaticShards:
     seed: int = 0
     labels: Tensor | None = None  # given: chunks are cut from the samples sorted by label (non-IID)
     arrangement: Tensor | None = None  # given: chunks are cut from the samples in this order
+    cuts: Cuts = Cuts()
     _seen: tuple[int, Tensor] | None = field(default=None, repr=False, compare=False)
     _orders: tuple[int, list[Tensor]] | None = field(default=None, repr=False, compare=False)
 
@@ -135,6 +181,8 @@ class StaticShards:
             raise BadRequest(f"{len(where)} labels for {self.samples} samples")
         # floor(N * (b_0 + ... + b_p) / G): with equal batch sizes exactly [p*N//P, (p+1)*N//P)
         self.chunks = where.split(list(split(self.samples, self.batch_sizes)))
+        if not self.steps_per_epoch:
+            raise _no_full_batch(self.samples, self.batch_sizes)
 
     def orders(self, epoch: int) -> list[Tensor]:
         if self._orders is None or self._orders[0] != epoch:
@@ -149,22 +197,21 @@ class StaticShards:
         return self._orders[1]
 
     def _steps(self, epoch: int) -> int:
-        lengths = [len(o) for o in self.orders(epoch)]
-        return max(-(-n // b) if b else 0 for n, b in zip(lengths, self.batch_sizes, strict=True))
+        return common_steps(self.cuts, [len(o) for o in self.orders(epoch)], self.batch_sizes)
 
     @property
     def steps_per_epoch(self) -> int:
-        return max(-(-len(c) // b) if b else 0 for c, b in zip(self.chunks, self.batch_sizes, strict=True))
+        return common_steps(self.cuts, [len(c) for c in self.chunks], self.batch_sizes)
 
     def counts(self, cursor: Cursor) -> tuple[int, ...]:
-        return tuple(
-            max(0, min(b, len(o) - cursor.position * b))
-            for o, b in zip(self.orders(cursor.epoch), self.batch_sizes, strict=True)
-        )
+        bounds = [self._bounds(cursor, worker) for worker in range(len(self.batch_sizes))]
+        return tuple(stop - start for start, stop in bounds)
+
+    def _bounds(self, cursor: Cursor, worker: int) -> tuple[int, int]:
+        return self.cuts.bounds(len(self.orders(cursor.epoch)[worker]), self.batch_sizes[worker], cursor.position)
 
     def take(self, cursor: Cursor, worker: int) -> Tensor:
-        size = self.batch_sizes[worker]
-        return self.orders(cursor.epoch)[worker][cursor.position * size : (cursor.position + 1) * size]
+        return self.orders(cursor.epoch)[worker][slice(*self._bounds(cursor, worker))]
 
     def advance(self, cursor: Cursor) -> Cursor:
         position = cursor.position + 1
@@ -175,8 +222,8 @@ class StaticShards:
         if self._seen is not None and self._seen[0] == cursor.epoch:
             seen |= self._seen[1]
         start = seen.clone()
-        for order, size in zip(self.orders(cursor.epoch), self.batch_sizes, strict=True):
-            seen[order[: cursor.position * size]] = True
+        for worker, order in enumerate(self.orders(cursor.epoch)):
+            seen[order[: self._bounds(cursor, worker)[0]]] = True
         return {
             "kind": "static",
             "epoch": cursor.epoch,
@@ -192,7 +239,22 @@ class StaticShards:
         same = tuple(state["batch_sizes"]) == self.batch_sizes
         seen = state["seen_at_start"] if same else state["seen"]
         self._seen = (state["epoch"], seen) if bool(seen.any()) else None
+        if not self._steps(state["epoch"]):  # what is left of the epoch makes no full batch
+            return Cursor(state["epoch"] + 1, 0)
         return Cursor(state["epoch"], state["position"] if same else 0)
+
+
+def common_steps(cuts: Cuts, rows: Sequence[int], sizes: Sequence[int]) -> int:
+    """The steps that all workers make: until the last has run out or, where batches must be full, until the first has."""
+    each = [cuts.steps(n, size) for n, size in zip(rows, sizes, strict=True) if size]
+    return min(each) if cuts.drop_last else max(each)
+
+
+def _no_full_batch(samples: int, sizes: Sequence[int]) -> BadRequest:
+    told = ",".join(map(str, sizes))
+    return BadRequest(
+        f"drop_last: {samples} samples make no full batch for workers with batch_size={told}; use smaller batches"
+    )
 
 
 def _same_kind(kind: str, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.sharded import Block
-from paceline.data.shards import Cursor, split
+from paceline.data.shards import Cursor, Cuts, common_steps, split
 from paceline.errors import BadRequest
 from paceline.seeding import generator
 
@@ -44,6 +44,7 @@ class WindowShards:
     seed: int
     window_rows: int
     hosts: tuple[str, ...] = ()  # of the workers; empty: all are on one
+    cuts: Cuts = Cuts()
     _began: tuple[int, list[Window]] | None = field(default=None, repr=False, compare=False)
     _epoch: tuple[int, list[list[Window]], list[Any]] | None = field(default=None, repr=False, compare=False)
     _orders: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
@@ -60,7 +61,7 @@ class WindowShards:
 
     @property
     def steps_per_epoch(self) -> int:
-        return _steps(self.lengths, self.batch_sizes)
+        return common_steps(self.cuts, self.lengths, self.batch_sizes)
 
     def windows(self, epoch: int) -> tuple[list[list[Window]], list[Any]]:
         """Per worker: its windows in the order of this epoch, and where each ends in it."""
@@ -81,14 +82,14 @@ class WindowShards:
         return [int(ends[-1]) if len(ends) else 0 for ends in self.windows(epoch)[1]]
 
     def counts(self, cursor: Cursor) -> tuple[int, ...]:
-        left = zip(self._rows(cursor.epoch), self.batch_sizes, strict=True)
-        return tuple(max(0, min(size, rows - cursor.position * size)) for rows, size in left)
+        workers = zip(self._rows(cursor.epoch), self.batch_sizes, strict=True)
+        bounds = [self.cuts.bounds(rows, size, cursor.position) for rows, size in workers]
+        return tuple(stop - start for start, stop in bounds)
 
     def take(self, cursor: Cursor, worker: int) -> Tensor:
         all_windows, all_ends = self.windows(cursor.epoch)
         windows, ends = all_windows[worker], all_ends[worker]
-        size = self.batch_sizes[worker]
-        at, stop = cursor.position * size, min((cursor.position + 1) * size, int(ends[-1]) if len(ends) else 0)
+        at, stop = self.cuts.bounds(int(ends[-1]) if len(ends) else 0, self.batch_sizes[worker], cursor.position)
         found = []
         place = int(np.searchsorted(ends, at, side="right"))
         while at < stop:
@@ -109,7 +110,7 @@ class WindowShards:
 
     def advance(self, cursor: Cursor) -> Cursor:
         position = cursor.position + 1
-        last = position >= _steps(self._rows(cursor.epoch), self.batch_sizes)
+        last = position >= common_steps(self.cuts, self._rows(cursor.epoch), self.batch_sizes)
         return Cursor(cursor.epoch + 1, 0) if last else Cursor(cursor.epoch, position)
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
@@ -128,14 +129,15 @@ class WindowShards:
         """What nobody has seen yet in this epoch."""
         left: list[Window] = []
         for worker, (windows, ends) in enumerate(zip(*self.windows(cursor.epoch), strict=True)):
-            seen = cursor.position * self.batch_sizes[worker]
+            rows = int(ends[-1]) if len(ends) else 0
+            seen, _ = self.cuts.bounds(rows, self.batch_sizes[worker], cursor.position)
             for window, end in zip(windows, ends.tolist(), strict=True):
                 begin = end - len(window)
                 if seen <= begin:
                     left.append(window)
                 elif seen < end:
-                    rows = window.shuffled(self.seed, cursor.epoch)[seen - begin :]
-                    left.append(Window(window.start, window.stop, rows))
+                    unseen = window.shuffled(self.seed, cursor.epoch)[seen - begin :]
+                    left.append(Window(window.start, window.stop, unseen))
         return left
 
     def restore(self, state: dict[str, Any]) -> Cursor:
@@ -202,10 +204,6 @@ def _dealt(windows: list[Window], sizes: Sequence[int]) -> list[list[Window]]:
                 mine, rest = Window(rest.start, rest.stop, rest.rows[:take]), Window(rest.start, rest.stop, rest.rows[take:])
             own[worker].append(mine)
     return own
-
-
-def _steps(rows: Sequence[int], sizes: Sequence[int]) -> int:
-    return max(-(-n // b) if b else 0 for n, b in zip(rows, sizes, strict=True))
 
 
 def _packed(windows: list[Window]) -> list[Any]:
