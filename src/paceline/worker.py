@@ -339,12 +339,13 @@ class Worker:
         self.target_reached = until is not None and accuracy is not None and accuracy >= until
         goal = target if target is not None else until
         name = next(reversed(values), None)
+        better = getattr(self.evaluation.metrics[-1], "higher_is_better", True) if name else None
         result = {
             "step": self.step,
             "train_s": self.clock.total_s,
             "loss": loss,
             "accuracy": accuracy,
-            "metric": {"name": name, "value": values[name]} if name else None,
+            "metric": {"name": name, "value": values[name], "higher_is_better": better} if name else None,
             "reached": goal is not None and accuracy is not None and accuracy >= goal,
             "final": epoch is None,
         }

@@ -57,3 +57,11 @@ def test_losses_are_means_over_rows() -> None:
         loss = losses.build(name)
         rows = torch.stack([loss(out[i : i + 1], target[i : i + 1]) for i in range(6)])
         torch.testing.assert_close(loss(out, target), rows.mean())
+
+
+def test_a_record_says_which_way_is_better(run_inproc) -> None:
+    said = run_inproc(steps=2).record["result"]["metric"]
+    assert (said["name"], said["higher_is_better"]) == ("accuracy", True)
+    data = torch.randn(32, 4), torch.randn(32, 1)
+    said = run_inproc(model=lambda: torch.nn.Linear(4, 1), data=(data, data), steps=2).record["result"]["metric"]
+    assert (said["name"], said["higher_is_better"]) == ("mse", False)
