@@ -9,7 +9,7 @@ Row = dict[str, Any]
 NEUTRAL = "#888888"
 PLAIN_X: Spec = {"field": "p", "type": "quantitative", "scale": {"zero": False, "nice": False}}
 LEGEND: Spec = {"orient": "bottom", "columns": 4, "labelLimit": 240}
-AXIS_FORMATS = {".2%": ".1%", ".1%": ".0%", ".0%": ".0%", ".3s": "~s", ".2e": "~g"}
+AXIS_FORMATS = {".2%": ".4~%", ".1%": ".4~%", ".0%": ".4~%", ".3s": "~s", ".2e": "~g"}  # trimmed: as many digits as ticks need
 
 
 def quantity(field: str, title: str, number: str = "", **scale: Any) -> Spec:

@@ -45,7 +45,7 @@ def _prepared(name: str, about: dict[str, Any]) -> str:
     where = f" at {html.escape(about['master'])}" if about["master"] else ""
     return (
         f"<p><b>{html.escape(name)}</b>: {html.escape(about['name'])}, prepared by {html.escape(about['engine'])}{where} into "
-        f"{about['shards']} shards. {came}{rows['train']:,} to train on, {rows['test']:,} to test on.</p>"
+        f"{html.escape(str(about['shards']))} shards. {came}{rows['train']:,} to train on, {rows['test']:,} to test on.</p>"
         f"<div class=scroll><table><thead><tr><th>stage</th><th>time</th></tr></thead><tbody>{stages}</tbody></table></div>"
     )
 
@@ -54,7 +54,7 @@ def _row(record: dict[str, Any]) -> str:
     result, config, metric = record["result"], record["config"], record["result"].get("metric")
     privacy = record.get("privacy")
     cells = (
-        f"{html.escape(str(config['strategy']))} x {config['workers']}",
+        f"{html.escape(str(config['strategy']))} x {html.escape(str(config['workers']))}",
         f"{sum(record['data']['seconds'].values()):.2f} s",
         f"{result['train_s']:.2f} s",
         f"{result['wall_s']:.2f} s",
