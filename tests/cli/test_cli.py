@@ -336,7 +336,7 @@ def test_two_studies_are_compared(cli, tmp_path: Path) -> None:
     code, _out, err = cli("report", "a", "b", "--out", "c.html")
     assert code == 0, err
     text = (tmp_path / "c.html").read_text()
-    assert "2 settings are in both: 1 became faster, 0 slower, 1 stayed within noise" in text
+    assert "2 settings are in both: 1 became faster, 0 slower, of 1 these runs tell no change" in text
     assert "1.91x as fast" in text
     write_study(tmp_path / "d", [run("hogwild", 2)])
     code, _, err = cli("report", "a", "d")

@@ -70,13 +70,11 @@ def test_it_says_who_wins_and_that_compression_does_not_pay(tmp_path: Path) -> N
 
 
 def test_it_says_so_too_where_compression_pays(tmp_path: Path) -> None:
+    """Judged by the time to the accuracy, which the sentence is about: training takes as long with a codec as without."""
     times = {("unlimited", "none"): 40.0, ("unlimited", "sign"): 5.0, ("10mbit", "none"): 100.0, ("10mbit", "sign"): 10.0}
-    study = grid(tmp_path / "s", times)
-    for line in study.lines:
-        if line.varied.get("codec") == "sign":
-            for record in line.runs:
-                record.record["result"]["train_s"] /= 8
-    assert any("compression still pays: `allreduce, sign x 4`" in text for text in said(study, "network"))
+    found = said(grid(tmp_path / "s", times), "network")
+    assert any("compression still pays: `allreduce, sign x 4`" in text for text in found)
+    assert not any("does not pay" in text for text in found)
 
 
 def test_one_network_is_no_map(tmp_path: Path) -> None:

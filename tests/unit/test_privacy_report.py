@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.records import run, write_study
 
+from paceline.report.answer import answer
 from paceline.report.commentary import comments
 from paceline.report.lines import Study, read_study
 from paceline.report.privacy import privacy_table
@@ -23,8 +25,8 @@ def private(workers: int, accuracy: float, trust: str = "peers", **told: Any) ->
     return record
 
 
-def study(folder: Path, *records: dict[str, Any]) -> Study:
-    return read_study(write_study(folder, [run("serial", 1, 2.0, 0.95), *records]))
+def study(folder: Path, *records: dict[str, Any], plain: Sequence[float] = (0.95,)) -> Study:
+    return read_study(write_study(folder, [*(run("serial", 1, 2.0, a) for a in plain), *records]))
 
 
 def said(found: Study) -> list[str]:
@@ -41,12 +43,47 @@ def test_the_table_says_what_is_promised_to_whom(tmp_path: Path) -> None:
 
 
 def test_what_it_costs_is_told(tmp_path: Path) -> None:
-    found = said(study(tmp_path / "s", private(2, 0.93), private(4, 0.9)))
-    assert any("privacy cost 2.00 points" in text for text in found)
-    assert any("lost 3.00 points from 2 to 4 workers" in text for text in found)
-    assert any("no accuracy" in text for text in said(study(tmp_path / "better", private(2, 0.96))))
+    seeds = (-0.001, 0.0, 0.001)
+    plain = [0.95 + s for s in seeds]
+    runs = [private(workers, accuracy + s) for workers, accuracy in ((2, 0.93), (4, 0.9)) for s in seeds]
+    found = said(study(tmp_path / "s", *runs, plain=plain))
+    assert any("without privacy `serial x 1` came to 95.00%: privacy cost 2.0 points in all 3 rounds" in text for text in found)
+    assert any("lost 3.0 points from 2 to 4 workers" in text for text in found)
+    better = said(study(tmp_path / "better", *(private(2, 0.96 + s) for s in seeds), plain=plain))
+    assert any("here privacy cost nothing (1.0 points better in all 3 rounds)" in text for text in better)
     assert any("is not private" in text for text in said(study(tmp_path / "seeded", private(2, 0.9, private=False))))
     assert said(study(tmp_path / "plain")) == []
+
+
+def test_one_run_each_says_neither_what_privacy_costs_nor_why(tmp_path: Path) -> None:
+    found = said(study(tmp_path / "s", private(2, 0.948), private(4, 0.942)))
+    assert any("one run each cannot tell what privacy cost (0.2 points lost)" in text for text in found)
+    assert not any("adds the whole noise" in text for text in found)
+    noisy = [private(workers, accuracy + s) for workers, accuracy in ((2, 0.945), (4, 0.94)) for s in (-0.02, 0.0, 0.02)]
+    found = said(study(tmp_path / "noisy", *noisy, plain=(0.93, 0.95, 0.97)))
+    assert any("these runs cannot tell from noise what privacy cost (0.5 points lost)" in text for text in found)
+    assert not any("adds the whole noise" in text for text in found)
+
+
+def test_privacy_is_compared_with_the_same_setting(tmp_path: Path) -> None:
+    """A better strategy without privacy is no measure of what privacy costs."""
+    seeds = (-0.001, 0.001)
+    plain = [run("allreduce", 2, 2.0, 0.96 + s) for s in seeds] + [run("hogwild", 2, 2.0, 0.99 + s) for s in seeds]
+    found = said(study(tmp_path / "s", *plain, *(private(2, 0.94 + s) for s in seeds)))
+    assert any("without privacy `allreduce x 2` came to 96.00%: privacy cost 2.0 points" in text for text in found)
+
+
+def test_epsilon_is_in_the_first_sentence(tmp_path: Path) -> None:
+    alone = read_study(write_study(tmp_path / "s", [private(2, 0.9)]))
+    ended = "trained for 2.00 s, to 90.00% accuracy, with epsilon 2.9 at delta 1e-5."
+    assert answer(alone)[0].endswith(ended)
+    seeded = read_study(write_study(tmp_path / "t", [private(2, 0.9, private=False)]))
+    assert "(not private: secure=false)" in answer(seeded)[0]
+    serial = run("serial", 1, 4.0, 0.95, varied={"privacy": "epsilon=3,trust=peers"})
+    serial["privacy"] = private(1, 0.9)["privacy"]
+    compared = read_study(write_study(tmp_path / "u", [serial, private(2, 0.9)]))
+    assert "2.00x as fast as serial" in answer(compared)[0]
+    assert "with epsilon 2.9 at delta 1e-5" in answer(compared)[0]
 
 
 def test_epsilon_is_compared_and_in_the_results(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from paceline.data.manifest import Manifest
 from paceline.data.prepare.report import as_text
 from paceline.progress import headline
+from paceline.report.score import only_the_largest_class
 from paceline.report.words import size
 
 
@@ -34,23 +35,29 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
         ("samples per second", number(result["samples_per_s"], ",.0f")),
         ("all in all", f"{result['wall_s']:.2f} s"),
     ]
-    metric = result["metric"]
-    if metric and metric["name"] != "accuracy":
-        rows.insert(0, (f"test {metric['name']}", number(metric["value"], ".4f")))
+    metric, private = result["metric"], record.get("privacy")
+    if private:
+        rows.insert(1, (f"epsilon at delta {private['delta']:g}", f"{private['epsilon']:.3g}"))
+    if metric and metric["name"] != "accuracy":  # what was asked for comes first
+        rows.insert(0, (f"test {metric['name']}", number(metric["value"], ".4g")))
     target = config.get("target_accuracy") or config["until_accuracy"]
     if target is not None:
         reached = result["time_to_accuracy_s"]
         goal = f"{100 * target:g}% accuracy after"
         rows.append((goal, "not reached" if reached is None else f"{reached:.2f} s, {result['steps_to_accuracy']:,} steps"))
-    private = record.get("privacy")
-    if private:
-        rows.append((f"epsilon at delta {private['delta']:g}", f"{private['epsilon']:.3g}"))
     for row in rows:
         if row[1] != "-":
             table.add_row(*row)
     console.print(table)
     if config["workers"] > 1:
         console.print(_workers(record["workers"]))
+    only = only_the_largest_class(record)
+    if only:
+        console.print(
+            f"the accuracy is the share of the largest class ({only}): a model that always answers with that class has it, too",
+            style="yellow",
+            markup=False,
+        )
     apart = _apart(record["workers"])
     if apart:
         console.print(apart, highlight=False)

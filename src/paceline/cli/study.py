@@ -13,6 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from paceline.report.lines import Spread
     from paceline.studies.grid import Study
 
 
@@ -108,11 +109,21 @@ def show_study(folder: Path, console: Console) -> None:
     from paceline.cli.show import machine_line
     from paceline.report.answer import answer, best_lines
     from paceline.report.lines import read_study
-    from paceline.report.words import plus_minus, size, times
+    from paceline.report.score import score_of
+    from paceline.report.words import size, times, with_range
 
     found = read_study(folder)
+    score = score_of(found)
+    beside = not score.is_accuracy and any(line.accuracy for line in found.lines)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
-    headings = ["setting", "best\nworkers", "training", "against\nserial", "test\naccuracy"]
+    headings = [
+        "setting",
+        "best\nworkers",
+        "training",
+        "against\nserial",
+        f"test\n{score.name}",
+        *(["test\naccuracy"] * beside),
+    ]
     headings += [f"time to\n{100 * found.target:g}%"] if found.target is not None else []
     narrow = console.width < 100  # then names matter more than the last columns
     for heading in (*headings, *([] if narrow else ["sent\na step"])):
@@ -124,17 +135,20 @@ def show_study(folder: Path, console: Console) -> None:
         row: list[Any] = [
             Text(line.label + (" *" if line.oversubscribed else "")),
             str(line.workers),
-            plus_minus(line.train_s, ".2f"),
+            with_range(line.train_s, ".2f"),
         ]
-        row += [times(gain.mean if gain else None), plus_minus(line.accuracy, ".2f", 100)]
+        form, scale = (".2f", 100) if score.is_accuracy else (".4g", 1)
+        row += [times(gain.mean if gain else None), _cell(score.spread(line), form, scale, narrow)]
+        row += [_cell(line.accuracy, ".2f", 100, narrow)] * beside
         if found.target is not None:
             reached = line.time_to_accuracy
-            row.append("not reached" if reached is None else f"{reached.mean:.2f}" if narrow else plus_minus(reached, ".2f"))
+            row.append("not reached" if reached is None else _cell(reached, ".2f", 1, narrow))
         table.add_row(*row, *([] if narrow else [size(sent.mean) if sent and line.workers > 1 else "–"]))
     for sentence in answer(found):
         console.print(sentence.replace("`", ""), highlight=False, markup=False)
     console.print(table)
-    notes = "Seconds and per cent; mean ± half the range over the seeds. Each setting at its own best number of workers."
+    notes = "Seconds; accuracy in per cent; means, in brackets the lowest and the highest run. "
+    notes += "Each setting at its own best number of workers."
     if any(line.oversubscribed for line in best_lines(found)):
         notes += f" * oversubscribed: more workers and servers than the {found.cores} cores."
     console.print(notes, style="dim", highlight=False)
@@ -142,6 +156,15 @@ def show_study(folder: Path, console: Console) -> None:
         if line.errors:
             console.print(f"{line.id} {line.errors[0]}", style="red", highlight=False, markup=False, soft_wrap=True)
     console.print(machine_line(found.environment), style="dim", highlight=False)
+
+
+def _cell(spread: Spread | None, form: str, scale: float, narrow: bool) -> str:
+    """A mean with its range; without it where there is little room."""
+    from paceline.report.words import with_range
+
+    if spread is None or not narrow:
+        return with_range(spread, form, scale)
+    return f"{spread.mean * scale:{form}}"
 
 
 def _fetched(planned: Study, data_dir: str | None, messages: Console) -> Study:

@@ -1,4 +1,4 @@
-"""The answer in three sentences: the fastest, the fastest that keeps serial's accuracy, what adding workers buys.
+"""The answer in a few sentences: the fastest, the fastest that keeps serial's score, what adding workers buys.
 
 Every setting is compared with serial on the same work: the same model, data, batch, learning rate.
 """
@@ -9,16 +9,36 @@ import math
 
 from paceline.report.lines import Line, Study
 from paceline.report.networks import soonest
-from paceline.report.noise import accuracy_noise, differ, lost_points, mean_of, seen, time_noise
+from paceline.report.noise import Verdict, mean_of, speed
+from paceline.report.privacy import epsilon_of
+from paceline.report.score import lost, only_the_largest_class, score_of, standing
 from paceline.report.words import listed, pace_against, percent, seconds, times, workers
 
 
 def answer(study: Study) -> list[str]:
-    lines = [x for x in study.lines if x.train_s is not None and x.strategy != "serial" and x.workers > 1 and study.serial(x)]
+    lines = compared(study)
     if not lines:
-        return _answer_without_comparison(study)
-    found = [soonest(study), _fastest(study, lines), _keeps_accuracy(study, lines), _adding_workers(study, lines)]
-    return [f for f in found if f]
+        return [*_answer_without_comparison(study), *_largest_class(study)]
+    found = [soonest(study), _fastest(study, lines), *_largest_class(study), _keeps_score(study, lines)]
+    return [f for f in (*found, _adding_workers(study, lines)) if f]
+
+
+def compared(study: Study) -> list[Line]:
+    """Settings with several workers whose serial was run."""
+    return [x for x in study.lines if x.strategy != "serial" and x.workers > 1 and study.serial_speedup(x) is not None]
+
+
+def leader(study: Study, lines: list[Line]) -> Line:
+    """The setting that the first sentence is about: the fastest of those that are told to be faster than serial, if any are."""
+    faster = [x for x in lines if _is_faster(study, x)]
+    return max(faster or lines, key=lambda x: (mean_of(study.serial_speedup(x)), -(x.sample_s or math.inf)))
+
+
+def like_the_leader(study: Study, lines: list[Line]) -> list[Line]:
+    """Settings that cannot be told from the leader; none where nothing was run twice."""
+    best = leader(study, lines)
+    verdicts = [(x, speed(study, x, best)) for x in lines if x is not best and x.context == best.context]
+    return [x for x, v in verdicts if v is not None and v.runs >= 2 and not v.told]
 
 
 def best_lines(study: Study) -> list[Line]:
@@ -27,94 +47,152 @@ def best_lines(study: Study) -> list[Line]:
     for label in study.series:
         own = [x for x in study.lines if x.label == label and x.sample_s]
         if own:
-            found.append(min(own, key=lambda x: x.sample_s or math.inf))
+            found.append(min(own, key=lambda x: (not _is_faster(study, x), x.sample_s or math.inf)))
     return sorted(found, key=lambda x: (x.strategy != "serial", x.threads, -mean_of(study.serial_speedup(x))))
+
+
+def _is_faster(study: Study, line: Line) -> bool:
+    found = speed(study, line, study.serial(line))
+    return found is not None and found.lower
 
 
 def _answer_without_comparison(study: Study) -> list[str]:
     timed = [x for x in study.lines if x.train_s is not None]
     if not timed:
         return ["No run was completed: see the reasons below."]
+    score = score_of(study)
     if len(timed) == 1:
         line = timed[0]
-        accuracy = f", to {percent(line.accuracy.mean)} accuracy" if line.accuracy else ""
+        ended = f", to {phrase}" if (phrase := score.phrase(line)) else ""
         took = seconds(line.train_s.mean if line.train_s else None)
-        return [f"`{line.label}` with {workers(line.workers)} trained for {took}{accuracy}."]
-    scored = [x for x in timed if x.accuracy is not None]
+        return [f"`{line.label}` with {workers(line.workers)} trained for {took}{ended}{epsilon_of(line)}."]
     found = []
-    if scored:
-        best = max(scored, key=lambda x: x.accuracy.mean if x.accuracy else 0.0)
-        found.append(f"`{best.id}` ended with the highest accuracy, {percent(best.accuracy.mean if best.accuracy else None)}.")
+    scores = {x.id: spread.mean for x in timed if (spread := score.spread(x)) is not None}
+    if scores:
+        pick, word = (max, "highest") if score.higher_is_better else (min, "lowest")
+        best = pick((x for x in timed if x.id in scores), key=lambda x: scores[x.id])
+        found.append(f"`{best.id}` ended with the {word} {score.name}, {score.text(scores[best.id])}{epsilon_of(best)}.")
     quick = min(timed, key=lambda x: x.train_s.mean if x.train_s else math.inf)
     found.append(f"`{quick.id}` took the least time, {seconds(quick.train_s.mean if quick.train_s else None)}.")
     return found
 
 
 def _fastest(study: Study, lines: list[Line]) -> str:
-    best = max(lines, key=lambda x: mean_of(study.serial_speedup(x)))
-    serial, gain, noise = study.serial(best), study.serial_speedup(best), time_noise(study)
-    if gain is None or serial is None:
+    best = leader(study, lines)
+    serial, gain = study.serial(best), mean_of(study.serial_speedup(best))
+    verdict = speed(study, best, serial)
+    if serial is None or verdict is None:
         return ""
-    speed = pace_against(best, serial)
-    if gain.mean <= 1 or not differ(noise, best, serial):
-        return f"No setting was faster than serial beyond noise; the nearest was `{best.id}`: {speed}."
-    ends = ""
-    if best.accuracy and serial.accuracy:
-        ends = f", ending at {percent(best.accuracy.mean)} (serial: {percent(serial.accuracy.mean)})"
-    same = [x for x in lines if x is not best and x.context == best.context and not differ(noise, x, best)]
-    others = f"; {len(same)} other setting{'s' * (len(same) > 1)} cannot be told from it" if same and noise else ""
+    if not verdict.lower:
+        return _none_faster(study, lines, best, serial, verdict)
+    each_time = f", faster {verdict.each_time}" if verdict.split else ""
+    others = len(like_the_leader(study, lines))
+    rest = f"; {others} other setting{'s' * (others > 1)} cannot be told from it" if others else ""
+    unsure = any(mean_of(study.serial_speedup(x)) > gain for x in lines)  # one that may be faster, or may not
     return (
-        f"Fastest was `{best.label}` with {workers(best.workers)}: {times(gain.mean)} as fast as serial, {speed}"
-        f"{ends}{seen(best, serial)}{others}."
+        f"Fastest{' beyond noise' * unsure} was `{best.label}` with {workers(best.workers)}: {times(gain)} as fast as serial, "
+        f"{pace_against(best, serial)}{each_time}{_ends(study, best, serial)}{verdict.seen}{rest}."
     )
 
 
-def _keeps_accuracy(study: Study, lines: list[Line]) -> str:
-    noise, points = time_noise(study), accuracy_noise(study)
-    faster = []
-    for x in lines:
-        serial = study.serial(x)
-        if serial and serial.accuracy and x.accuracy and mean_of(study.serial_speedup(x)) > 1 and differ(noise, x, serial):
-            faster.append((x, serial))
+def _none_faster(study: Study, lines: list[Line], best: Line, serial: Line, verdict: Verdict) -> str:
+    """All were slower, or none is known to have been faster."""
+    gain, pace, ends = mean_of(study.serial_speedup(best)), pace_against(best, serial), _ends(study, best, serial)
+    none = "No setting with several workers was"
+    if all(mean_of(study.serial_speedup(x)) < 1 for x in lines):
+        if not verdict.told and verdict.runs >= 2:
+            return f"{none} faster than serial; the nearest, `{best.id}`, cannot be told from it: {pace}{ends}."
+        each_time = f", slower {verdict.each_time}" if verdict.split else ""
+        took = f"it took {times(1 / gain)} as long, {pace}{each_time}{ends}{verdict.seen}"
+        if len(lines) == 1:
+            return f"`{best.id}` was slower than serial: {took}."
+        return f"All {len(lines)} settings with several workers were slower than serial; the nearest was `{best.id}`: {took}."
+    beyond = (
+        "faster than serial beyond noise" if verdict.runs >= 2 else "more than 10% faster than serial in the one run of each"
+    )
+    return f"{none} {beyond}; the nearest was `{best.id}`: {pace}{ends}."
+
+
+def _ends(study: Study, line: Line, serial: Line) -> str:
+    """What came of it: the score beside serial's, and the privacy it was trained with."""
+    score = score_of(study)
+    own, reference = score.spread(line), score.spread(serial)
+    if own is None or reference is None:
+        return epsilon_of(line)
+    name = "" if score.is_accuracy else f"{score.name} "
+    return f", ending at {name}{score.text(own.mean)} (serial: {score.text(reference.mean)}){epsilon_of(line)}"
+
+
+def _keeps_score(study: Study, lines: list[Line]) -> str:
+    score, best = score_of(study), leader(study, lines)
+    faster = [x for x in lines if _is_faster(study, x) and score.spread(x)]
+    faster = [x for x in faster if (serial := study.serial(x)) and score.spread(serial)]
     if not faster:
         return ""
-    keeping = [(x, serial) for x, serial in faster if lost_points(points, x, serial) is None]
+    keeping = [x for x in faster if not lost(study, x, study.serial(x), score.large)]
     if not keeping:
-        return "Every setting that was faster than serial lost accuracy."
-    best, serial = max(keeping, key=lambda pair: mean_of(study.serial_speedup(pair[0])))
-    assert best.accuracy is not None
-    assert serial.accuracy is not None
-    lost = 100 * (serial.accuracy.mean - best.accuracy.mean)
-    below = (
-        f"{lost:.1f} points below serial, which these runs cannot tell from noise"
-        if lost > 0.05
-        else "no less accurate than serial"
-    )
-    if best is max(lines, key=lambda x: mean_of(study.serial_speedup(x))):
-        return f"It ended {below}."
+        return f"Every setting that was faster than serial lost {'accuracy' if score.is_accuracy else 'in ' + score.name}."
+    kept = max(keeping, key=lambda x: mean_of(study.serial_speedup(x)))
+    serial = study.serial(kept)
+    assert serial is not None
+    ended = standing(study, kept, serial)
+    if kept is best:
+        return f"It ended {ended}."
+    little = "lost little" if lost(study, kept, serial) else "is not known to have lost"
+    what = "accuracy" if score.is_accuracy else f"in {score.name}"
     return (
-        f"The fastest that is not known to have lost accuracy was `{best.label}` with {workers(best.workers)}: "
-        f"{times(mean_of(study.serial_speedup(best)))} as fast as serial, ending {below}."
+        f"The fastest that {little} {what} was `{kept.label}` with {workers(kept.workers)}: "
+        f"{times(mean_of(study.serial_speedup(kept)))} as fast as serial, ending {ended}."
     )
+
+
+def _largest_class(study: Study) -> list[str]:
+    """Settings whose accuracy is that of a model which knows one class only."""
+    found = {x.id: only_the_largest_class(x.completed[0].record) for x in study.lines if x.completed}
+    same = {name: told for name, told in found.items() if told}
+    if not same:
+        return []
+    accuracy = next(x.accuracy for x in study.lines if x.id in same)
+    return [
+        f"The accuracy of {listed(list(same))}, {percent(accuracy.mean if accuracy else None)}, is the share of the largest "
+        f"class ({next(iter(same.values()))}): a model that always answers with that class has it, too."
+    ]
 
 
 def _adding_workers(study: Study, lines: list[Line]) -> str:
+    """With how many workers each strategy was fastest, where the runs tell it."""
     best: dict[str, int] = {}
-    for label in dict.fromkeys(x.label for x in lines):
+    unclear: list[str] = []
+    once = False
+    labels = list(dict.fromkeys(x.label for x in lines))
+    for label in labels:
         own = [x for x in study.lines if x.label == label and x.sample_s]
-        if len({x.workers for x in own}) >= 2:
-            best[label] = min(own, key=lambda x: x.sample_s or math.inf).workers
+        if len({x.workers for x in own}) < 2:
+            continue
+        first = min(own, key=lambda x: x.sample_s or math.inf)
+        verdicts = [speed(study, x, first) for x in own if x is not first]
+        once |= any(v is not None and v.runs < 2 for v in verdicts)
+        if all(v is not None and v.told for v in verdicts):
+            best[label] = first.workers
+        else:
+            unclear.append(label)
+    cores = f"this machine has {study.cores} cores{'; seen in one run' * once}"
     if not best:
-        return ""
+        many = f"for {listed(unclear, 4)}" if len(unclear) < 3 else f"for any of the {len(unclear)} strategies"
+        return f"Which number of workers is fastest cannot be told {many} ({cores})." if unclear else ""
+    rest = f" For {listed(unclear, 4)} these runs cannot tell which number is fastest." if unclear else ""
     counts = sorted(set(best.values()))
     tried = max(x.workers for x in lines)
-    cores = f"this machine has {study.cores} cores"
     if len(counts) == 1:
+        all_of_them = len(best) == len(labels) > 1
+        every = "every strategy" if all_of_them else listed(list(best), 4)
+        was = "was" if all_of_them or len(best) == 1 else "were"
         if counts[0] == 1:
-            return f"Adding workers did not pay: every strategy was fastest with one ({cores})."
+            return f"Adding workers did not pay: {every} {was} fastest with one ({cores}).{rest}"
         more = ", the most that were tried" if counts[0] == tried else f"; up to {tried} were tried"
-        return f"Every strategy was fastest with {workers(counts[0])}{more} ({cores})."
+        return f"{every[0].upper() + every[1:]} {was} fastest with {workers(counts[0])}{more} ({cores}).{rest}"
     common = max(counts, key=lambda c: sum(v == c for v in best.values()))
     others = [f"{label} ({count})" for label, count in best.items() if count != common]
-    share = f"{sum(v == common for v in best.values())} of {len(best)} strategies were fastest with {workers(common)}"
-    return f"{share} ({cores}); the others were {listed(others, 4)}."
+    alike = sum(v == common for v in best.values())
+    share = f"{alike} of {len(best)} strategies {'was' if alike == 1 else 'were'} fastest with {workers(common)}"
+    return f"{share} ({cores}); fastest with another number were {listed(others, 4)}.{rest}"

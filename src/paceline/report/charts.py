@@ -28,9 +28,12 @@ from paceline.report.marks import (
     with_legend,
 )
 from paceline.report.networks import MAP_ROW, map_layers, network_rows
+from paceline.report.score import score_of
 from paceline.report.tables import axis_rows, numeric_axes
 
 HEIGHT, SMALL, ROW = 300, 180, 24
+SECONDS = "seconds of training"
+SEEDS = "Bars are the range over the seeds."
 PLACES = {part: place for place, part in enumerate(palette.PARTS)}
 
 
@@ -50,7 +53,7 @@ class Charts:
 
     def __init__(self, study: Study, tables: dict[str, list[Row]]) -> None:
         self.study, self.tables, self.lines = study, tables, tables["lines"]
-        self.series = study.series
+        self.series, self.score = study.series, score_of(study).name
         self.colours = palette.assign(self.series)
         self.workers = sorted({row["workers"] for row in self.lines})
         several = [row["workers"] for row in self.lines if row["strategy"] != "serial"]
@@ -115,8 +118,9 @@ class Charts:
                 "train_s", "Speed", "Training time", "seconds", ".2f",
                 "Start-up, loading and evaluation are not in it.", zero=True,
             ),
+            self._against_workers("metric", "Accuracy", f"Test {self.score}", f"{self.score} after training", ".4g", SEEDS),
             self._against_workers(
-                "accuracy", "Accuracy", "Test accuracy", "accuracy after training", ".2%", "Bars are the range over the seeds.",
+                "accuracy", "Accuracy", "Test accuracy", "accuracy after training", ".2%", SEEDS,
             ),
             self._against_workers(
                 "time_to_accuracy_s", "Accuracy", f"Time to the target accuracy{target}", "seconds of training", ".2f",
@@ -191,6 +195,7 @@ class Charts:
         for axis in numeric_axes(self.study):
             self.tables[f"axis_{axis}"] = axis_rows(self.study, axis)
             found += [
+                self._along(axis, "metric", f"Test {self.score}", ".4g"),
                 self._along(axis, "accuracy", "Test accuracy", ".2%"),
                 self._along(axis, "train_s", "Training time (s)", ".2f"),
                 self._along(axis, "time_to_accuracy_s", "Time to the target accuracy (s)", ".2f"),
@@ -203,7 +208,7 @@ class Charts:
         if len(values) < 2:
             return None
         wide = values[0] > 0 and values[-1] / values[0] >= 8
-        both = wide and name != "accuracy"
+        both = wide and name not in ("accuracy", "metric")
         colours = palette.assign(list(dict.fromkeys(r["series"] for r in rows)))
         x = quantity("value", axis, **({"type": "log"} if wide else {"zero": False}))
         if len(values) <= 8:
@@ -225,6 +230,7 @@ class Charts:
             return []
         return [
             self._dots("speedup_serial", "Speed", "Speedup against serial", ".2f"),
+            self._dots("metric", "Accuracy", f"Test {self.score}", ".4g", zero=False),
             self._dots("accuracy", "Accuracy", "Test accuracy", ".2%", zero=False),
             self._dots("time_to_accuracy_s", "Accuracy", "Time to the target accuracy (s)", ".2f"),
             self._dots("train_s", "Speed", "Training time (s)", ".2f"),
@@ -248,10 +254,16 @@ class Charts:
     # --- over time
 
     def _curves(self) -> list[Chart | None]:
+        chosen = (
+            None
+            if self.score == "accuracy"
+            else self._curve("metric", "train_s", f"{self.score} over training time", SECONDS, ".4g")
+        )
         return [
-            self._curve("accuracy", "train_s", "Accuracy over training time", "seconds of training", ".1%"),
+            chosen,
+            self._curve("accuracy", "train_s", "Accuracy over training time", SECONDS, ".1%"),
             self._curve("accuracy", "samples", "Accuracy over samples", "samples seen by all workers", ".1%"),
-            self._curve("loss", "train_s", "Test loss over training time", "seconds of training", ".3f"),
+            self._curve("loss", "train_s", "Test loss over training time", SECONDS, ".3f"),
         ]
 
     def _curve(self, name: str, over: str, title: str, x_title: str, number: str) -> Chart | None:
@@ -260,7 +272,7 @@ class Charts:
         x = quantity(over, x_title, ".3s" if over == "samples" else "", zero=False)
         encoding: Spec = {
             "x": x,
-            "y": quantity(name, name, number, zero=False),
+            "y": quantity(name, self.score if name == "metric" else name, number, zero=False),
             "color": self._colour(),
             "detail": {"field": "run"},
         }

@@ -6,16 +6,20 @@ import math
 from collections.abc import Callable, Iterator
 from statistics import median
 
+from paceline.report.accuracy import accuracy_gained, accuracy_paid
+from paceline.report.advice import SLOW, next_steps
+from paceline.report.answer import compared, leader, like_the_leader
 from paceline.report.comment import Comment
 from paceline.report.lines import Line, Study
 from paceline.report.messages import what_compression_costs
 from paceline.report.networks import by_bandwidth
-from paceline.report.noise import accuracy_noise, differ, lost_points, seen, time_noise
+from paceline.report.noise import SPEED, Verdict, judge, speed
 from paceline.report.privacy import what_privacy_costs
 from paceline.report.tables import axis_rows
-from paceline.report.words import listed, milliseconds, pace_against, percent, size, times, workers
+from paceline.report.words import count, listed, pace_against, percent, size, times, workers
 
-SLOW = 1.3  # times the median: a slow worker
+SLOWER = 0.03  # less is not worth a sentence
+EQUAL = 0.9  # of the others' samples: a worker with fewer has smaller batches, which cost more per sample
 ELSEWHERE = 30.0  # per cent of a core: more than a launcher takes
 TELLING = 0.15  # a share of the time that explains something
 
@@ -23,8 +27,8 @@ TELLING = 0.15  # a share of the time that explains something
 def comments(study: Study) -> list[Comment]:
     """Everything that can be said."""
     rules: tuple[Callable[[Study], Iterator[Comment]], ...] = (
-        failures, disturbed, by_bandwidth, unlike_work, accuracy_paid, not_reached, within_noise, slow_workers,
-        slower_than_serial,
+        failures, disturbed, by_bandwidth, unlike_work, accuracy_paid, accuracy_gained, not_reached, within_noise,
+        slow_workers, slower_than_serial,
         beyond_the_cores,
         what_privacy_costs, what_compression_costs, bytes_moved, from_linear, drift, along_the_data, measuring_cost, next_steps,
     )  # fmt: skip
@@ -55,7 +59,7 @@ def disturbed(study: Study) -> Iterator[Comment]:
         yield Comment(
             "disturbed",
             f"Something else used the machine: {median(others):.0f}% of a core beside the workers (median of "
-            f"{len(others)} runs). "
+            f"{count(len(others), 'run')}). "
             "Times and speedups are those of a busy machine.",
             {"most in one run": f"{max(others):.0f}%"},
         )
@@ -103,13 +107,29 @@ def from_linear(study: Study) -> Iterator[Comment]:
         if gain.mean >= 0.95 * top.workers:
             yield Comment("linear", text + ": as good as linear.", figures)
             continue
-        same_work = len({round(x.samples, -2) for x in own}) == 1
-        points = [(x.workers, s.mean) for x in own if (s := study.own_speedup(x)) is not None]
-        serial_share = amdahl(points) if same_work else None
+        verdict = speed(study, top, study.line(label, 1) or study.serial(top))
+        if verdict is not None and verdict.runs >= 2 and not verdict.told:
+            text += ", which these runs cannot tell from noise"
+        serial_share = _serial_share(study, own, top, verdict)
         if serial_share is not None:
             figures["serial share (Amdahl)"] = percent(serial_share, 0)
             text += f", as if {percent(serial_share, 0)} of its work could not be divided (Amdahl's law)"
         yield Comment("linear", f"{text}. {reasons}" if reasons else f"{text}.", figures)
+
+
+def _serial_share(study: Study, own: list[Line], top: Line, verdict: Verdict | None) -> float | None:
+    """Amdahl's, where it applies: the work is the same, workers exchange something, and the noise is smaller than the share."""
+    sent = top.per_step("payload_sent_bytes")
+    same_work = len({round(x.samples, -2) for x in own}) == 1
+    if not same_work or verdict is None or verdict.runs < 2 or (sent is not None and sent.mean == 0):
+        return None
+    points = [(x.workers, s.mean) for x in own if (s := study.own_speedup(x)) is not None]
+    share = amdahl(points)
+    gain = study.own_speedup(top)
+    if share is None or gain is None:
+        return None
+    unsure = math.expm1(verdict.limit) / gain.mean / (1 - 1 / top.workers)
+    return share if unsure < share else None
 
 
 def _reasons(study: Study, line: Line) -> tuple[str, dict[str, str]]:
@@ -150,29 +170,31 @@ def _compute_growth(study: Study, line: Line) -> float | None:
 def slower_than_serial(study: Study) -> Iterator[Comment]:
     """Per setting: where it was slowest against serial, and why; how it was with other numbers of workers."""
     for label in study.series:
-        slower: list[tuple[Line, Line, float]] = []
+        slower: list[tuple[Line, Line, float, Verdict]] = []
         for line in (x for x in study.lines if x.label == label and x.workers > 1):
             serial, gain = study.serial(line), study.serial_speedup(line)
-            if serial is None or gain is None or line.train_s is None or serial.train_s is None:
+            verdict = speed(study, line, serial)
+            if serial is None or gain is None or verdict is None:
                 continue
-            if gain.mean < 1 and differ(time_noise(study), line, serial, 0.03):
-                slower.append((line, serial, gain.mean))
+            if verdict.higher and verdict.apart > SLOWER:
+                slower.append((line, serial, gain.mean, verdict))
         if not slower:
             continue
-        line, serial, _ = min(slower, key=lambda found: found[2])
+        line, serial, _, verdict = min(slower, key=lambda found: found[2])
         reasons, figures = _reasons(study, line)
         shared = f"{_crowd(line)} shared {study.cores} cores." if line.oversubscribed else ""
+        each_time = f" {verdict.each_time}" if verdict.split else ""
         yield Comment(
             "slower",
-            f"`{label}` with {workers(line.workers)} was slower than serial: {pace_against(line, serial)}{seen(line, serial)}. "
-            f"{shared} {reasons}".replace(".  ", ". ").strip(),
-            {**{f"against serial, {workers(x.workers)}": times(gain) for x, _, gain in slower}, **figures},
+            f"`{label}` with {workers(line.workers)} was slower than serial{each_time}: "
+            f"{pace_against(line, serial)}{verdict.seen}. {shared} {reasons}".replace(".  ", ". ").strip(),
+            {**{f"against serial, {workers(x.workers)}": times(gain) for x, _, gain, _ in slower}, **figures},
         )
 
 
 def _crowd(line: Line) -> str:
     """Who was there: workers with their threads, and servers."""
-    servers = max((sum(w["role"] == "server" for w in r.record["workers"]) for r in line.completed), default=0)
+    servers = line.servers
     threads = f" with {line.threads} threads each" if line.threads > 1 else ""
     return f"{workers(line.workers)}{threads}" + (f" and {servers} server{'s' * (servers > 1)}" if servers else "")
 
@@ -188,7 +210,8 @@ def beyond_the_cores(study: Study) -> Iterator[Comment]:
             continue
         best = min(fitting, key=lambda x: x.sample_s or math.inf)
         last = max(more, key=lambda x: x.workers)
-        if best.sample_s and last.sample_s and differ(time_noise(study), last, best, 0.03):
+        verdict = speed(study, last, best)
+        if best.sample_s and last.sample_s and verdict is not None and verdict.told and abs(verdict.apart) > SLOWER:
             ratio = last.sample_s / best.sample_s
             (worse if ratio > 1 else better).append((label, last, ratio))
     if worse:
@@ -216,20 +239,16 @@ def slow_workers(study: Study) -> Iterator[Comment]:
         slow: list[set[int]] = []
         ratios: dict[int, float] = {}
         for run in line.completed:
-            each = {
-                w["rank"]: w["compute_s"] / w["samples"]
-                for w in run.record["workers"]
-                if w["role"] == "worker" and w["samples"]
-            }
-            if len(each) < 2:
-                slow.append(set())
-                continue
+            each = [w for w in run.record["workers"] if w["role"] == "worker" and w["samples"]]
             found = set()
-            for rank, own in each.items():
-                usual = median(v for r, v in each.items() if r != rank)
-                if usual > 0 and own >= SLOW * usual:
-                    found.add(rank)
-                    ratios[rank] = own / usual
+            for w in each:
+                others = [o for o in each if o is not w]
+                usual = median(o["compute_s"] / o["samples"] for o in others) if others else 0.0
+                own = w["compute_s"] / w["samples"]
+                smaller = others and w["samples"] < EQUAL * median(o["samples"] for o in others)
+                if usual > 0 and own >= SLOW * usual and not smaller:
+                    found.add(w["rank"])
+                    ratios[w["rank"]] = own / usual
             slow.append(found)
         for rank in sorted(set.intersection(*slow) if slow else set()):
             idle = line.share("idle_s")
@@ -237,37 +256,9 @@ def slow_workers(study: Study) -> Iterator[Comment]:
             yield Comment(
                 "slow worker",
                 f"Worker {rank} of `{line.id}` was slow: it took {times(ratios[rank])} as long for a sample as the "
-                f"others did.{waited}",
+                f"others did{' (seen in one run)' * (len(line.completed) < 2)}.{waited}",
                 {"times the median of the others": times(ratios[rank])},
             )
-
-
-def accuracy_paid(study: Study) -> Iterator[Comment]:
-    paid = []
-    for line in study.lines:
-        serial = study.serial(line)
-        if (
-            serial is not None
-            and line is not serial
-            and line.strategy != "serial"
-            and (lost := lost_points(accuracy_noise(study), line, serial)) is not None
-        ):
-            paid.append((line, lost))
-    if not paid:
-        kept = [x for x in study.lines if x.strategy != "serial" and x.workers > 1 and x.accuracy and study.serial(x)]
-        if kept and all(len(x.completed) >= 2 for x in kept):
-            yield Comment("accuracy", "No strategy lost accuracy against serial training that could be told from noise.")
-        return
-    worst = max(paid, key=lambda p: p[1])
-    names = list(dict.fromkeys(line.label for line, _ in paid))
-    assert worst[0].accuracy is not None
-    yield Comment(
-        "accuracy",
-        f"Accuracy was lost against serial by {listed(names)}: up to {100 * worst[1]:.1f} points below serial "
-        f"(`{worst[0].label}` with "
-        f"{workers(worst[0].workers)}, {percent(worst[0].accuracy.mean)}){seen(worst[0])}.",
-        {line.id: f"-{100 * lost:.1f} points" for line, lost in sorted(paid, key=lambda p: -p[1])[:12]},
-    )
 
 
 def not_reached(study: Study) -> Iterator[Comment]:
@@ -281,46 +272,51 @@ def not_reached(study: Study) -> Iterator[Comment]:
 
 
 def within_noise(study: Study) -> Iterator[Comment]:
-    """Settings that cannot be told from the fastest."""
-    lines = [x for x in study.lines if x.train_s and x.strategy != "serial" and x.workers > 1]
+    """Settings that cannot be told from the one that the answer names."""
+    lines = compared(study) or [x for x in study.lines if x.train_s and x.strategy != "serial" and x.workers > 1]
     if len(lines) < 2:
         return
-    fastest = max(lines, key=lambda x: x.samples / x.train_s.mean if x.train_s else 0.0)
-    assert fastest.train_s is not None
-    if time_noise(study) is None:
-        text = "No setting was run twice: differences of some per cent cannot be told from noise. Give more `seeds`."
-        yield Comment("noise", text)
+    if judge(SPEED, study).all is None:
+        yield Comment("noise", "No setting was run twice: differences in time below 10% are not told. Give more `--seeds`.")
         return
-    same = [
-        x
-        for x in lines
-        if x is not fastest and x.train_s and x.samples == fastest.samples and not differ(time_noise(study), x, fastest)
-    ]
+    best, same = leader(study, lines), like_the_leader(study, lines)
     if same:
+        gain, least = study.serial_speedup(best), min(x.sample_s or math.inf for x in (best, *same))
+        fastest = "the fastest, " if best.sample_s == least and (gain is None or gain.mean > 1) else ""
         yield Comment(
             "noise",
-            f"{listed([x.id for x in same])} cannot be told from the fastest, `{fastest.id}`: the difference is within noise.",
-            {x.id: f"{x.train_s.low:.2f} to {x.train_s.high:.2f} s" for x in (fastest, *same) if x.train_s},
+            f"{listed([x.id for x in same])} cannot be told from {fastest}`{best.id}`: the difference is within noise.",
+            {x.id: f"{x.train_s.low:.2f} to {x.train_s.high:.2f} s" for x in (best, *same) if x.train_s},
         )
 
 
 def bytes_moved(study: Study) -> Iterator[Comment]:
+    """What was sent for a step, by workers and servers; equal settings are named together."""
     counts = sorted({x.workers for x in study.lines if x.workers > 1 and x.strategy != "serial"})
     if not counts:
         return
     at = max((c for c in counts if c <= study.cores), default=counts[0])
-    moved = {x.label: s.mean for x in study.lines if x.workers == at and (s := x.per_step("payload_sent_bytes")) is not None}
+    lines = [x for x in study.lines if x.workers == at]
+    moved = {x.label: sent for x in lines if (sent := x.sent_per_step()) is not None}
     if len(moved) < 2:
         return
-    least, most = min(moved, key=lambda k: moved[k]), max(moved, key=lambda k: moved[k])
-    if moved[most] <= 1.05 * moved[least]:
+    low, high = min(moved.values()), max(moved.values())
+    if high <= 1.05 * low:
         return
+    least, most = ([k for k, v in moved.items() if abs(v - edge) <= 0.01 * edge] for edge in (low, high))
+    servers = any(x.servers for x in lines if x.label in moved)
     yield Comment(
         "bytes",
-        f"With {workers(at)}, `{least}` sent the least ({size(moved[least])} per worker and step) and `{most}` the most "
-        f"({size(moved[most])}).",
+        f"With {workers(at)}, {_sent(least, 'least', low, ' per worker and step' + ', servers included' * servers)} and "
+        f"{_sent(most, 'most', high)}.",
         {label: size(value) for label, value in sorted(moved.items(), key=lambda item: item[1])},
     )
+
+
+def _sent(labels: list[str], what: str, value: float, unit: str = "") -> str:
+    if len(labels) == 1:
+        return f"`{labels[0]}` sent the {what} ({size(value)}{unit})"
+    return f"{len(labels)} settings sent the {what} ({size(value)}{unit}: {listed(labels)})"
 
 
 def drift(study: Study) -> Iterator[Comment]:
@@ -376,33 +372,3 @@ def measuring_cost(study: Study) -> Iterator[Comment]:
     if shares:
         text = f"Measuring itself (events, samples) took {percent(sum(shares) / len(shares), 2)} of the workers' time."
         yield Comment("measuring", text, {"highest in one run": percent(max(shares), 2)})
-
-
-def next_steps(study: Study) -> Iterator[Comment]:
-    """What to try next, each from something that was seen."""
-    lines = [x for x in study.lines if x.workers > 1 and not x.oversubscribed and x.train_s]
-    talking = [x for x in lines if (x.share("sync_s") or 0) >= 0.25]
-    if talking:
-        worst = max(talking, key=lambda x: x.share("sync_s") or 0)
-        each = worst.per_step("sync_s")
-        yield Comment(
-            "next",
-            f"The exchange took {percent(worst.share('sync_s'), 0)} of `{worst.id}`: try to talk less often "
-            "(`local-sgd:every=16`), larger batches "
-            "(`--global-batch-size`), or another transport.",
-            {"exchange per step": milliseconds(each.mean) if each else "–"},
-        )
-    waiting = [x for x in lines if (x.share("idle_s") or 0) >= 0.25]
-    if waiting:
-        worst = max(waiting, key=lambda x: x.share("idle_s") or 0)
-        yield Comment(
-            "next",
-            f"The workers of `{worst.id}` waited {percent(worst.share('idle_s'), 0)} of the time for the slowest: try a "
-            "strategy that lets them run "
-            "apart (`ps:consistency=async`, `local-sgd`), or smaller batches for the slow one (`--batch-size 96,32`).",
-        )
-    noise = time_noise(study)
-    if noise is not None and noise.deviation > 0.1:
-        spread = f"±{percent(noise.deviation, 0)} (standard deviation)"
-        text = f"Times of equal runs differed by {spread}: more `seeds`, or a quieter machine."
-        yield Comment("next", text, {"known from": f"{noise.freedom} degrees of freedom"})

@@ -11,10 +11,11 @@ from paceline.record.writer import write_whole
 from paceline.report import palette
 from paceline.report.lines import NOT_COMPARED, Line, Spread, Study, read_study
 from paceline.report.marks import NEUTRAL, Spec, quantity, tips
-from paceline.report.noise import Noise, accuracy_noise, differ, least_points, time_noise
+from paceline.report.noise import SPEED, judge
 from paceline.report.page import document, prose, table
 from paceline.report.render import library
-from paceline.report.words import percent, plus_minus, times
+from paceline.report.score import score_of
+from paceline.report.words import count, times, with_range
 
 
 def compare(one: str | Path, other: str | Path, path: str | Path) -> Path:
@@ -37,29 +38,29 @@ def ratio(x: Line, y: Line) -> Spread:
     return Spread(scale * own.mean / new.mean, scale * own.low / new.high, scale * own.high / new.low, min(own.n, new.n))
 
 
-def verdict(noise: Noise | None, points: Noise | None, x: Line, y: Line) -> str:
-    """What can be said about the change in speed and in accuracy."""
-    assert x.train_s is not None
-    assert y.train_s is not None
+def verdict(a: Study, b: Study, x: Line, y: Line) -> str:
+    """What can be said about the change in speed and in the score."""
     told = []
-    speed = ratio(x, y)
-    if differ(noise, y, x):
-        told.append(f"{times(speed.mean)} as fast")
-    if x.accuracy and y.accuracy:
-        change = y.accuracy.mean - x.accuracy.mean
-        if abs(change) >= least_points(points, x, y):
-            told.append(f"accuracy {100 * change:+.2f} points")
+    pace, score = judge(SPEED, a, b)(y, x), score_of(a, b)
+    if pace is not None and pace.told:
+        told.append(f"{times(ratio(x, y).mean)} as fast")
+    change = judge(score.quantity, a, b)(y, x)
+    own, new = score.spread(x), score.spread(y)
+    if change is not None and own and new and change.told:
+        by = new.mean - own.mean
+        told.append(f"{score.name} {100 * by:+.2f} points" if score.is_accuracy else f"{score.name} {by:+.3g}")
     if told:
         return ", ".join(told)
-    return "within noise" if noise is not None else "nothing was run twice: no difference above 10%"
+    once = pace is None or pace.runs < 2
+    return "within noise" if not once else "run once: no difference above 10%"
 
 
 def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
-    faster = [(x, y) for x, y in pairs if differ(time_noise(a, b), y, x)]
+    faster = [(x, y) for x, y in pairs if (found := judge(SPEED, a, b)(y, x)) is not None and found.told]
     up, down = [p for p in faster if ratio(*p).mean > 1], [p for p in faster if ratio(*p).mean < 1]
     told = [
-        f"{len(pairs)} settings are in both: {len(up)} became faster, {len(down)} slower, {len(pairs) - len(faster)} "
-        "stayed within noise."
+        f"{count(len(pairs), 'setting')} {'are' if len(pairs) != 1 else 'is'} in both: {len(up)} became faster, {len(down)} "
+        f"slower, of {len(pairs) - len(faster)} these runs tell no change."
     ]
     for name, group, pick in (("gain", up, max), ("loss", down, min)):
         if group:
@@ -92,7 +93,7 @@ def changed_options(pairs: list[tuple[Line, Line]]) -> list[str]:
 
 def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
     title = f"{a.folder.name} and {b.folder.name}"
-    noise, points = time_noise(a, b), accuracy_noise(a, b)
+    score = score_of(a, b)
     rows: list[dict[str, Any]] = []
     cells: list[list[str]] = []
     for x, y in pairs:
@@ -101,17 +102,16 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
         cells.append(
             [
                 f"<code>{html.escape(x.id)}</code>",
-                plus_minus(x.train_s, ".2f", 1, " s"),
-                plus_minus(y.train_s, ".2f", 1, " s"),
+                with_range(x.train_s, ".2f", 1, " s"),
+                with_range(y.train_s, ".2f", 1, " s"),
                 times(found.mean),
-                percent(x.accuracy.mean if x.accuracy else None),
-                percent(y.accuracy.mean if y.accuracy else None),
-                html.escape(verdict(noise, points, x, y)),
+                *(score.text(own.mean if (own := score.spread(line)) else None) for line in (x, y)),
+                html.escape(verdict(a, b, x, y)),
             ]
         )
     names = [html.escape(s.folder.name) for s in (a, b)]
-    head = ["setting", f"training<br>{names[0]}", f"training<br>{names[1]}", "times<br>as fast", f"accuracy<br>{names[0]}"]
-    head += [f"accuracy<br>{names[1]}", "verdict"]
+    head = ["setting", f"training<br>{names[0]}", f"training<br>{names[1]}", "times<br>as fast"]
+    head += [*(f"{html.escape(score.name)}<br>{name}" for name in names), "verdict"]
     both = {x.id for x, _ in pairs}
     missing = list(dict.fromkeys(x.id for x in (*a.lines, *b.lines) if x.id not in both))
     left_out = (

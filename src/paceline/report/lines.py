@@ -159,6 +159,20 @@ class Line:
         """A worker's seconds or bytes per step."""
         return self.over_workers(lambda w: scale * w[key] / w["steps"] if w.get(key) is not None and w["steps"] else None)
 
+    @property
+    def servers(self) -> int:
+        return max((sum(w["role"] == "server" for w in r.record["workers"]) for r in self.completed), default=0)
+
+    def sent_per_step(self) -> float | None:
+        """Payload of all ranks, servers included, for each step of a worker."""
+        found = []
+        for run in self.completed:
+            sent = [w.get("payload_sent_bytes") for w in run.record["workers"]]
+            steps = sum(w["steps"] for w in run.record["workers"] if w["role"] == "worker")
+            if steps and None not in sent:
+                found.append(sum(sent) / steps)
+        return fmean(found) if found else None
+
     def share(self, key: str) -> float | None:
         """The part of a worker's training time that `compute_s`, `sync_s` or `idle_s` is."""
         parts = {k: self.per_step(k) for k in ("compute_s", "sync_s", "idle_s")}

@@ -11,7 +11,7 @@ from paceline.errors import BadRequest
 from paceline.report.comment import Comment
 from paceline.report.lines import Line, Study
 from paceline.report.marks import Row, Spec, tips
-from paceline.report.noise import differ, time_noise
+from paceline.report.noise import TO_ACCURACY, judge
 from paceline.report.words import listed, seconds, times
 from paceline.testbed.links import Links
 
@@ -107,51 +107,76 @@ def map_layers(rows: list[Row]) -> list[Spec]:
 
 
 def soonest(study: Study) -> str:
-    """Who was first at the accuracy on which links, in one sentence; nothing where networks were not compared."""
+    """Which way was first at the accuracy on which links, in one sentence; nothing where networks were not compared."""
     won: dict[str, list[str]] = {}
-    rows = network_rows(study)
-    for network in networks(study) if rows else ():
-        timed = [r for r in rows if r["network"] == network and r["seconds"] is not None]
-        if timed:
-            won.setdefault(min(timed, key=lambda r: r["seconds"])["way"], []).append(network)
-    told = "; ".join(f"`{way}` on links of {' and '.join(where)}" for way, where in won.items())
-    return f"Soonest at the accuracy: {told}." if told else ""
+    once = False
+    for network in networks(study) if network_rows(study) else ():
+        timed = [x for x in study.lines if x.varied.get("network") == network and x.time_to_accuracy and plain_at(study, x)]
+        if not timed:
+            continue
+        best = min(timed, key=_to_accuracy)
+        verdicts = {way_of(x): judge(TO_ACCURACY, study)(x, best) for x in timed if x is not best}
+        same = [way for way, v in verdicts.items() if v is not None and not v.told]
+        once |= any(v is not None and v.runs < 2 for v in verdicts.values())
+        won.setdefault(f"`{way_of(best)}`" + (f", from which {listed(same, 3)} cannot be told," if same else ""), []).append(
+            network
+        )
+    told = "; ".join(f"{way} on links of {' and '.join(where)}" for way, where in won.items())
+    return f"Soonest at the accuracy: {told}{' (seen in one run)' * once}." if told else ""
+
+
+def _to_accuracy(line: Line) -> float:
+    return line.time_to_accuracy.mean if line.time_to_accuracy else math.inf
 
 
 def by_bandwidth(study: Study) -> Iterator[Comment]:
-    """Who wins where; and whether sending less pays at all where the network is fast."""
+    """Which way wins where; and whether sending less pays at all where the network is fast."""
     rows = network_rows(study)
-    noise = time_noise(study)
     counts = sorted({x.workers for x in study.lines if "network" in x.varied})
-    for network, count in itertools.product(networks(study) if rows else (), counts):
-        here = [x for x in study.lines if x.varied.get("network") == network and x.workers == count and x.completed]
+    for network, workers in itertools.product(networks(study) if rows else (), counts):
+        here = [x for x in study.lines if x.varied.get("network") == network and x.workers == workers and x.completed]
         plain = next((x for x in here if is_plain(x)), None)
-        timed = [x for x in here if x.time_to_accuracy is not None]
+        timed = sorted((x for x in here if x.time_to_accuracy is not None), key=_to_accuracy)
         if plain is None or plain.time_to_accuracy is None or len(timed) < 2:
             continue
-        own = {x.id: x.time_to_accuracy.mean for x in timed if x.time_to_accuracy}
-        best = min(timed, key=lambda x: own[x.id])
-        theirs = plain.time_to_accuracy.mean
-        figures = {way_of(x): seconds(own[x.id]) for x in sorted(timed, key=lambda x: own[x.id])[:6]}
         link = f"With links of {network}" if network != "unlimited" else "Without a limit on the links"
-        gain = theirs / own[best.id]
-        if best is plain or (
-            noise is not None and abs(math.log(gain)) < noise.threshold(len(best.completed), len(plain.completed))
-        ):
-            yield Comment("network", f"{link} nothing was clearly sooner at the accuracy than plain all-reduce.", figures)
-        else:
-            text = f"{link} `{way_of(best)}` reached the accuracy {times(gain)} as soon as plain all-reduce"
-            yield Comment("network", f"{text} ({seconds(own[best.id])} against {seconds(theirs)}).", figures)
+        yield _first_at(study, link, timed, plain)
         coded = [x for x in timed if x.varied.get("codec", "none") != "none" and x.strategy == plain.strategy]
         if coded and network == networks(study)[-1]:
-            paid = [x for x in coded if own[x.id] < theirs and differ(noise, x, plain)]
-            fastest = min(coded, key=lambda x: own[x.id])
-            if not paid:
-                yield Comment(
-                    "network",
-                    f"{link} compression does not pay: the best codec, `{fastest.varied['codec']}`, took "
-                    f"{times(own[fastest.id] / theirs)} the time of plain all-reduce.",
-                    {way_of(x): seconds(own[x.id]) for x in coded[:6]},
-                )
-            else:
-                yield Comment("network", f"{link} compression still pays: {listed([way_of(x) for x in paid])}.", {})
+            yield _pays(study, link, coded, plain)
+
+
+def _first_at(study: Study, link: str, timed: list[Line], plain: Line) -> Comment:
+    """The first at the accuracy, where it is told from plain all-reduce."""
+    figures = {way_of(x): seconds(_to_accuracy(x)) for x in timed[:6]}
+    for best in timed:
+        verdict = judge(TO_ACCURACY, study)(best, plain)
+        if verdict is not None and verdict.lower:
+            own, theirs = _to_accuracy(best), _to_accuracy(plain)
+            each_time = f", sooner {verdict.each_time}" if verdict.split else ""
+            text = f"{link} `{way_of(best)}` reached the accuracy {times(theirs / own)} as soon as plain all-reduce"
+            return Comment("network", f"{text} ({seconds(own)} against {seconds(theirs)}{each_time}){verdict.seen}.", figures)
+    once = any(len(x.completed) < 2 for x in timed)
+    return Comment(
+        "network",
+        f"{link} nothing was clearly sooner at the accuracy than plain all-reduce{' (seen in one run)' * once}.",
+        figures,
+    )
+
+
+def _pays(study: Study, link: str, coded: list[Line], plain: Line) -> Comment:
+    """Judged by what the sentence is about: the time to the accuracy."""
+    verdicts = [(x, v) for x in coded if (v := judge(TO_ACCURACY, study)(x, plain)) is not None]
+    paid = [(x, v) for x, v in verdicts if v.lower]
+    if paid:
+        return Comment(
+            "network", f"{link} compression still pays: {listed([way_of(x) for x, _ in paid])}{paid[0][1].seen}.", {}
+        )
+    fastest, verdict = verdicts[0]
+    does = "does not pay" if verdict.higher else "makes no difference that these runs could tell"
+    return Comment(
+        "network",
+        f"{link} compression {does}: the best codec, `{fastest.varied['codec']}`, took "
+        f"{times(_to_accuracy(fastest) / _to_accuracy(plain))} the time of plain all-reduce{verdict.seen}.",
+        {way_of(x): seconds(_to_accuracy(x)) for x, _ in verdicts[:6]},
+    )

@@ -1,26 +1,31 @@
-"""Telling differences from noise.
+"""Telling differences from noise. One function makes every verdict: the answer, the comments, the pair table, `results.csv`.
 
-A few runs say little about how much equal runs differ, but all settings of a study together say it well: the noise is the
-standard deviation within settings, pooled over all of them (of the logarithm for times, so that it is relative), robustly, so
-that a setting that diverges with some seeds does not hide what the others show. Two means differ when a t-test with that noise
-says so with 99% confidence. Where nothing was run twice the noise is unknown: then a difference in time is told as seen once,
-and only where it is larger than `ONCE`.
+A few runs say little about how much equal runs differ, but many settings together say it well: the noise is the standard
+deviation within settings, pooled over those that fit the cores and, apart from them, over those that are oversubscribed (of the
+logarithm for times, so that it is relative), robustly, so that a setting that diverges with some seeds does not hide what the
+others show. A setting whose own runs lie farther apart is judged by those.
+
+Two settings are told apart when a t-test with that noise says so with 99% confidence, or when every run of one is below every
+run of the other (two runs each at least): ranges that do not overlap are never called noise. Where nothing was run twice a
+difference is told as seen once, and only where it is large (`Quantity.once`).
+
+Whether a difference is told and whether it is large are two questions: see `score.py` for the second.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import median, variance
+from statistics import fmean, median, variance
 
 from paceline.report.lines import Line, Spread, Study
 
-ONCE = 0.10  # a difference in time that is told although it was seen in one run each
-POINTS = 0.005  # of accuracy: less is not called a loss
-UNKNOWN_POINTS = 0.05  # ... where nothing was run twice
+ONCE = 0.10  # a relative difference that is told although it was seen in one run each
 FEW = 5  # groups: fewer are pooled plainly
+WILD = 5.0  # times the pooled variance: a setting is then known from its own runs alone
+HAIR = 1e-12  # less is rounding
 T99 = (
     (1, 63.7),
     (2, 9.92),
@@ -56,8 +61,12 @@ class Noise:
 
     def threshold(self, one: int, other: int) -> float:
         """Means of so many runs that are farther apart than this differ, with 99% confidence."""
-        quantile = next((t for freedom, t in reversed(T99) if freedom <= self.freedom), T99[0][1])
-        return quantile * self.deviation * math.sqrt(1 / one + 1 / other)
+        return quantile(self.freedom) * self.deviation * math.sqrt(1 / one + 1 / other)
+
+
+def quantile(freedom: float) -> float:
+    """Of Student's t for 99% confidence, rounded to the safe side."""
+    return next((t for known, t in reversed(T99) if known <= freedom), T99[0][1])
 
 
 def _median_of_variance(freedom: int) -> float:
@@ -65,63 +74,158 @@ def _median_of_variance(freedom: int) -> float:
     return float((1 - 2 / (9 * freedom)) ** 3)
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """Something that settings are compared by."""
+
+    name: str
+    values: Callable[[Line], Sequence[float]]  # one number per completed run; none where a run has no number
+    relative: bool = True  # ratios are judged, not differences
+    once: float = ONCE  # what is told although it was seen in one run each
+    alone_is_serial: bool = False  # strategies with one worker and no server are repeats of each other
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say about two settings: `one` against `other`."""
+
+    apart: float  # log(one / other), or one - other
+    limit: float  # equal settings are farther apart in 1% of all cases only
+    beyond_noise: bool
+    split: bool  # every run of one lies below, or above, every run of the other
+    runs: int  # the fewest of the two
+    rounds: bool  # both have the same seeds
+
+    @property
+    def told(self) -> bool:
+        return self.beyond_noise or self.split
+
+    @property
+    def lower(self) -> bool:
+        return self.told and self.apart < 0
+
+    @property
+    def higher(self) -> bool:
+        return self.told and self.apart > 0
+
+    @property
+    def seen(self) -> str:
+        """To be put behind a claim."""
+        return "" if self.runs >= 2 else " (seen in one run)"
+
+    @property
+    def each_time(self) -> str:
+        """How often it came out so, where it always did."""
+        if not self.split:
+            return ""
+        if not self.rounds:
+            return "in every run"
+        return "in both rounds" if self.runs == 2 else f"in all {self.runs} rounds"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the runs of one setting say about a quantity, in logarithms where it is relative."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: tuple[int, ...]
+    variance: float | None  # of one run; None: nothing was run twice
+    freedom: int
+    source: object  # where the variance is known from
+
+    @property
+    def n(self) -> int:
+        return len(self.seeds)
+
+
+class Judge:
+    """Verdicts about one quantity, with the noise of one study, or of several together."""
+
+    def __init__(self, quantity: Quantity, *studies: Study) -> None:
+        self.quantity = quantity
+        groups: dict[bool, list[list[float]]] = {False: [], True: []}
+        for study in studies:
+            alone: dict[object, list[float]] = {}
+            for line in study.lines:
+                if quantity.alone_is_serial and _is_alone(line):
+                    alone.setdefault(line.context, []).extend(self._scaled(line))
+                else:
+                    groups[line.oversubscribed].append(self._scaled(line))
+            groups[False] += alone.values()
+        self.all = Noise.pooled([g for group in groups.values() for g in group])
+        self.noise = {crowded: Noise.pooled(group) or self.all for crowded, group in groups.items()}
+
+    def __call__(self, one: Line, other: Line) -> Verdict | None:
+        """None where one of them has no such number."""
+        a, b = self.known(one), self.known(other)
+        return self.compare(a, b) if a and b else None
+
+    def known(self, line: Line) -> Known | None:
+        found = self._scaled(line)
+        if not found:
+            return None
+        mean = math.log(fmean(self.quantity.values(line))) if self.quantity.relative else fmean(found)
+        seeds = tuple(sorted(r.seed for r in line.completed))
+        pooled = self.noise[line.oversubscribed]
+        if pooled is None:
+            return Known(mean, min(found), max(found), seeds, None, 0, None)
+        own, common = variance(found) if len(found) > 1 else 0.0, pooled.deviation**2
+        if own > WILD * common:
+            return Known(mean, min(found), max(found), seeds, own, len(found) - 1, line.id)
+        return Known(mean, min(found), max(found), seeds, max(own, common), pooled.freedom, line.oversubscribed)
+
+    def compare(self, a: Known, b: Known) -> Verdict:
+        apart, runs = a.mean - b.mean, min(a.n, b.n)
+        split = runs >= 2 and (a.high < b.low - HAIR or b.high < a.low - HAIR)
+        limit = self.quantity.once if a.variance is None or b.variance is None else _limit(a, b)
+        return Verdict(apart, limit, abs(apart) > limit + HAIR, split, runs, a.seeds == b.seeds)
+
+    def _scaled(self, line: Line) -> list[float]:
+        values = self.quantity.values(line)
+        return [math.log(v) for v in values] if self.quantity.relative else list(values)
+
+
+def _limit(a: Known, b: Known) -> float:
+    """Of a t-test by Welch; what two settings know from one source counts once."""
+    assert a.variance is not None
+    assert b.variance is not None
+    one, other = a.variance / a.n, b.variance / b.n
+    if a.source == b.source:
+        return quantile(a.freedom) * math.sqrt(one + other)
+    spread = one**2 / a.freedom + other**2 / b.freedom
+    freedom = (one + other) ** 2 / spread if spread else min(a.freedom, b.freedom)
+    return quantile(freedom) * math.sqrt(one + other)
+
+
+def _is_alone(line: Line) -> bool:
+    return line.workers == 1 and line.threads == 1 and line.over_workers(lambda w: 1.0, "server") is None
+
+
+def _per_sample(line: Line) -> list[float]:
+    results = [r.record["result"] for r in line.completed]
+    found = [r["train_s"] / r["samples"] for r in results if r["train_s"] and r["samples"]]
+    return found if len(found) == len(results) and all(v > 0 for v in found) else []
+
+
+def _to_accuracy(line: Line) -> list[float]:
+    found = [r.record["result"]["time_to_accuracy_s"] for r in line.completed]
+    return found if all(found) else []
+
+
+SPEED = Quantity("seconds of training per sample", _per_sample, alone_is_serial=True)
+TO_ACCURACY = Quantity("seconds to the accuracy", _to_accuracy)
+
+
 @cache
-def time_noise(*studies: Study) -> Noise | None:
-    """Every strategy with one worker and no server does what serial does: those runs are repeats of each other too."""
-
-    def logs(line: Line) -> list[float]:
-        return [math.log(v) for v in line.values(lambda r: r["result"]["train_s"]) if v > 0]
-
-    groups = []
-    for study in studies:
-        alone: dict[object, list[float]] = {}
-        for line in study.lines:
-            if line.workers == 1 and line.threads == 1 and line.over_workers(lambda w: 1.0, "server") is None:
-                alone.setdefault(line.context, []).extend(logs(line))
-            else:
-                groups.append(logs(line))
-        groups += alone.values()
-    return Noise.pooled(groups)
+def judge(quantity: Quantity, *studies: Study) -> Judge:
+    return Judge(quantity, *studies)
 
 
-@cache
-def accuracy_noise(*studies: Study) -> Noise | None:
-    return _pooled(lambda line: line.values(lambda r: r["result"]["test_accuracy"]), studies)
-
-
-def _pooled(values: Callable[[Line], list[float]], studies: tuple[Study, ...]) -> Noise | None:
-    return Noise.pooled([values(line) for study in studies for line in study.lines])
-
-
-def differ(noise: Noise | None, one: Line, other: Line, least: float = 0.0) -> bool:
-    """Whether the training times (per sample) of two settings differ by more than noise, and by more than `least`."""
-    if not one.sample_s or not other.sample_s or one.train_s is None or other.train_s is None:
-        return False
-    apart = abs(math.log(one.sample_s / other.sample_s))
-    if noise is None:
-        return apart > max(least, ONCE)
-    return apart > max(least, noise.threshold(one.train_s.n, other.train_s.n))
-
-
-def least_points(noise: Noise | None, one: Line, other: Line) -> float:
-    """Of accuracy: what two settings must be apart to be called different."""
-    if noise is None:
-        return UNKNOWN_POINTS
-    return max(POINTS, noise.threshold(max(1, len(one.completed)), max(1, len(other.completed))))
-
-
-def lost_points(noise: Noise | None, line: Line, serial: Line) -> float | None:
-    """Accuracy below serial's, where it is more than noise; None otherwise."""
-    own, reference = line.accuracy, serial.accuracy
-    if own is None or reference is None:
-        return None
-    lost = reference.mean - own.mean
-    return lost if lost >= least_points(noise, line, serial) else None
-
-
-def seen(*lines: Line) -> str:
-    """How sure it is."""
-    return "" if all(len(x.completed) >= 2 for x in lines) else " (seen in one run)"
+def speed(study: Study, one: Line, other: Line | None) -> Verdict | None:
+    """Of the training times per sample: lower is faster."""
+    return judge(SPEED, study)(one, other) if other is not None else None
 
 
 def mean_of(spread: Spread | None) -> float:

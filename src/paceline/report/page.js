@@ -82,12 +82,9 @@ function format(value, kind) {
   return Number(value.toPrecision(4)).toLocaleString("en") + (kind === "s" ? " s" : kind === "x" ? "x" : "");
 }
 
-function differ(key, a, b) { // as in noise.py: a t-test with the noise of the whole study
-  const noise = DATA.noise[key];
-  if (!noise) return false;
-  const found = DATA.quantiles.findLast(([freedom]) => freedom <= noise.freedom) || DATA.quantiles[0];
-  const apart = noise.relative ? Math.abs(Math.log(a[key] / b[key])) : Math.abs(a[key] - b[key]);
-  return apart > found[1] * noise.deviation * Math.sqrt(1 / a.runs + 1 / b.runs);
+function letterOf(key, a, b) { // the verdicts of noise.py; a letter is explained in tables.py
+  const [i, j] = [a, b].map((row) => DATA.tables.lines.indexOf(row));
+  return i === j ? "n" : DATA.verdicts[key][Math.max(i, j)][Math.min(i, j)];
 }
 
 function compare() {
@@ -98,14 +95,15 @@ function compare() {
     const x = a[key], y = b[key];
     if ((x === null || x === undefined) && (y === null || y === undefined)) continue;
     const known = x !== null && y !== null && x !== undefined && y !== undefined;
-    const apart = known && differ(key, a, b);
+    const letter = known ? letterOf(key, a, b) : "-";
+    const how = { r: ", in every run", t: "", o: " (seen in one run)" }[letter];
     let verdict = "";
     if (known && x === y) verdict = "the same";
     else if (known && kind === "bytes" && key.endsWith("sent_bytes")) verdict = better ? (x < y ? a.id : b.id) + " sends less" : "they differ";
-    else if (known && !DATA.noise[key]) verdict = "nothing was run twice: cannot be told from noise";
-    else if (known && !apart) verdict = "within noise";
-    else if (known && better) verdict = ((x < y) === (better === "low") ? a.id : b.id) + " is better";
-    else if (known) verdict = "they differ";
+    else if (letter === "1") verdict = "one run each: too close to tell";
+    else if (letter === "n") verdict = "within noise";
+    else if (how !== undefined && better) verdict = ((x < y) === (better === "low") ? a.id : b.id) + " is better" + how;
+    else if (how !== undefined) verdict = "they differ" + how;
     const row = document.createElement("tr");
     for (const text of [title, format(x, kind), format(y, kind), known && x ? (y / x).toPrecision(3) : "–", verdict]) {
       const cell = document.createElement("td");

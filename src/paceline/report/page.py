@@ -16,12 +16,12 @@ from paceline.report.comment import Comment
 from paceline.report.commentary import comments
 from paceline.report.lines import Line, Study
 from paceline.report.messages import messages_table
-from paceline.report.noise import T99
 from paceline.report.origin import origin_table
 from paceline.report.privacy import privacy_table
 from paceline.report.profiles import profile_tables
-from paceline.report.tables import Row, column_noise, measured
-from paceline.report.words import percent, plus_minus, size, times
+from paceline.report.score import score_of
+from paceline.report.tables import Row, measured, verdicts
+from paceline.report.words import count, percent, size, times, with_range
 
 COMPARED = (
     ("train_s", "training time", "s", "low"),
@@ -66,9 +66,8 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
         "tables": {
             name: rows for name, rows in charts.tables.items() if name == "lines" or any(c.table == name for c in drawn)
         },
-        "compared": COMPARED,
-        "noise": column_noise(study),
-        "quantiles": T99,
+        "compared": [c for c in (_metric_compared(study), *COMPARED) if c],
+        "verdicts": verdicts(study),
     }
     body = "\n".join(
         (
@@ -92,6 +91,11 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
         )
     )
     return document(study.title, body, data, library, "page.js")
+
+
+def _metric_compared(study: Study) -> tuple[str, str, str, str] | None:
+    score = score_of(study)
+    return None if score.is_accuracy else ("metric", f"test {score.name}", "", "high" if score.higher_is_better else "low")
 
 
 def document(title: str, body: str, data: dict[str, Any], library: str, script: str) -> str:
@@ -135,7 +139,7 @@ def _head(study: Study) -> str:
     )
     done = sum(len(x.completed) for x in study.lines)
     work = f"{_all(study, 'model')} on {_all(study, 'data')}"
-    facts = ", ".join(x for x in (f"{done} runs", f"{study.seeds} seed{'s' * (study.seeds != 1)}", when) if x)
+    facts = ", ".join(x for x in (count(done, "run"), count(study.seeds, "seed"), when) if x)
     facts = f"{html.escape(work)}: {facts}"
     return (
         f"<header><div><h1>{html.escape(study.title)}</h1><p "
@@ -161,8 +165,10 @@ def _answer(study: Study) -> str:
         notes.append(
             f"† oversubscribed: more workers and servers than the {study.cores} cores; those times hold for this machine only."
         )
-    target = study.target
-    head = ["setting", "best<br>workers", "training", "against<br>serial", "test<br>accuracy"]
+    target, score = study.target, score_of(study)
+    beside = not score.is_accuracy and any(x.accuracy for x in study.lines)
+    head = ["setting", "best<br>workers", "training", "against<br>serial", f"test<br>{html.escape(score.name)}"]
+    head += ["test<br>accuracy"] * beside
     head += [f"time to<br>{100 * target:g}%"] if target is not None else []
     head += ["bytes per worker<br>and step", "exchange,<br>waiting"]
     rows = []
@@ -170,17 +176,17 @@ def _answer(study: Study) -> str:
         found = measured(study, line)
         sync, idle = line.share("sync_s"), line.share("idle_s")
         sent = line.per_step("payload_sent_bytes")
-        accuracy = found["accuracy"]
         row = [
             _name(line),
-            f"{line.workers}{' †' if line.oversubscribed else ''}",
-            plus_minus(found["train_s"], ".2f", 1, " s"),
+            _workers(line),
+            with_range(found["train_s"], ".2f", 1, " s"),
             times(found["speedup_serial"].mean if found["speedup_serial"] else None),
-            plus_minus(accuracy, ".2f", 100, "%") if accuracy else "–",
+            _score(study, line),
         ]
+        row += [with_range(found["accuracy"], ".2f", 100, "%")] * beside
         if target is not None:
             row.append(
-                plus_minus(found["time_to_accuracy_s"], ".2f", 1, " s") if found["time_to_accuracy_s"] else "not reached"
+                with_range(found["time_to_accuracy_s"], ".2f", 1, " s") if found["time_to_accuracy_s"] else "not reached"
             )
         row += [size(sent.mean) if sent and line.workers > 1 else "–"]
         row += [
@@ -188,12 +194,26 @@ def _answer(study: Study) -> str:
         ]
         rows.append(row)
     under = "".join(f"<p class=note>{prose(n)}</p>" for n in notes)
-    means = "<p class=note>Means over the runs ± half their range; each setting at its own best number of workers.</p>"
+    servers = any(x.servers for x in study.lines)
+    means = (
+        "<p class=note>Means over the runs, with the lowest and the highest run in brackets; each setting at its own best "
+        f"number of workers.{' Bytes are those that a worker sends; what servers send is not in them.' * servers}</p>"
+    )
     return f'<section class=answer id="answer">{sentences}{table(head, rows)}{means}{under}</section>'
 
 
 def _name(line: Line) -> str:
     return f"<code>{html.escape(line.label)}</code>"
+
+
+def _workers(line: Line) -> str:
+    return html.escape(str(line.workers)) + (" †" if line.oversubscribed else "")
+
+
+def _score(study: Study, line: Line) -> str:
+    """The metric that was asked for, with its range."""
+    score = score_of(study)
+    return with_range(score.spread(line), ".2f", 100, "%") if score.is_accuracy else with_range(score.spread(line), ".4g")
 
 
 def _comments(found: Sequence[Comment]) -> str:
@@ -220,7 +240,9 @@ def _controls(charts: Charts) -> str:
         name = html.escape(series)
         chips.append(f'<label class=chip><input type=checkbox checked data-series="{name}">{glyph}{name}</label>')
     counts = sorted({r["workers"] for r in charts.lines})
-    options = "".join(f"<option{' selected' if c == charts.default_workers else ''}>{c}</option>" for c in counts)
+    options = "".join(
+        f"<option{' selected' if c == charts.default_workers else ''}>{html.escape(str(c))}</option>" for c in counts
+    )
     choose = f"<label class='chip pick'>workers <select id=workers>{options}</select></label>" if len(counts) > 1 else ""
     both = "<button type=button data-choose=all>all</button><button type=button data-choose=none>none</button>"
     return f'<div class=controls role="group" aria-label="what the charts show">{"".join(chips)}{both}{choose}</div>'
@@ -270,6 +292,8 @@ def _pairs(charts: Charts) -> str:
 
 
 def _results(study: Study) -> str:
+    score = score_of(study)
+    beside = not score.is_accuracy and any(x.accuracy for x in study.lines)
     head = [
         "setting",
         "workers",
@@ -280,13 +304,13 @@ def _results(study: Study) -> str:
         "own<br>speedup",
         "against<br>serial",
         "efficiency",
-        "accuracy",
+        html.escape(score.name),
     ]
-    head += ["bytes per<br>worker, step", "CPU", "peak<br>memory"]
+    head += ["accuracy"] * beside + ["bytes per<br>worker, step", "CPU", "peak<br>memory"]
     rows = []
     for line in study.lines:
         if not line.completed:
-            rows.append([_name(line), str(line.workers), "", "0", "failed"])
+            rows.append([_name(line), html.escape(str(line.workers)), "", "0", "failed"])
             continue
         m: dict[str, Any] = measured(study, line)
 
@@ -296,15 +320,16 @@ def _results(study: Study) -> str:
         rows.append(
             [
                 _name(line),
-                f"{line.workers}{' †' if line.oversubscribed else ''}",
+                _workers(line),
                 str(line.threads),
                 str(len(line.completed)),
-                plus_minus(m["train_s"], ".2f", 1, " s"),
+                with_range(m["train_s"], ".2f", 1, " s"),
                 mean("samples_per_s", ",.0f"),
                 mean("speedup", ".2f", 1, "x"),
                 mean("speedup_serial", ".2f", 1, "x"),
                 mean("efficiency", ".0f", 100, "%"),
-                plus_minus(m["accuracy"], ".2f", 100, "%"),
+                _score(study, line),
+                *([with_range(m["accuracy"], ".2f", 100, "%")] * beside),
                 size(m["sent_bytes"].mean if m["sent_bytes"] else None),
                 mean("cpu_percent", ".0f", 1, "%"),
                 size(m["rss_peak_bytes"].mean if m["rss_peak_bytes"] else None),

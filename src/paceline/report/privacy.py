@@ -6,9 +6,11 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.config import SERIAL_DOES_NOT_KNOW
 from paceline.report.comment import Comment
 from paceline.report.lines import Line, Study
-from paceline.report.words import percent
+from paceline.report.noise import Verdict
+from paceline.report.score import lost, score_of, scored
 
 
 def private_lines(study: Study) -> list[Line]:
@@ -37,7 +39,7 @@ def privacy_table(study: Study) -> str:
         "sampling",
         "trust",
         "steps",
-        "accuracy",
+        html.escape(score_of(study).name),
     )
     rows = []
     for line in lines:
@@ -53,7 +55,7 @@ def privacy_table(study: Study) -> str:
             html.escape(told["sampling"]),
             html.escape(told["trust"]),
             f"{told['steps']:,}",
-            percent(line.accuracy.mean if line.accuracy else None),
+            score_of(study).text(own.mean if (own := score_of(study).spread(line)) else None),
         )
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     titles = "".join(f"<th>{h}</th>" for h in head)
@@ -75,46 +77,85 @@ def _meanings(lines: list[Line]) -> dict[str, str]:
     return found
 
 
+def epsilon_of(line: Line) -> str:
+    """`, with epsilon 3 at delta 1e-5`; nothing for a setting without privacy."""
+    if not line.completed or not line.completed[0].record.get("privacy"):
+        return ""
+    told = promise(line)
+    delta = f"{told['delta']:g}".replace("e-0", "e-")
+    return f", with epsilon {told['epsilon']:.3g} at delta {delta}" + (
+        "" if told["private"] else " (not private: secure=false)"
+    )
+
+
+def without_privacy(study: Study, line: Line) -> Line | None:
+    """The same setting without privacy; else serial without it on the same work."""
+    plain = [x for x in study.lines if x.completed and not x.completed[0].record.get("privacy")]
+
+    def rest(varied: dict[str, str], *but: str) -> dict[str, str]:
+        return {k: v for k, v in varied.items() if k not in ("privacy", *but)}
+
+    same = (x for x in plain if x.workers == line.workers and rest(x.varied) == rest(line.varied))
+    unknown = (*SERIAL_DOES_NOT_KNOW, "threads")
+    serial = (
+        x
+        for x in plain
+        if x.strategy == "serial" and x.threads == 1 and rest(x.varied, *unknown) == rest(line.varied, *unknown)
+    )
+    return next(same, None) or next(serial, None)
+
+
 def what_privacy_costs(study: Study) -> Iterator[Comment]:
-    """Against the same strategy without it, or serial without it."""
-    plain = [x for x in study.lines if x.completed and not x.completed[0].record.get("privacy") and x.accuracy]
+    """Against the same setting without it, or serial without it."""
     for line in private_lines(study):
         if not promise(line)["private"]:
             yield Comment(
                 "failed", f"`{line.id}` is not private: its noise follows from the seed (secure=false), which is in the record."
             )
-    best = max(
-        (x for x in private_lines(study) if x.accuracy), key=lambda x: x.accuracy.mean if x.accuracy else 0.0, default=None
-    )
-    without = max(plain, key=lambda x: x.accuracy.mean if x.accuracy else 0.0, default=None)
-    if best is not None and best.accuracy and without is not None and without.accuracy:
-        told, lost = promise(best), without.accuracy.mean - best.accuracy.mean
-        cost = f"privacy cost {100 * lost:.2f} points" if lost >= 0.001 else "here privacy cost no accuracy"
-        yield Comment(
-            "privacy",
-            f"At epsilon {told['epsilon']:.3g} (delta {told['delta']:g}) the best private setting, `{best.id}`, came to "
-            f"{percent(best.accuracy.mean)}; without privacy `{without.id}` came to {percent(without.accuracy.mean)}: "
-            f"{cost}.",
-            {"trust": str(told["trust"]), "noise": f"{told['noise']:.3g}"},
-        )
+    score = score_of(study)
+    scores = {x.id: spread.mean for x in private_lines(study) if (spread := score.spread(x)) is not None}
+    if scores:
+        pick = max if score.higher_is_better else min
+        best = pick((x for x in private_lines(study) if x.id in scores), key=lambda x: scores[x.id])
+        without = without_privacy(study, best)
+        verdict = scored(study, best, without)
+        if without is not None and verdict is not None:
+            told, reference = promise(best), score.spread(without)
+            yield Comment(
+                "privacy",
+                f"At epsilon {told['epsilon']:.3g} (delta {told['delta']:g}) the best private setting, `{best.id}`, came to "
+                f"{score.text(scores[best.id])}; without privacy `{without.id}` came to "
+                f"{score.text(reference.mean if reference else None)}: {_cost(study, best, without, verdict)}.",
+                {"trust": str(told["trust"]), "noise": f"{told['noise']:.3g}"},
+            )
     yield from _more_workers(study)
 
 
-def _accuracy(line: Line) -> float:
-    return line.accuracy.mean if line.accuracy else 0.0
+def _cost(study: Study, line: Line, without: Line, verdict: Verdict) -> str:
+    score = score_of(study)
+    worse, gap = score.worse(verdict), score.gap(line, without)
+    if not verdict.told:
+        unknown = "one run each cannot tell what" if verdict.runs < 2 else "these runs cannot tell from noise what"
+        return f"{unknown} privacy cost ({gap} {'lost' if worse > 0 else 'gained'})" if worse else "privacy cost nothing here"
+    each_time = f" {verdict.each_time}" if verdict.split else ""
+    return (
+        f"privacy cost {gap}{each_time}" if worse > 0 else f"here privacy cost nothing ({gap} better{each_time})"
+    ) + verdict.seen
 
 
 def _more_workers(study: Study) -> Iterator[Comment]:
-    """Where every message is protected, more workers add more noise: what that does to accuracy."""
+    """Where every message is protected, more workers add more noise: what that does to the score, where it is told."""
+    score = score_of(study)
     for label in study.series:
-        own = sorted((x for x in private_lines(study) if x.label == label and x.accuracy), key=lambda x: x.workers)
+        own = sorted((x for x in private_lines(study) if x.label == label and score.spread(x)), key=lambda x: x.workers)
         if len(own) < 2 or promise(own[-1])["trust"] != "peers":
             continue
         few, many = own[0], own[-1]
-        lost = _accuracy(few) - _accuracy(many)
-        if lost > 0.005:
+        if lost(study, many, few, score.large):
+            verdict = scored(study, many, few)
             yield Comment(
                 "privacy",
-                f"`{label}` lost {100 * lost:.2f} points from {few.workers} to {many.workers} workers: every one of them adds "
-                "the whole noise, so their average has more of it; trust=curator, or larger batches, take it away.",
+                f"`{label}` lost {score.gap(many, few)} from {few.workers} to {many.workers} workers"
+                f"{verdict.seen if verdict else ''}: every one of them adds the whole noise, so their average has more of it; "
+                "trust=curator, or larger batches, take it away.",
             )

@@ -14,7 +14,8 @@ from paceline.config import label_of
 from paceline.record.reader import Event
 from paceline.record.writer import write_whole
 from paceline.report.lines import Line, RunRecord, Spread, Study
-from paceline.report.noise import Noise
+from paceline.report.noise import Judge, Known, Quantity, Verdict, speed
+from paceline.report.score import UNKNOWN_POINTS, score_of
 
 Row = dict[str, Any]
 MOST_POINTS = 60  # of one worker's resources over time
@@ -55,6 +56,7 @@ def measured(study: Study, line: Line) -> dict[str, Spread | None]:
     return {
         "train_s": line.train_s,
         "samples_per_s": line.result("samples_per_s"),
+        "metric": None if score_of(study).is_accuracy else score_of(study).spread(line),
         "accuracy": line.accuracy,
         "test_loss": line.result("test_loss"),
         "epsilon": Spread.of([r.record["privacy"]["epsilon"] for r in line.completed if r.record.get("privacy")]),
@@ -85,20 +87,50 @@ def _codec_ms(worker: Row) -> float | None:
     return 1e3 * spent / worker["steps"] if spent and worker["steps"] else None
 
 
-def column_noise(study: Study) -> dict[str, Row]:
-    """How much equal runs differ, for every column of the lines' table; of the logarithm where all values are above 0."""
-    groups: dict[str, list[list[float]]] = {}
-    for line in study.lines:
-        each = [measured(study, Line(line.label, line.workers, line.varied, [run])) for run in line.completed]
-        for name in each[0] if each else ():
-            groups.setdefault(name, []).append([spread.mean for e in each if (spread := e[name]) is not None])
+TIMES = ("train_s", "samples_per_s", "speedup_serial")  # one worker of any strategy repeats serial
+
+
+def verdicts(study: Study) -> dict[str, list[str]]:
+    """Every pair of settings in every column: for each row of `line_rows` a letter per row before it (see `letter`)."""
+    lines = [line for line in study.lines if line.completed]
+    values: dict[str, dict[str, list[float]]] = {}
+    for line in lines:
+        for run in line.completed:
+            alone = Line(line.label, line.workers, line.varied, [run])
+            for name, spread in measured(study, alone).items():
+                if spread is not None:
+                    values.setdefault(name, {}).setdefault(line.id, []).append(spread.mean)
     found = {}
-    for name, values in groups.items():
-        relative = all(v > 0 for group in values for v in group)
-        noise = Noise.pooled([[math.log(v) for v in group] for group in values] if relative else values)
-        if noise is not None:
-            found[name] = {"deviation": noise.deviation, "freedom": noise.freedom, "relative": relative}
+    for name, own in values.items():
+        judge = Judge(_column(study, name, own), study)
+        known = [judge.known(x) for x in lines]
+        found[name] = ["".join(_letter_of(judge, a, b) for b in known[:i]) for i, a in enumerate(known)]
     return found
+
+
+def _column(study: Study, name: str, values: dict[str, list[float]]) -> Quantity:
+    score = score_of(study)
+    if name == "metric" or (name == "accuracy" and score.is_accuracy):
+        return score.quantity
+
+    def whole(line: Line) -> list[float]:
+        found = values.get(line.id, [])
+        return found if len(found) == len(line.completed) else []
+
+    if name != "accuracy" and all(v > 0 for own in values.values() for v in own):
+        return Quantity(name, whole, alone_is_serial=name in TIMES)
+    return Quantity(name, whole, relative=False, once=UNKNOWN_POINTS if name == "accuracy" else math.inf)
+
+
+def _letter_of(judge: Judge, a: Known | None, b: Known | None) -> str:
+    return letter(judge.compare(a, b)) if a and b else "-"
+
+
+def letter(verdict: Verdict) -> str:
+    """`r` told, in all rounds; `t` told by a t-test; `o` told, seen once; `n` within noise; `1` one run: cannot be told."""
+    if verdict.told:
+        return "o" if verdict.runs < 2 else "r" if verdict.split else "t"
+    return "1" if verdict.runs < 2 else "n"
 
 
 def _spread(name: str, spread: Spread | None) -> Row:
@@ -125,6 +157,7 @@ def curve_rows(study: Study) -> list[Row]:
                             "train_s": _round(e.get("train_s")),
                             "samples": seen.get(e["step"]),
                             "accuracy": _round(e.get("accuracy")),
+                            "metric": _round((e.get("metric") or {}).get("value")),
                             "loss": _round(e.get("loss")),
                         }
                     )
@@ -214,6 +247,7 @@ def axis_rows(study: Study, axis: str) -> list[Row]:
         name = others + (f" x {line.workers}" if line.workers > 1 else "")
         row: Row = {"series": name, "full": line.label, "value": value, "samples": line.samples}
         for key, spread in (
+            ("metric", None if score_of(study).is_accuracy else score_of(study).spread(line)),
             ("accuracy", line.accuracy),
             ("train_s", line.train_s),
             ("time_to_accuracy_s", line.time_to_accuracy),
@@ -265,14 +299,18 @@ def write_results(study: Study, path: Path) -> None:
             *head,
             "oversubscribed",
             *RESULT_COLUMNS,
+            "metric",
+            "metric_value",
             "epsilon",
             "speedup",
             "speedup_serial",
+            "setting_against_serial",
             *(f"{w}_mean" for w in worker),
             "error",
         ]
     )
     for line in study.lines:
+        against = against_serial(study, line)
         for run in line.runs:
             alone = Line(line.label, line.workers, line.varied, [run])
             own, serial = study.own_speedup(alone), study.serial_speedup(alone)
@@ -283,12 +321,21 @@ def write_results(study: Study, path: Path) -> None:
                     run.name, line.label, config.get("strategy"), line.workers, config.get("threads"),
                     *(line.varied.get(v, "") for v in varied if v != "threads"), run.seed, run.record["status"],
                     bool(config.get("oversubscribed")), *(result[c] for c in RESULT_COLUMNS),
+                    *((result.get("metric") or {}).get(k) for k in ("name", "value")),
                     (run.record.get("privacy") or {}).get("epsilon"),
-                    own.mean if own else "", serial.mean if serial else "",
+                    own.mean if own else "", serial.mean if serial else "", against,
                     *(m.mean if m else "" for m in means), run.record["error"] or "",
                 ]
             )  # fmt: skip
     write_whole(path, file.getvalue())
+
+
+def against_serial(study: Study, line: Line) -> str:
+    """The verdict on a setting's speed, in a word or three."""
+    found = speed(study, line, study.serial(line)) if line.strategy != "serial" else None
+    if found is None:
+        return ""
+    return ("faster" if found.lower else "slower" if found.higher else "not told apart") + found.seen
 
 
 def field_of(key: str) -> Callable[[Row], float | None]:

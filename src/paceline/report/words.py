@@ -36,12 +36,17 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def plus_minus(spread: Spread | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
-    """The mean, and half the range where there is more than one run."""
+def with_range(spread: Spread | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
+    """The mean, and the lowest and the highest run where there is more than one: `1.70 s (1.41-1.90)`."""
     if spread is None:
         return "–"
-    text = f"{spread.mean * scale:{form}}{unit}"
-    return text if spread.n < 2 else f"{text} ± {(spread.high - spread.low) / 2 * scale:{form}}"
+    mean, low, high = (f"{value * scale:{form}}" for value in (spread.mean, spread.low, spread.high))
+    return f"{mean}{unit}" if spread.n < 2 or low == high else f"{mean}{unit} ({low}-{high})"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`"""
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
@@ -52,8 +57,8 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1] if shown else ""
 
 
-def workers(count: int) -> str:
-    return f"{count} worker{'s' if count != 1 else ''}"
+def workers(number: int) -> str:
+    return count(number, "worker")
 
 
 def pace_against(line: Line, serial: Line) -> str:

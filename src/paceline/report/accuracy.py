@@ -1,0 +1,96 @@
+"""What was lost and what was gained against serial, in the metric that was asked for: is it told, and is it large?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.report.comment import Comment
+from paceline.report.lines import Line, Study
+from paceline.report.noise import TO_ACCURACY, Verdict, judge
+from paceline.report.score import Score, score_of, scored
+from paceline.report.words import listed, seconds, workers
+
+UPDATES_ALONE = ("hogwild", "ps:consistency=async", "ps:consistency=ssp")  # every worker's gradient is an update of its own
+
+Found = tuple[Line, Line, Verdict]
+
+
+def accuracy_paid(study: Study) -> Iterator[Comment]:
+    """Losses: the large ones, else the small ones that are told all the same."""
+    score, found = score_of(study), _against_serial(study)
+    told = [f for f in found if score.worse(f[2]) > 0 and f[2].told]
+    worse = [f for f in told if score.worse(f[2]) > score.tiny]
+    large = [f for f in worse if score.worse(f[2]) >= score.large]
+    if large:
+        yield _told(study, score, large, "lost")
+    elif worse:
+        yield _told(study, score, worse, "little")
+    elif (several := [f for line, _, f in found if line.workers > 1]) and all(f.runs >= 2 for f in several):
+        least = "0.05 points" if score.is_accuracy else "0.1%"
+        if not score.is_accuracy:
+            text = f"No strategy's {score.name} was worse than serial's by more than {least if told else 'noise'}."
+        elif told:
+            text = f"No strategy lost more than {least} of accuracy against serial training."
+        else:
+            text = "No strategy lost accuracy against serial training that could be told from noise."
+        yield Comment("accuracy", text)
+
+
+def accuracy_gained(study: Study) -> Iterator[Comment]:
+    score = score_of(study)
+    gained = [f for f in _against_serial(study) if f[2].told and -score.worse(f[2]) >= score.large]
+    if gained:
+        yield _told(study, score, gained, "gained")
+
+
+def _against_serial(study: Study) -> list[Found]:
+    found = []
+    for line in study.lines:
+        serial = study.serial(line)
+        verdict = scored(study, line, serial) if line.strategy != "serial" else None
+        if serial is not None and verdict is not None:
+            found.append((line, serial, verdict))
+    return found
+
+
+def _told(study: Study, score: Score, found: list[Found], what: str) -> Comment:
+    """One sentence on the largest, the names of all, and the reason where the record shows it."""
+    line, serial, verdict = max(found, key=lambda f: abs(score.worse(f[2])))
+    names = listed(list(dict.fromkeys(x.label for x, _, _ in found)))
+    gap, own = score.gap(line, serial), score.spread(line)
+    side = {"gained": "above"}.get(what, "below") if score.is_accuracy else {"gained": "better than"}.get(what, "worse than")
+    name = "Accuracy" if score.is_accuracy else score.name
+    start = {
+        "lost": f"{name} was lost against serial by {names}: up to",
+        "little": f"{name} was lost against serial by {names}, but little:",
+        "gained": f"{name} was gained against serial by {names}: up to",
+    }[what]
+    each_time = f", {verdict.each_time}" if verdict.split else ""
+    text = (
+        f"{start} {gap} {side} serial (`{line.label}` with {workers(line.workers)}, {score.text(own.mean if own else None)}"
+        f"{each_time}){verdict.seen}."
+    )
+    if what == "gained":
+        text += _sooner(study, line, serial) + _reason(line, serial)
+    sign = "+" if what == "gained" else "-"
+    order = sorted(found, key=lambda f: -abs(score.worse(f[2])))[:12]
+    return Comment("accuracy", text, {x.id: f"{sign}{score.gap(x, s)}" for x, s, _ in order})
+
+
+def _sooner(study: Study, line: Line, serial: Line) -> str:
+    verdict = judge(TO_ACCURACY, study)(line, serial)
+    if verdict is None or not verdict.lower or study.target is None or not line.time_to_accuracy or not serial.time_to_accuracy:
+        return ""
+    own, theirs = line.time_to_accuracy.mean, serial.time_to_accuracy.mean
+    return f" It reached {100 * study.target:g}% in {seconds(own)}, serial in {seconds(theirs)}."
+
+
+def _reason(line: Line, serial: Line) -> str:
+    """More updates: with the same global batch, each of the P workers updates the weights by itself."""
+    batches = [sum(x.completed[0].record["config"].get("batch_sizes") or [0]) for x in (line, serial)]
+    if not line.strategy.startswith(UPDATES_ALONE) or batches[0] != batches[1]:
+        return ""
+    return (
+        f" With the same global batch its {line.workers} workers make {line.workers} updates, each from a part of the batch, "
+        "where serial makes one."
+    )
