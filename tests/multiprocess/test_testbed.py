@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -161,6 +161,148 @@ def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Pa
     nowhere = call("testbed", "run", "--strategy", "allreduce", "--workers", "2", "--data", "fashion-mini", "--steps", "1")
     assert nowhere.returncode != 0
     assert "no testbed is up: paceline testbed up" in nowhere.stderr
+
+
+# --- nothing of others is deleted
+
+
+@pytest.fixture
+def namespace() -> Iterator[Callable[[str], None]]:
+    """Makes namespaces as another process would, and deletes them in the end."""
+    made: list[str] = []
+
+    def make(name: str) -> None:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+        made.append(name)
+
+    yield make
+    for name in made:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def there(name: str) -> bool:
+    return os.path.exists(f"/run/netns/{name}")
+
+
+@needs_root
+@pytest.mark.parametrize("taken", ["switch", "launcher", "1"])
+def test_a_name_that_is_taken_costs_its_owner_nothing(
+    monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None], taken: str
+) -> None:
+    monkeypatch.setattr(hosts.secrets, "token_hex", lambda _=None: "00test")
+    namespace(f"pl00test-{taken}")
+    with pytest.raises(BadRequest, match=f"pl00test-{taken} exists already"):
+        hosts.up(2, Links())
+    with pytest.raises(BadRequest, match="exists already"), hosts.lasting(2, Links()):
+        pass
+    assert there(f"pl00test-{taken}")
+    assert not [n for n in os.listdir("/run/netns") if n.startswith("pl00test-") and n != f"pl00test-{taken}"]
+
+
+@needs_root
+@pytest.mark.parametrize("make", [lambda: hosts.up(2, Links()), lambda: hosts.lasting(2, Links()).__enter__()])
+def test_a_name_that_is_taken_at_the_last_moment_costs_its_owner_nothing(
+    monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None], make: Callable[[], object]
+) -> None:
+    """Another process makes the namespace after we have looked for it: `ip netns add` fails."""
+    monkeypatch.setattr(hosts.secrets, "token_hex", lambda _=None: "01test")
+    run = hosts._run
+
+    def late(*command: str) -> None:
+        if command == ("ip", "netns", "add", "pl01test-0"):
+            namespace("pl01test-0")
+        run(*command)
+
+    monkeypatch.setattr(hosts, "_run", late)
+    with pytest.raises(BadRequest, match="cannot be made here: ip netns add pl01test-0"):
+        make()
+    assert [n for n in os.listdir("/run/netns") if n.startswith("pl01test")] == ["pl01test-0"]
+
+
+@needs_root
+def test_names_are_too_long_to_meet() -> None:
+    with hosts.lasting(1, Links()) as one, hosts.lasting(1, Links()) as other:
+        assert one.name != other.name
+        assert len(one.name) == len("pl") + 16
+        assert all(there(n) for n in (*one.namespaces, *other.namespaces))
+    assert not any(there(n) for n in (*one.namespaces, *other.namespaces))
+
+
+@needs_root
+def test_the_standing_one_is_known_by_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None]
+) -> None:
+    record = tmp_path / "record.json"
+    monkeypatch.setattr(hosts, "STANDING", record)
+    namespace("paceline-of-another-program")
+    assert not hosts.take_down()
+    bed = hosts.raise_standing(1, Links())
+    try:
+        assert hosts.standing() == bed
+        with pytest.raises(BadRequest, match="up already"):
+            hosts.raise_standing(1, Links())
+        subprocess.run(["ip", "netns", "del", bed.namespace(0)], check=True)
+        assert hosts.standing() is None  # part of it is gone, and the rest of it is replaced
+        again = hosts.raise_standing(1, Links())
+        assert not any(there(n) for n in bed.namespaces)
+        assert all(there(n) for n in again.namespaces)
+    finally:
+        assert hosts.take_down()
+    assert not record.exists()
+    assert not any(there(n) for n in again.namespaces)
+    assert there("paceline-of-another-program")
+
+
+@needs_root
+def test_what_an_older_version_left_is_taken_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None]
+) -> None:
+    """Its record has the same fields, and its name is the same for every testbed."""
+    record, folder = tmp_path / "record.json", tmp_path / "paceline-testbed-x"
+    monkeypatch.setattr(hosts, "STANDING", record)
+    folder.mkdir()
+    fields = {"name": "paceline", "hosts": 1, "links": "unlimited", "subnet": "10.213.7", "folder": str(folder), "notices": []}
+    record.write_text(json.dumps(fields))
+    for name in ("paceline-switch", "paceline-launcher", "paceline-0", "paceline-7"):
+        namespace(name)
+    assert hosts.take_down()
+    assert [n for n in ("switch", "launcher", "0", "7") if there(f"paceline-{n}")] == ["7"]  # there was no such host
+    assert not record.exists()
+    assert not folder.exists()
+
+
+@needs_root
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "x"}', '{"name": "x", "hosts": 1, "links": "unlimited", '
+    '"subnet": "10.213.7", "folder": "/home"}'])  # fmt: skip
+def test_a_record_of_another_kind_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(hosts, "STANDING", tmp_path / "record.json")
+    hosts.STANDING.write_text(text)
+    for ask in (hosts.standing, hosts.take_down, lambda: hosts.raise_standing(1, Links())):
+        with pytest.raises(BadRequest, match="ip netns list"):
+            ask()
+    assert hosts.STANDING.read_text() == text
+
+
+@needs_root
+def test_a_run_with_a_space_in_tmpdir_deletes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts.tempfile, "tempdir", str(tmp_path / "x y"))
+    for folder in ("x", "x y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "precious.txt").write_text("precious")
+    run = train(tmp_path, strategy="allreduce", network="unlimited")
+    assert run.record["status"] == "completed"
+    assert all((tmp_path / folder / "precious.txt").exists() for folder in ("x", "x y"))
+
+
+@pytest.mark.slow
+@needs_root
+@pytest.mark.skipif(MpiTransport.missing() is not None, reason=str(MpiTransport.missing()))
+def test_mpi_starts_on_hosts_with_a_space_in_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts.tempfile, "tempdir", str(tmp_path / "x y"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "x y"))
+    (tmp_path / "x y").mkdir()
+    run = train(tmp_path, strategy="allreduce", network="unlimited", transport="mpi", model="mlp:hidden=8")
+    assert [w["host"] for w in run.record["workers"]] == ["host-0", "host-1"]
 
 
 @needs_root

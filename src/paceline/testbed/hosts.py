@@ -6,8 +6,8 @@
 
 The switch is a bridge in a namespace of its own, and so is the launcher's end, so nothing of the machine's own network (its
 firewall, its addresses) is touched but for one address of the launcher. A process enters a host after it was forked; from
-then on its connections go through that host's link. Whoever made a testbed takes it down, and if it is killed, a watcher
-does.
+then on its connections go through that host's link. The process that made a testbed takes it down, and if it is killed, a
+watcher does. Only namespaces that a testbed has made itself are ever deleted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +34,8 @@ from paceline.errors import BadRequest, RunFailed
 from paceline.testbed.links import Links, can_delay
 
 STANDING = Path("/run/paceline-testbed.json")  # the one that `paceline testbed up` made
+NAMESPACES = Path("/run/netns")
+FOLDER = "paceline-testbed-"  # how a testbed's folder begins
 MOST_HOSTS = 64
 LAUNCHER = "launcher"  # what it calls its own end
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
@@ -46,7 +50,7 @@ class Testbed:
     hosts: int
     links: Links
     subnet: str  # 10.213.7
-    folder: str  # of each host's files (/etc/hosts)
+    folder: str  # of each host's files (/etc/hosts); its path has neither spaces nor colons
     notices: tuple[str, ...] = ()
 
     @property
@@ -64,9 +68,13 @@ class Testbed:
     def namespace(self, host: int | str) -> str:
         return f"{self.name}-{host}"
 
+    @property
+    def namespaces(self) -> list[str]:
+        return [self.namespace(host) for host in ("switch", LAUNCHER, *range(self.hosts))]
+
     def enter(self, host: int | str) -> None:
         """From now on this process (it must have one thread only) is on that host, or at the `launcher`'s end."""
-        with open(f"/run/netns/{self.namespace(host)}") as namespace:
+        with open(NAMESPACES / self.namespace(host)) as namespace:
             _call("setns", ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET))
         self.take_names(host)
 
@@ -82,21 +90,20 @@ class Testbed:
         socket.sethostname(host_name(host) if isinstance(host, int) else host)
 
     def remote_shell(self) -> str:
-        """A command that starts another on a host, as ssh would: `AGENT host-1 COMMAND`."""
+        """A command that starts another on a host, as ssh would: `AGENT host-1 COMMAND`. mpirun splits it at spaces."""
         path = Path(self.folder) / "remote-shell"
         path.write_text(
             "#!/bin/sh\n"
             'while [ "${1#-}" != "$1" ]; do shift; done\n'
             "n=${1#host-}; shift\n"
-            f'exec ip netns exec {self.name}-$n unshare --uts sh -c "hostname host-$n; $*"\n'
+            f'exec ip netns exec {shlex.quote(self.name)}-"$n" unshare --uts sh -c "hostname host-$n; $*"\n'
         )
         path.chmod(0o700)
         return str(path)
 
     def down(self) -> None:
-        for namespace in _namespaces(self.name):
-            _try("ip", "netns", "del", namespace)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Take down what was built, all of it: never call this for a testbed whose building failed."""
+        _remove(self.namespaces, self.folder)
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(STANDING.read_text())["name"] == self.name:
                 STANDING.unlink()
@@ -133,8 +140,20 @@ def _planned(hosts: int, links: Links, name: str | None) -> Testbed:
         )
         links = Links(links.rate, 0.0)
     subnet = _free_subnet()
-    folder = tempfile.mkdtemp(prefix="paceline-testbed-")
-    return Testbed(name or f"pl{secrets.token_hex(2)}", hosts, links, subnet, folder, tuple(notices))
+    folder = tempfile.mkdtemp(prefix=FOLDER, dir=_plain_place())
+    return Testbed(name or f"pl{secrets.token_hex(8)}", hosts, links, subnet, folder, tuple(notices))
+
+
+def _plain_place() -> str:
+    """Where a testbed's folder goes: its path becomes part of mpirun's options, which are split at spaces and colons."""
+    places = (tempfile.gettempdir(), "/tmp", "/var/tmp")
+    for place in places:
+        if re.fullmatch(r"[\w./+-]+", place, re.ASCII) and os.access(place, os.W_OK):
+            return place
+    raise BadRequest(
+        f"a testbed needs a folder for temporary files whose path has letters, digits and . / + - _ only, and {places[0]} is "
+        "not one: set TMPDIR to another"
+    )
 
 
 def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
@@ -144,20 +163,27 @@ def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
     return bed
 
 
-def _build(bed: Testbed) -> None:
+def _build(bed: Testbed, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Make all of it, or nothing: `tell` hears of each namespace just before it is made."""
+    made: list[str] = []
     try:
-        _make(bed)
+        _make(bed, made, tell)
     except subprocess.CalledProcessError as error:
-        bed.down()
+        _remove(made, bed.folder)
         raise BadRequest(f"a testbed cannot be made here: {' '.join(error.cmd)}: {error.stderr.strip()}") from None
     except BaseException:
-        bed.down()
+        _remove(made, bed.folder)
         raise
 
 
-def _make(bed: Testbed) -> None:
-    switch = f"{bed.name}-switch"
-    _run("ip", "netns", "add", switch)
+def _make(bed: Testbed, made: list[str], tell: Callable[[str], None]) -> None:
+    for space in bed.namespaces:
+        if (NAMESPACES / space).exists():
+            raise BadRequest(f"a network namespace {space} exists already, and another process made it: try again")
+        tell(space)
+        _run("ip", "netns", "add", space)  # fails where the name is taken
+        made.append(space)
+    switch = bed.namespace("switch")
     _inside(switch, "ip", "link", "add", "bridge", "type", "bridge", "stp_state", "0", "forward_delay", "0")
     _inside(switch, "ip", "link", "set", "bridge", "up")
     _connect(bed, LAUNCHER, bed.launcher, Links())
@@ -167,8 +193,7 @@ def _make(bed: Testbed) -> None:
 
 def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
     """A host, with its link to the switch, and with its names."""
-    switch, space, port = f"{bed.name}-switch", bed.namespace(host), f"port{host}"[:15]
-    _run("ip", "netns", "add", space)
+    switch, space, port = bed.namespace("switch"), bed.namespace(host), f"port{host}"[:15]
     _inside(switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
     _inside(switch, "ip", "link", "set", port, "master", "bridge", "up")
     _inside(space, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
@@ -191,60 +216,109 @@ def lasting(hosts: int, links: Links) -> Iterator[Testbed]:
     """A network for as long as this lasts; taken down also if this process is killed."""
     bed = _planned(hosts, links, None)
     watcher = _watcher(bed)  # before anything is made
+    assert watcher.stdin is not None
+    telling = watcher.stdin
+
+    def tell(namespace: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # without a watcher, `down` still takes it down
+            telling.write(f"{namespace}\n".encode())
+
     try:
-        _build(bed)
-        yield bed
+        try:
+            _build(bed, tell)
+        except Exception:
+            watcher.kill()  # what was made is gone again, and the last name that it was told of may be another's
+            raise
+        try:
+            yield bed
+        finally:
+            bed.down()
     finally:
-        bed.down()
-        assert watcher.stdin is not None
-        watcher.stdin.close()
+        telling.close()
         watcher.wait()
 
 
+WATCHER = """
+trap '' INT TERM HUP
+folder=$1; shift
+while read -r namespace; do set -- "$@" "$namespace"; done
+for namespace; do ip netns del "$namespace" 2>/dev/null; done
+rm -rf -- "$folder"
+"""
+
+
 def _watcher(bed: Testbed) -> subprocess.Popen[bytes]:
-    """Takes the network down when its standard input closes: when this process ends, however it ends."""
-    spaces = [bed.namespace(host) for host in ("switch", LAUNCHER, *range(bed.hosts))]
-    ends = "; ".join(f"ip netns del {s} 2>/dev/null" for s in spaces)
-    script = f"trap '' INT TERM HUP; cat > /dev/null; {ends}; rm -rf {bed.folder}"
-    return subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    """Takes the network down when its standard input closes: when this process ends, however it ends.
+
+    Its standard input names the namespaces, a line each. Names and paths reach the shell as arguments, never as its text.
+    """
+    command = ["sh", "-c", WATCHER, "sh", bed.folder]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, start_new_session=True)
 
 
 # --- the one that stands until it is taken down
 
 
 def raise_standing(hosts: int, links: Links) -> Testbed:
-    if (there := standing()) is not None:
-        raise BadRequest(f"a testbed is up already ({there.hosts} hosts, {there.links}): paceline testbed down")
-    for leftover in _namespaces("paceline"):  # of one whose record was lost
-        _try("ip", "netns", "del", leftover)
-    bed = up(hosts, links, "paceline")
-    STANDING.write_text(json.dumps({**asdict(bed), "links": str(bed.links)}))
+    recorded = _recorded()
+    if recorded is not None and _stands(recorded):
+        raise BadRequest(f"a testbed is up already ({recorded.hosts} hosts, {recorded.links}): paceline testbed down")
+    if (reason := missing()) is not None:
+        raise BadRequest(reason)
+    if recorded is not None:
+        recorded.down()  # what a restart of the machine has left of it
+    bed = up(hosts, links, f"paceline-{secrets.token_hex(8)}")
+    try:
+        with STANDING.open("x") as record:
+            json.dump({**asdict(bed), "links": str(bed.links)}, record)
+    except FileExistsError:
+        bed.down()
+        raise BadRequest("another process has brought a testbed up in the meantime: paceline testbed status") from None
+    except BaseException:
+        bed.down()
+        raise
     return bed
 
 
 def standing() -> Testbed | None:
-    try:
-        said: dict[str, Any] = json.loads(STANDING.read_text())
-        bed = Testbed(said["name"], said["hosts"], Links.read(said["links"]), said["subnet"], said["folder"])
-    except (OSError, ValueError, KeyError):
-        return None
-    return bed if len(_namespaces(bed.name)) == bed.hosts + 2 else None  # a restart of the machine takes it down, too
+    """The one that `paceline testbed up` made, if all of it is there: a restart of the machine takes it down, too."""
+    bed = _recorded()
+    return bed if bed is not None and _stands(bed) else None
 
 
 def take_down() -> bool:
     """The standing one, or what is left of it; whether there was anything."""
     if (reason := missing()) is not None:
         raise BadRequest(reason)
-    bed, left = standing(), _namespaces("paceline")
-    if bed is not None:
-        bed.down()
-    elif left or STANDING.exists():
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            shutil.rmtree(json.loads(STANDING.read_text())["folder"], ignore_errors=True)
-        for namespace in left:
-            _try("ip", "netns", "del", namespace)
-        STANDING.unlink(missing_ok=True)
-    return bed is not None or bool(left)
+    bed = _recorded()
+    if bed is None:
+        return False
+    found = any((NAMESPACES / space).exists() for space in bed.namespaces)
+    bed.down()
+    return found
+
+
+def _recorded() -> Testbed | None:
+    """What the record of `paceline testbed up` says: it alone tells which namespaces that command made."""
+    try:
+        text, owner = STANDING.read_bytes(), STANDING.stat().st_uid
+    except OSError:
+        return None
+    try:
+        said: dict[str, Any] = json.loads(text)
+        bed = Testbed(said["name"], int(said["hosts"]), Links.read(said["links"]), said["subnet"], said["folder"])
+        if owner not in (0, os.geteuid()) or not Path(bed.folder).name.startswith(FOLDER):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, BadRequest):
+        raise BadRequest(
+            f"{STANDING} is not what `paceline testbed up` writes, so what it made is unknown: find it with `ip netns list`, "
+            f"delete each with `ip netns del NAME`, then delete {STANDING}"
+        ) from None
+    return bed
+
+
+def _stands(bed: Testbed) -> bool:
+    return all((NAMESPACES / space).exists() for space in bed.namespaces)
 
 
 # --- small things
@@ -255,11 +329,11 @@ def _call(what: str, code: int) -> None:
         raise RunFailed(f"entering a host of the testbed: {what}: {os.strerror(ctypes.get_errno())}")
 
 
-def _namespaces(name: str) -> list[str]:
-    try:
-        return sorted(n for n in os.listdir("/run/netns") if n.startswith(f"{name}-"))
-    except OSError:
-        return []
+def _remove(namespaces: list[str], folder: str) -> None:
+    for namespace in namespaces:
+        if (NAMESPACES / namespace).exists():
+            _try("ip", "netns", "del", namespace)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_subnet() -> str:

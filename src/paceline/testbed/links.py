@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paceline.errors import BadRequest
@@ -68,23 +70,29 @@ def words(rate: float) -> str:
 
 def can_delay() -> bool:
     """Whether the kernel can shape latency (netem): tried on a device of a namespace's own."""
-    name = f"pl-probe-{os.getpid()}"
-    try:
-        subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+    with _probe() as name:
+        if name is None:
+            return False
         tried = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
         return subprocess.run(tried, check=False, capture_output=True).returncode == 0
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    finally:
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 def can_make() -> bool:
     """Whether a namespace can be made at all."""
-    name = f"pl-try-{os.getpid()}"
+    with _probe() as name:
+        return name is not None
+
+
+@contextmanager
+def _probe() -> Iterator[str | None]:
+    """A namespace for a trial, deleted afterwards; None where it cannot be made: then nothing is deleted either."""
+    name = f"pl-probe-{secrets.token_hex(8)}"
     try:
-        return subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
+        made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
     except OSError:
-        return False
+        made = False
+    try:
+        yield name if made else None
     finally:
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        if made:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
