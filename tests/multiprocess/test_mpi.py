@@ -163,6 +163,92 @@ def test_ddp_over_mpi_is_ddp_over_gloo(size: int) -> None:
         assert weights_distance(ours[rank]["weights"], theirs[rank]["weights"]) <= (0.0 if size == 2 else 1e-6)
 
 
+OPERATIONS = ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+
+def every_operation(rendezvous: Rendezvous, say: object) -> dict[tuple[str, str, str], object]:
+    """What each rank gets of every collective that combines, by every operation, in floating-point numbers and integers."""
+    import paceline.transport.mpi_backend  # noqa: F401
+
+    me, size = rendezvous.rank, rendezvous.size
+    store = dist.PrefixStore("operations", connect_store(rendezvous))
+    dist.init_process_group("paceline-mpi", store=store, rank=me, world_size=size, timeout=timedelta(seconds=60))
+    found: dict[tuple[str, str, str], object] = {}
+
+    def brought(dtype: torch.dtype) -> torch.Tensor:
+        return operands(size)[me].to(dtype)
+
+    def all_reduced(dtype: torch.dtype, op: object) -> object:
+        numbers = brought(dtype)
+        dist.all_reduce(numbers, op=op)
+        return numbers.tolist()
+
+    def reduced(dtype: torch.dtype, op: object) -> object:
+        numbers = brought(dtype)
+        dist.reduce(numbers, size - 1, op=op)
+        return numbers.tolist() if me == size - 1 else None
+
+    def scattered(dtype: torch.dtype, op: object) -> object:
+        part = torch.zeros(1, dtype=dtype)
+        dist.reduce_scatter(part, list(brought(dtype).split(1)), op=op)
+        return part.tolist()
+
+    def scattered_whole(dtype: torch.dtype, op: object) -> object:
+        part = torch.zeros(1, dtype=dtype)
+        work = dist.group.WORLD._reduce_scatter_base(part, brought(dtype), _options(op))
+        work.wait()
+        return part.tolist()
+
+    for name in OPERATIONS:
+        op = dist._make_nccl_premul_sum(2.0) if name == "PREMUL_SUM" else getattr(dist.ReduceOp, name)
+        for dtype in (torch.float32, torch.int64):
+            for call in (all_reduced, reduced, scattered, scattered_whole):
+                try:
+                    found[call.__name__, name, str(dtype)] = call(dtype, op)
+                except RuntimeError as error:
+                    found[call.__name__, name, str(dtype)] = str(error)
+    dist.destroy_process_group()
+    return found
+
+
+def _options(op: object) -> object:
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = op
+    return options
+
+
+def operands(size: int) -> torch.Tensor:
+    """Row r is what rank r brings: one number for each rank."""
+    return torch.arange(1, size * size + 1).view(size, size) * 3
+
+
+def test_every_operation_is_right_or_refused() -> None:
+    size = 3
+    results, failures = on_mpi_ranks(every_operation, size)
+    assert failures == {}
+    rows = operands(size)
+    bits = {"BAND": rows[0] & rows[1] & rows[2], "BOR": rows[0] | rows[1] | rows[2], "BXOR": rows[0] ^ rows[1] ^ rows[2]}
+    whole = {"SUM": rows.sum(0), "MAX": rows.amax(0), "MIN": rows.amin(0), "PRODUCT": rows.prod(0)}
+    expected = {
+        "torch.float32": {**whole, "AVG": rows.double().mean(0)},
+        "torch.int64": {**whole, **bits},
+    }
+    refused = {
+        ("AVG", "torch.int64"): "cannot average torch.int64: use SUM and divide",
+        **{(name, "torch.float32"): f"cannot combine torch.float32 by {name}: use integers" for name in bits},
+        **{("PREMUL_SUM", d): "cannot combine by PREMUL_SUM: use SUM, AVG, MAX" for d in expected},
+    }
+    for rank, found in results.items():
+        assert len(found) == len(OPERATIONS) * 2 * 4
+        for (call, name, dtype), got in found.items():
+            if (name, dtype) in refused:
+                assert refused[name, dtype] in str(got), (call, name, dtype)
+                continue
+            full = expected[dtype][name].tolist()
+            wanted = {"all_reduced": full, "reduced": full if rank == size - 1 else None}.get(call, [full[rank]])
+            assert got == wanted, (rank, call, name, dtype)
+
+
 def train(out: Path, **options: object) -> paceline.Run:
     return paceline.train(
         **{  # type: ignore[arg-type]

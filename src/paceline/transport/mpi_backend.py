@@ -27,6 +27,7 @@ from paceline.transport.mpi import buffer_of, load, number_types
 
 NAME = "paceline-mpi"
 _Base: Any = dist.ProcessGroup  # its stubs have overloads that only C++ can have
+BITWISE = ("BAND", "BOR", "BXOR")
 LOOKS, NAP_S = 2000, 0.00005
 
 
@@ -111,13 +112,11 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         super().__init__(comm.rank, comm.size)
         self._mpi, self._comm, self._messages = load(), comm, comm.Dup()
         self._types = number_types(self._mpi)
-        self._ops = [
-            (dist.ReduceOp.SUM, self._mpi.SUM),
-            (dist.ReduceOp.AVG, self._mpi.SUM),
-            (dist.ReduceOp.MAX, self._mpi.MAX),
-            (dist.ReduceOp.MIN, self._mpi.MIN),
-            (dist.ReduceOp.PRODUCT, self._mpi.PROD),
-        ]
+        mpi = self._mpi
+        self._ops = {
+            "SUM": mpi.SUM, "AVG": mpi.SUM, "MAX": mpi.MAX, "MIN": mpi.MIN, "PRODUCT": mpi.PROD,
+            "BAND": mpi.BAND, "BOR": mpi.BOR, "BXOR": mpi.BXOR,
+        }  # fmt: skip
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
         self._thread.start()
@@ -151,11 +150,20 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
             raise RuntimeError(f"{NAME} cannot combine {tensor.dtype}: use float32 or float64")
         return [buffer_of(self._mpi, _plain(tensor)), tensor.numel(), kind]
 
-    def _op(self, wanted: Any) -> Any:
-        for op, ours in self._ops:
-            if wanted == op:
-                return ours
-        raise RuntimeError(f"{NAME} cannot combine by {wanted}")
+    def _op(self, wanted: Any, tensors: list[Tensor]) -> tuple[Any, bool]:
+        """MPI's operation, and whether its result is to be divided by the number of ranks (MPI has no mean).
+
+        Refuses before anything is sent, and so on every rank, what would be a wrong number.
+        """
+        name = next((n for n, kind in dist.ReduceOp.RedOpType.__members__.items() if wanted == kind), str(wanted))
+        if name not in self._ops:
+            raise RuntimeError(f"{NAME} cannot combine by {name}: use {', '.join(self._ops)}")
+        for tensor in tensors:
+            if name == "AVG" and not tensor.is_floating_point():
+                raise RuntimeError(f"{NAME} cannot average {tensor.dtype}: use SUM and divide, or float32 or float64")
+            if name in BITWISE and tensor.is_floating_point():
+                raise RuntimeError(f"{NAME} cannot combine {tensor.dtype} by {name}: use integers")
+        return self._ops[name], name == "AVG"
 
     def _bytes(self, tensor: Tensor) -> list[Any]:
         return [buffer_of(self._mpi, _plain(tensor)), tensor.nbytes, self._mpi.BYTE]
@@ -167,12 +175,12 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     # --- what torch.distributed calls
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> QueuedWork:
-        op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        op, mean = self._op(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, tensors)
 
         def call() -> None:
             for tensor in tensors:
-                self._comm.Allreduce(self._mpi.IN_PLACE, self._numbers(tensor), self._op(op))
-                if op == dist.ReduceOp.AVG:
+                self._comm.Allreduce(self._mpi.IN_PLACE, self._numbers(tensor), op)
+                if mean:
                     tensor.div_(self.size())
 
         return self._later(call, tensors)
@@ -190,13 +198,17 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self._later(call, tensors)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> QueuedWork:
+        op, mean = self._op(opts.reduceOp, tensors)
+
         def call() -> None:
             for tensor in tensors:
                 numbers = self._numbers(tensor)
-                if self.rank() == opts.rootRank:
-                    self._comm.Reduce(self._mpi.IN_PLACE, numbers, self._op(opts.reduceOp), opts.rootRank)
-                else:
-                    self._comm.Reduce(numbers, None, self._op(opts.reduceOp), opts.rootRank)
+                if self.rank() != opts.rootRank:
+                    self._comm.Reduce(numbers, None, op, opts.rootRank)
+                    continue
+                self._comm.Reduce(self._mpi.IN_PLACE, numbers, op, opts.rootRank)
+                if mean:
+                    tensor.div_(self.size())
 
         return self._later(call, tensors)
 
@@ -240,19 +252,21 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self._later(call, outputs)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> QueuedWork:
+        how = self._op(opts.reduceOp, outputs)
+
         def call() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(output, torch.cat([p.reshape(-1) for p in parts]), [p.numel() for p in parts], opts)
+                self._reduce_scatter(output, torch.cat([p.reshape(-1) for p in parts]), [p.numel() for p in parts], *how)
 
         return self._later(call, outputs)
 
     def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any) -> QueuedWork:
-        counts = [output.numel()] * self.size()
-        return self._later(lambda: self._reduce_scatter(output, whole, counts, opts), output)
+        counts, how = [output.numel()] * self.size(), self._op(opts.reduceOp, [output])
+        return self._later(lambda: self._reduce_scatter(output, whole, counts, *how), output)
 
-    def _reduce_scatter(self, output: Tensor, whole: Tensor, counts: list[int], opts: Any) -> None:
-        self._comm.Reduce_scatter(self._numbers(whole), self._numbers(output), counts, self._op(opts.reduceOp))
-        if opts.reduceOp == dist.ReduceOp.AVG:
+    def _reduce_scatter(self, output: Tensor, whole: Tensor, counts: list[int], op: Any, mean: bool) -> None:
+        self._comm.Reduce_scatter(self._numbers(whole), self._numbers(output), counts, op)
+        if mean:
             output.div_(self.size())
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> QueuedWork:
