@@ -12,18 +12,21 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.record.writer import write_json
 
 KEEP = 2  # the last checkpoints that stay
+WIDE = "complex128"  # safetensors has no such type: saved as pairs of float64, and named so in the file's metadata
 
 
 def save(
@@ -110,8 +113,10 @@ def load_own(checkpoint: Path, rank: int) -> dict[str, Any]:
 
 def save_weights(path: Path, state: dict[str, Tensor]) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
+    wide = [name for name, tensor in state.items() if tensor.dtype is torch.complex128]
+    pairs = {name: torch.view_as_real(state[name].resolve_conj()).contiguous() for name in wide}
     try:
-        save_file(state, aside)
+        save_file({**state, **pairs}, aside, {WIDE: json.dumps(wide)} if wide else None)
         os.replace(aside, path)
     except (OSError, SafetensorError) as error:
         aside.unlink(missing_ok=True)
@@ -120,6 +125,29 @@ def save_weights(path: Path, state: dict[str, Tensor]) -> None:
 
 def load_weights(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        state: dict[str, Tensor] = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            wide = json.loads((file.metadata() or {}).get(WIDE, "[]"))
+        # A copy: the file's memory is aligned for float64, and torch ends the process on complex128 that is not aligned for it.
+        return {**state, **{name: torch.view_as_complex(state[name].clone()) for name in wide}}
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DataCorrupt(f"{path} cannot be read: {error}") from None
+
+
+def refuse_unsaveable(model: nn.Module) -> None:
+    """Before the first step: a run whose weights cannot be saved would lose everything at its end."""
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and not _can_be_saved(tensor.dtype):
+            raise BadRequest(
+                f"{name} is {tensor.dtype}, which cannot be saved (safetensors has no such type): make it another, "
+                "for example with .to(torch.float32) or .to(torch.complex64)"
+            )
+
+
+@cache
+def _can_be_saved(dtype: torch.dtype) -> bool:
+    try:
+        safetensors.torch.save({"x": torch.empty(0, dtype=dtype)})
+    except Exception:  # torch and safetensors raise several kinds for types that they do not know
+        return dtype is torch.complex128
+    return True

@@ -277,6 +277,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
         job.memory_format = checkpoint.about(resume_from).get("memory_format", job.memory_format)
     on_meta = _on_meta(job)
     job.batch_norm = has_batch_norm(on_meta)
+    checkpoint.refuse_unsaveable(on_meta)
     if private is not None:
         refuse_mixing(on_meta)
     job.optimizer(on_meta)  # refuses what cannot be built, before any process starts

@@ -363,8 +363,8 @@ class Worker:
             with self._aside("convergence"):
                 weights = self.strategy.consensus(self.replica) or self.replica.weights()
         before = self.epoch_start
-        moved = sum(float((a - b).double().square().sum()) for a, b in zip(weights, before, strict=True)) ** 0.5
-        size = sum(float(b.double().square().sum()) for b in before) ** 0.5
+        moved = sum(float((a - b).abs().double().square().sum()) for a, b in zip(weights, before, strict=True)) ** 0.5
+        size = sum(float(b.abs().double().square().sum()) for b in before) ** 0.5
         change = moved / size if size else float("inf")
         if self.ctx.worker_index == 0:
             self.notify("notice", {"text": f"weights changed by {change:.2e} (relative) in this epoch"})

@@ -131,8 +131,8 @@ def codec_for(strategy: Strategy, choice: Spec | str) -> Codec:
 def distance_to(replica: ReplicaLike, weights: Sequence[Tensor]) -> float:
     """How far a replica is from these weights, relative to their length."""
     pairs = list(zip(replica.regions, weights, strict=True))
-    apart = sum(float((region.params - other).double().square().sum()) for region, other in pairs)
-    length = sum(float(other.double().square().sum()) for _, other in pairs)
+    apart = sum(float((region.params - other).abs().double().square().sum()) for region, other in pairs)
+    length = sum(float(other.abs().double().square().sum()) for _, other in pairs)
     return math.sqrt(apart / length) if length else 0.0
 
 
