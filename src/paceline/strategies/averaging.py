@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from paceline.collectives.base import Collective
+from paceline.errors import BadRequest
 from paceline.strategies.base import Context
 from paceline.types import ReplicaLike
 
@@ -45,16 +50,110 @@ def trained(params: Tensor, grads: Tensor) -> Tensor:
     return params[: grads.numel()]
 
 
-def average_optimizer(ctx: Context, replica: ReplicaLike, share: float) -> None:
-    """The same for whatever the optimizer remembers (momentum, squared gradients), tensor by tensor in a fixed order."""
-    if ctx.workers == 1:
+class OptimizerAverage:
+    """Averages what the workers' optimizers remember (momentum, squared gradients), as their weights are averaged.
+
+    An optimizer has no state for a parameter that none of the worker's batches has touched. Where another worker has some,
+    the worker counts with the state of an optimizer that has seen gradients of zero only: momentum and squared gradients of
+    zero. The count of steps (Adam's bias correction) becomes the largest of the workers', for that is how often the average
+    has been updated. Other single numbers that an optimizer keeps beside a parameter stay each worker's own.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._agreed = False  # all have state for all parameters, and nothing counts steps: it stays so
+
+    def average(self, replica: ReplicaLike, share: float) -> None:
+        """s <- sum_p share_p s_p for every tensor of the state, in the same order on all workers."""
+        if self._ctx.workers == 1:
+            return
+        if not self._agreed:
+            self._agree(replica)
+        state = replica.optimizer.state
+        for parameter in parameters_of(replica.optimizer):
+            for key in _averaged(parameter, state.get(parameter, {})):
+                whole = state[parameter][key].contiguous().mul_(share)
+                self._ctx.peers.all_reduce(whole)
+                state[parameter][key].copy_(whole)
+
+    def _agree(self, replica: ReplicaLike) -> None:
+        """Make state wherever any worker has some. One small all-reduce (the largest of each number) tells where that is."""
+        optimizer, parameters = replica.optimizer, parameters_of(replica.optimizer)
+        kinds = [_kind(p, optimizer.state.get(p, {})) for p in parameters]
+        has = [float(kind is not None) for kind in kinds]
+        steps = [_steps(optimizer.state.get(p, {})) for p in parameters]
+        largest = [ABSENT if kind is None else kind for kind in kinds]
+        smallest = [ABSENT if kind is None else -kind for kind in kinds]
+        device = replica.regions[0].params.device
+        board = torch.tensor([has, [1.0 - h for h in has], largest, smallest, steps], dtype=torch.float64, device=device)
+        self._ctx.peers.all_reduce(board, "max")
+        some, lacking, largest, smallest, steps = board.tolist()
+        make_state(optimizer, [p for p, here, any_has in zip(parameters, has, some, strict=True) if any_has and not here])
+        for parameter, any_has, high, low, step in zip(parameters, some, largest, smallest, steps, strict=True):
+            state = optimizer.state.get(parameter, {})
+            if any_has and not high == -low == _kind(parameter, state):
+                name = next((n for n, p in replica.model.named_parameters() if p is parameter), "a parameter")
+                raise BadRequest(
+                    f"optimizer_state=average: the workers' {type(optimizer).__name__} keep different kinds of state for "
+                    f"{name}: use optimizer_state=keep or optimizer_state=reset"
+                )
+            if any_has and step > _steps(state) >= 0:
+                state["step"] = state["step"].fill_(step) if isinstance(state["step"], Tensor) else type(state["step"])(step)
+        self._agreed = not any(lacking) and max(steps, default=ABSENT) < 0
+
+
+ABSENT = -float(1 << 40)  # below any number that is compared
+
+
+def make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
+    """Give the optimizer the state for these parameters that gradients of zero make; parameters and gradients stay."""
+    if not parameters:
         return
-    for group in replica.optimizer.param_groups:
-        for parameter in group["params"]:
-            state = replica.optimizer.state.get(parameter, {})
-            for key in sorted(state):
-                value = state[key]
-                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1:
-                    whole = value.contiguous().mul_(share)
-                    ctx.peers.all_reduce(whole)
-                    value.copy_(whole)
+    wanted = {id(p) for p in parameters}
+    kept = [(p, p.data, p.grad) for p in parameters_of(optimizer)]
+    options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            if "weight_decay" in group:
+                group["weight_decay"] = 0.0  # it would count as a gradient
+        for parameter, data, _ in kept:
+            if id(parameter) in wanted:
+                parameter.grad = None
+                parameter.data = data.clone()
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad = None  # skipped
+        optimizer.step()
+    finally:
+        for parameter, data, grad in kept:
+            parameter.grad = None
+            parameter.data = data
+            parameter.grad = grad
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group.update(before)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _averaged(parameter: Tensor, state: dict[str, Any]) -> list[str]:
+    """The keys of what is averaged: all but single numbers, unless the parameter is one itself."""
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor) and key != "step"}
+    return sorted(
+        key
+        for key, value in tensors.items()
+        if (value.is_floating_point() or value.is_complex()) and (value.dim() or not parameter.dim())
+    )
+
+
+def _kind(parameter: Tensor, state: dict[str, Any]) -> float | None:
+    """A number that stands for the names, shapes and types of what is averaged; None: there is nothing."""
+    keys = _averaged(parameter, state)
+    described = [(key, tuple(state[key].shape), str(state[key].dtype)) for key in keys]
+    return float(zlib.crc32(repr(described).encode())) if keys else None
+
+
+def _steps(state: dict[str, Any]) -> float:
+    """How many steps the optimizer has counted for a parameter; below zero: it does not count them."""
+    return float(state["step"]) if "step" in state else ABSENT

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.registry import strategies
+from paceline.strategies.averaging import make_state, parameters_of
 from paceline.strategies.base import Context, Strategy, average_buffers
 from paceline.types import Batch, ReplicaLike
 
@@ -83,39 +84,18 @@ class Hogwild(Strategy):
 
 
 def share_optimizer(ctx: Context, replica: ReplicaLike) -> None:
-    """All workers use worker 0's optimizer state: made by an empty step, set back to the beginning, moved to shared memory."""
-    optimizer = replica.optimizer
-    kept = [region.params.clone() for region in replica.regions]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if ctx.worker_index == 0:  # the others share its weights: one of them may touch them now
-        _make_state(optimizer, parameters)
-        for region, weights in zip(replica.regions, kept, strict=True):
-            region.params.copy_(weights)
-    ctx.peers.barrier()
-    if ctx.worker_index != 0:
-        own = [p.detach().clone().requires_grad_(p.requires_grad) for p in parameters]
-        _make_state(optimizer, parameters, own)
+    """All workers use worker 0's optimizer state, in shared memory: what a checkpoint has restored, or that of a beginning."""
+    optimizer, parameters = replica.optimizer, parameters_of(replica.optimizer)
+    new = [p for p in parameters if not optimizer.state.get(p)]
+    make_state(optimizer, new)
+    for parameter in new:
+        if isinstance(step := optimizer.state[parameter].get("step"), Tensor):
+            step.zero_()  # making it was not a step
     for parameter in parameters:
         state: dict[str, Any] = optimizer.state[parameter]
         for key in sorted(state):
             value = state[key]
             if isinstance(value, Tensor):
                 flat = ctx.transport.allocate(value.numel(), value.dtype, value.device)
+                flat.as_strided(value.shape, value.stride()).copy_(value)
                 state[key] = ctx.peers.share(flat).as_strided(value.shape, value.stride())
-
-
-def _make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor], stand_ins: list[Tensor] | None = None) -> None:
-    """One step with gradients of nothing makes the optimizer's tensors; they are zero before a first step.
-
-    Where the parameters' own memory may not be touched, stand-ins take its place for the moment.
-    """
-    own = [p.data for p in parameters]
-    if stand_ins is not None:
-        for parameter, other in zip(parameters, stand_ins, strict=True):
-            parameter.data = other.data
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for parameter, data in zip(parameters, own, strict=True):
-        parameter.data = data
-        parameter.grad = None

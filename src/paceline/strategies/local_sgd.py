@@ -3,6 +3,9 @@
     w_p <- w_p - lr * g_p                      H times
     w   <- sum_p s_p w_p                       s_p: worker p's share of the samples since the last average
 
+With H = 1 and plain SGD this is serial SGD on the whole batch. With momentum it is so only where the workers' shares of the
+samples are the same in every step (the partial last step of an epoch changes them), or with `optimizer_state=average`.
+
 1/H of the bytes. `post=STEP` is post-local SGD (Lin et al., 2020): gradients are averaged in every step up to there, when
 everything changes fast, and local steps begin after it. The optimizer's memory is each worker's own (`keep`), averaged like
 the weights, or forgotten at every average (`reset`).
@@ -15,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from paceline.codecs.base import Codec
 from paceline.registry import strategies
-from paceline.strategies.averaging import average_optimizer
+from paceline.strategies.averaging import OptimizerAverage
 from paceline.strategies.base import Context
 from paceline.strategies.exchange import Exchange
 from paceline.strategies.local_steps import LocalSteps
@@ -34,6 +37,7 @@ class LocalSGD(LocalSteps):
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
+        self._memory = OptimizerAverage(ctx)
         self._gradients = Exchange(ctx, replica, ctx.collective(self.collective), weights=False)
 
     def refuses(self, codec: Codec) -> str | None:
@@ -56,7 +60,7 @@ class LocalSGD(LocalSteps):
     def exchange(self, replica: ReplicaLike, share: float) -> None:
         self._exchange.average(replica, share)
         if self.optimizer_state == "average":
-            average_optimizer(self.ctx, replica, share)
+            self._memory.average(replica, share)
         elif self.optimizer_state == "reset":
             replica.optimizer.state.clear()
 
