@@ -5,8 +5,12 @@
     when=epoch           gradients are collected over the epoch and applied once: full-batch descent
 
 for b_p of the step's B samples on worker p. The weighted mean of the workers' gradients is the gradient of the whole batch,
-so P workers with b samples each follow serial SGD with a batch of P*b (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
-Averaging weights instead is the same for SGD with momentum, which is linear, and not for Adam.
+so P workers with b samples each follow serial SGD with a batch of P*b, whatever the optimizer and the shares b_p / B (Goyal et
+al., "Accurate, Large Minibatch SGD", 2017).
+
+Averaging weights instead is the same for plain SGD. With momentum it is the same only where the shares do not change between
+steps: each worker's velocity is its own, and is weighted by today's share although yesterday's made it. The partial last step
+of an epoch changes the shares unless the batch sizes divide it alike. For Adam, which is not linear, it is never the same.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from paceline.types import Batch, ReplicaLike
 @strategies.register("allreduce")
 @dataclass
 class AllReduce(Strategy):
-    """All workers averaged in every step; the same as serial SGD on the whole batch."""
+    """All workers averaged in every step; with exchange=gradients the same as serial SGD on the whole batch."""
 
     collective: Annotated[str, "how the sum is made: auto, native, ring, tree, ..."] = "auto"
     exchange: Annotated[Literal["gradients", "weights"], "what is averaged"] = "gradients"

@@ -14,6 +14,10 @@ clock as one update. So with s = 0 there is one combined update per clock, and w
 arrival. The optimizer runs on the server; the learning rate travels with the gradient. Several servers hold one part of the
 tensors each. A codec works in both directions: on the gradients (with what was left out remembered by the worker), and on how
 far the weights have moved from what this worker knows of them.
+
+With consistency=sync and exchange=gradients this is serial SGD on the whole batch. With exchange=weights each worker steps its
+own optimizer: then it is serial SGD only without momentum, or where the workers' shares of the samples do not change between
+steps (the partial last step of an epoch changes them).
 """
 
 from __future__ import annotations

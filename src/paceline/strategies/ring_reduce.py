@@ -3,7 +3,8 @@
     0 -> 1 -> ... -> P-1 adds up, then the sum goes round once more; by default it is the weights that are averaged.
 
 The same average as `allreduce` from the same number of bytes in all, but only one link is busy at a time: what the chunked
-ring is better than (Patarasuk & Yuan, 2009).
+ring is better than (Patarasuk & Yuan, 2009). Averaged weights are serial SGD where there is no momentum, or where the workers'
+shares of the samples do not change between steps (see `allreduce`); `exchange=gradients` always is.
 """
 
 from __future__ import annotations
