@@ -103,7 +103,9 @@ class Config:
     memory_format: str = option("auto", Literal["auto", "contiguous", "channels_last"], "auto measures first", "Machine")
     threads: Any = option("auto", str, "threads per worker; auto = cores // workers", "Machine")
     device: str = option("cpu", str, "cpu, cuda, ...", "Machine")
-    deadline_s: float = option(30.0, float, "the longest wait for another worker", "Machine")
+    deadline_s: float = option(
+        30.0, float, "after so long a wait for a slow worker is told (and ends, where nothing tells that it lives)", "Machine"
+    )
     seed: int = option(0, int, "of the weights, the order of the samples, dropout", "Machine")
 
     out: str | None = option(None, str, "folder for the records (default: runs/...)", "Records")

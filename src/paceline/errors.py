@@ -9,7 +9,8 @@ PacelineError
     ├── NotFinite         the loss or the weights became nan or inf
     ├── ReplicasDiffer    workers that should hold the same weights do not
     ├── TransportError    bytes could not be moved
-    │   └── PeerLost      ... because a rank is gone
+    │   ├── PeerLost      ... because a rank is gone
+    │   └── PeerSlow      ... in time: a rank did not answer, and nothing tells whether it lives
     └── WorkerFailed      a worker raised, or died; carries its rank and its own traceback
 
 KeyboardInterrupt
@@ -84,6 +85,19 @@ class PeerLost(TransportError):
         return type(self), (self.rank, self.detail)
 
 
+class PeerSlow(TransportError):
+    """A rank did not answer within the deadline, where nothing would tell that it is gone. No strategy goes on without it."""
+
+    def __init__(self, rank: int | None, waited_s: float, what: str = "") -> None:
+        self.rank, self.waited_s, self.what = rank, waited_s, what
+        who = "a rank" if rank is None else f"rank {rank}"
+        doing = f", while waiting for {what}" if what else ""
+        super().__init__(f"no answer from {who} within {waited_s:g} s{doing}: if it is only slow, give a longer --deadline-s")
+
+    def __reduce__(self) -> tuple[type, tuple[int | None, float, str]]:
+        return type(self), (self.rank, self.waited_s, self.what)
+
+
 class WorkerFailed(RunFailed):
     """What a worker raised that is no error of ours, or how it died."""
 
@@ -121,6 +135,6 @@ def from_plain(said: Any) -> PacelineError:
 
 
 _ALL: list[type[PacelineError]] = [BadRequest, UnknownName, DataUnavailable, RunFailed, DataCorrupt, NotFinite]
-_ALL += [ReplicasDiffer, TransportError, PeerLost, WorkerFailed]
+_ALL += [ReplicasDiffer, TransportError, PeerLost, PeerSlow, WorkerFailed]
 BY_NAME: dict[str, type[PacelineError]] = {kind.__name__: kind for kind in _ALL}
 PLAIN = tuple(kind for kind in _ALL if "__init__" not in vars(kind))  # made from their sentence alone

@@ -70,7 +70,7 @@ class Pace:
         build: Build | None = None,
     ) -> None:
         self.strategy, self.check_every, self.seed = strategy, check_every, seed
-        self.ctx = line_up(transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded())
+        self.ctx = line_up(transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded(), say=_say)
         self.steps = 0
         self._secret, self._build = secret, build
         self._batches: OwnBatches | None = None
@@ -154,7 +154,7 @@ class Pace:
         size = batch_size or brought or DEFAULT_BATCH
         if whole is not None and whole.notice and self.leads:
             other = f" batch_size={size} was given and replaces the loader's." if brought not in (None, size) else ""
-            print(f"paceline: {whole.notice}{other}", file=sys.stderr)
+            _say(f"{whole.notice}{other}")
         if isinstance(train, Stream):
             if brought not in (None, size):
                 raise BadRequest(f"your DataLoader's batches have {brought} samples: batch_size={size} contradicts it")
@@ -365,6 +365,10 @@ def join(
 def _say_goodbye(line: Transport) -> None:
     with suppress(Exception):
         line.close()
+
+
+def _say(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 def _no_loss(outputs: Any, targets: Any) -> Tensor:

@@ -35,9 +35,12 @@ def line_up(
     recorder: RecorderLike,
     init: Literal["broadcast", "seed"] = "broadcast",
     overlap: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Context:
-    """This rank's place: ranks 0 .. workers-1 are workers, the rest servers."""
+    """This rank's place: ranks 0 .. workers-1 are workers, the rest servers. `say`: who is told of slow ranks."""
     line, rank = Metered(transport), transport.rank
+    line.patience.say = say
+    line.patience.name = lambda other: f"worker {other}" if other < workers else f"the server (rank {other})"
     line.tolerant = strategy.survives
     serves = rank >= workers
     ctx = Context(
@@ -84,6 +87,7 @@ class Rank:
             recorder=recorder,
             init="seed" if config.init == "seed" else "broadcast",
             overlap=config.overlap == "on",
+            say=lambda text: notify("waiting", {"text": text}),
         )
         return cls(job, strategy, ctx, ctx.transport.meter, faults, notify)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from paceline.codecs.feedback import build_codec
 from paceline.collectives.base import choose
 from paceline.collectives.operations import Operations
-from paceline.errors import PeerLost, TransportError
+from paceline.errors import PeerLost, PeerSlow, TransportError
 from paceline.registry import codecs, collectives, transports
 from paceline.seeding import generator
 from paceline.transport.base import Rendezvous, Transport
@@ -177,20 +177,45 @@ def test_a_killed_rank_is_lost_within_two_seconds(name: str, collective: str) ->
     assert set(os.listdir("/dev/shm")) == before
 
 
-@EACH
-def test_a_wait_has_a_deadline(name: str) -> None:
+def test_a_wait_has_a_deadline_where_nothing_tells_that_the_peer_lives() -> None:
+    """gloo without a launcher that watches the processes: the peer may be on a host that is gone."""
+
     def body(transport: Transport) -> str:
         if transport.rank == 1:
             time.sleep(3)
             return ""
         try:
             transport.recv(torch.zeros(4), 1)
-        except PeerLost as error:
+        except PeerSlow as error:
             return str(error)
         return "no error"
 
-    first, _ = on_processes(name, 2, body, deadline_s=1.0, end_together=False)
-    assert "no answer within 1 s" in first
+    first, _ = on_processes("gloo", 2, body, deadline_s=1.0, end_together=False)
+    assert "no answer from rank 1 within 1 s" in first
+    assert "gone" not in first
+
+
+def test_12_a_wait_for_a_process_that_lives_goes_on() -> None:
+    """Shared memory knows the processes of its peers: the deadline is when it says so, not when it ends."""
+
+    def body(transport: Transport) -> tuple[float, list[str]]:
+        told: list[str] = []
+        transport.patience.say = told.append
+        value = torch.zeros(4)
+        if transport.rank == 1:
+            time.sleep(1.5)
+            transport.send(value + 7, 0)
+        else:
+            transport.recv(value, 1)
+        return float(value.sum()), told
+
+    first, second = on_processes("shm", 2, body, deadline_s=0.3)
+    assert first[0] == 28.0
+    assert second[1] == []
+    assert len(first[1]) == 1
+    assert "rank 0 has waited" in first[1][0]
+    assert "for rank 1 (a message)" in first[1][0]
+    assert "--deadline-s 0.3" in first[1][0]
 
 
 def different(transport: Transport, what: str) -> torch.Tensor:

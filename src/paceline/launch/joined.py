@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -89,7 +90,8 @@ class Meeting:
             address = HOST
         elif address is not None:
             address = reachable(address, [p.address for p in self.present if p.address])
-        self.rendezvous = Rendezvous(seat.rank, seat.size, host, port, 30.0, number, address)
+        watched = seat.meets_on_loopback or seat.launcher == "mpirun"
+        self.rendezvous = Rendezvous(seat.rank, seat.size, host, port, 30.0, number, address, watched=watched)
 
     def _open(self, own: Present) -> tuple[int, list[Present]]:
         """Rank 0 opens a meeting, with a number that no earlier one had, and lists who has come."""
@@ -265,7 +267,7 @@ class Meeting:
     def train(self, job: Job, hear: Hear) -> None:
         """This rank's part. Rank 0 raises what went wrong first, anywhere."""
         try:
-            train_rank(job, replace(self.rendezvous, deadline_s=job.config.deadline_s), hear if self.leads else _nobody)
+            train_rank(job, replace(self.rendezvous, deadline_s=job.config.deadline_s), hear if self.leads else _of_slow_ranks)
         except KeyboardInterrupt:
             raise
         except Exception as error:
@@ -345,5 +347,7 @@ def refuse_inside_a_launcher(seat: Seat | None) -> None:
         raise BadRequest(f"this starts its own workers: run it once, not inside {seat.launcher}")
 
 
-def _nobody(kind: str, content: dict[str, Any]) -> None:
-    return
+def _of_slow_ranks(kind: str, content: dict[str, Any]) -> None:
+    """Rank 0 speaks for all; but it may be the slow one, and then another rank tells it."""
+    if kind == "waiting":
+        print(f"paceline: {content['text']}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -155,9 +156,9 @@ def _keep_store(bed: Testbed, deadline_s: float, pipe: Connection, parent: int) 
 def meeting_point(bed: Testbed | None, rank: int, size: int, port: int, deadline_s: float) -> Rendezvous:
     """Where a rank finds the others: on this host, or across a testbed's network."""
     if bed is None:
-        return Rendezvous(rank, size, HOST, port, deadline_s)
+        return Rendezvous(rank, size, HOST, port, deadline_s, watched=True)
     own = bed.address(bed.host(rank))
-    return Rendezvous(rank, size, bed.launcher, port, deadline_s, own=own, alone=bed.hosts >= size)
+    return Rendezvous(rank, size, bed.launcher, port, deadline_s, own=own, alone=bed.hosts >= size, watched=True)
 
 
 def _listen(
@@ -260,7 +261,7 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | 
         else:
             keep_to_loopback()
         rendezvous = pipe.recv()
-        result = body(rendezvous, lambda kind, content: pipe.send((kind, content)))
+        result = body(rendezvous, one_at_a_time(lambda kind, content: pipe.send((kind, content))))
         pipe.send(("done", {"result": pickle.dumps(result)}))  # tensors too, as plain bytes
         code = 0
     except BaseException as error:
@@ -269,6 +270,17 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | 
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def one_at_a_time(say: Hear) -> Hear:
+    """For several threads of a rank: one that computes, and one that tells of a slow peer."""
+    lock = threading.Lock()
+
+    def locked(kind: str, content: dict[str, Any]) -> None:
+        with lock:
+            say(kind, content)
+
+    return locked
 
 
 def _report(pipe: Connection, rank: int, error: BaseException) -> None:

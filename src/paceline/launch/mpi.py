@@ -34,6 +34,7 @@ from paceline.launch.local import (
     drain,
     meeting_point,
     network,
+    one_at_a_time,
     root_cause,
     store_for,
     train_rank,
@@ -236,7 +237,7 @@ def main() -> None:
     try:
         rendezvous = connection.recv()
         body = unpack(connection.recv_bytes())
-        result = body(rendezvous, lambda kind, content: connection.send((kind, content)))
+        result = body(rendezvous, one_at_a_time(lambda kind, content: connection.send((kind, content))))
         connection.send(("done", {"result": pickle.dumps(result)}))
     except BaseException as error:
         with suppress(OSError):

@@ -66,7 +66,7 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
             write_json(job.out / "config.json", job.config.described())
             if meeting is not None:
                 meeting.mark(job.out)
-        listen(kind, content)
+        listen("notice" if kind == "waiting" else kind, content)
 
     try:
         if ready and leads:

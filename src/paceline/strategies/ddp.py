@@ -17,6 +17,7 @@ from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy
+from paceline.transport.c10d import LONG
 from paceline.types import Batch, ReplicaLike
 
 
@@ -42,7 +43,7 @@ class DDP(Strategy):
             store=dist.PrefixStore("ddp", ctx.transport.store),
             rank=ctx.transport.rank,
             world_size=ctx.transport.size,
-            timeout=timedelta(seconds=ctx.transport.deadline_s),
+            timeout=LONG if ctx.transport.patience.watched else timedelta(seconds=ctx.transport.deadline_s),
         )
         replica.forward = DistributedDataParallel(replica.model, bucket_cap_mb=self.bucket_cap_mb)
         self._gradients = sum(p.numel() for p in replica.model.parameters() if p.requires_grad)

@@ -141,11 +141,16 @@ class Server:
             here = [c for c in self.clients if c.ear is not None]
             if not here:
                 raise RunFailed("a server has nobody left to listen to")
-            which = self.line.wait_any([c.ear for c in here if c.ear is not None], self.ctx.transport.deadline_s)
-            if which is None:
-                continue  # an evaluation, say: everybody is there, nobody has a question
-            self._hear(here[which])
+            self._hear(here[self._next_question([c.ear for c in here if c.ear is not None])])
             self._answer_all()
+
+    def _next_question(self, ears: list[Work]) -> int:
+        """Whose note has come. Nobody may have one for long (an evaluation, say); who keeps others waiting is told."""
+        idle, patience = not any(c.waits for c in self.clients), self.line.patience
+        with patience.waiting("gradients", gives_up=False, idle=idle) as look:
+            while (which := self.line.wait_any(ears, patience.post_s)) is None:
+                look()
+        return which
 
     def _listen(self, client: Client) -> None:
         client.ear = self.line.recv_note(client.question, client.rank)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import BadRequest, PeerLost, TransportError
+from paceline.transport.patience import Patience
 
 Op = Literal["sum", "max", "min"]
 REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -55,10 +56,11 @@ class Rendezvous:
     generation: int = 0  # counts up when a group is formed anew
     own: str | None = None  # this rank's own address, where that is not the store's host
     alone: bool = False  # on a host of its own: what that host sends and receives is this rank's
+    watched: bool = False  # whether a rank that ends is noticed at once: then a wait for a slow one goes on
 
 
 class Transport(ABC):
-    """Ranks 0..size-1. Every wait ends within `deadline_s`; a rank that is gone is `PeerLost`."""
+    """Ranks 0..size-1. A rank that is gone is `PeerLost`; one that is slow is waited for, and told after `deadline_s`."""
 
     name: ClassVar[str]
     runs_as: ClassVar[Literal["processes", "threads"]] = "processes"
@@ -68,8 +70,9 @@ class Transport(ABC):
     store: Any = None  # torch.distributed's store, where there is one
     tolerant: bool = False  # one who waits for a rank does not care that another has died
 
-    def __init__(self, rank: int, size: int, deadline_s: float, generation: int = 0) -> None:
+    def __init__(self, rank: int, size: int, deadline_s: float, generation: int = 0, patience: Patience | None = None) -> None:
         self.rank, self.size, self.deadline_s, self.generation = rank, size, deadline_s, generation
+        self.patience = patience or Patience(rank, size, deadline_s)
 
     @property
     def kind(self) -> str:
@@ -147,7 +150,7 @@ class Transport(ABC):
         if self.rank != first:
             said, heard = self.isend(word, first, ASSEMBLY_TAG), torch.zeros(self.size)
             answer = self.irecv(heard, first, ASSEMBLY_TAG)
-            self.wait_any([answer])
+            self._await_one([answer], "all to come together")
             answer.wait()
             said.wait()
             return tuple(r for r in ranks if heard[r])
@@ -158,9 +161,7 @@ class Transport(ABC):
                 awaited[rank] = self.irecv(torch.zeros(self.size), rank, ASSEMBLY_TAG)
         while awaited:
             order = list(awaited)
-            which = self.wait_any([awaited[r] for r in order])
-            assert which is not None
-            rank = order[which]
+            rank = order[self._await_one([awaited[r] for r in order], "all to come together")]
             with suppress(PeerLost) if survivors_suffice else nullcontext():
                 awaited.pop(rank).wait()
                 word[rank] = 1
@@ -168,6 +169,13 @@ class Transport(ABC):
         for rank in here[1:]:
             self.send(word, rank, ASSEMBLY_TAG)
         return here
+
+    def _await_one(self, works: Sequence[Work], what: str) -> int:
+        """The index of one that is through, however long it takes; who is slow is told."""
+        with self.patience.waiting(what, gives_up=False) as look:
+            while (which := self.wait_any(works, self.patience.post_s)) is None:
+                look()
+        return which
 
     def side(self, label: str) -> Transport:
         """The same ranks over channels of their own, for another kind of traffic; called by all ranks."""

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.errors import PacelineError, PeerLost, TransportError
+from paceline.errors import PacelineError, PeerLost, PeerSlow, TransportError
 from paceline.transport.base import Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
+from paceline.transport.patience import Patience
 
 LONG = timedelta(hours=24)  # for whoever waits aside: a server may hear nothing for as long as an evaluation takes
 REDUCE: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -28,8 +29,18 @@ class ProcessGroupTransport(Transport):
     native = frozenset({"all_reduce", "broadcast"})
     failure_words: ClassVar[tuple[str, ...]]  # in a RuntimeError, they tell of a broken connection
 
-    def __init__(self, store: Any, host: str, rank: int, size: int, deadline_s: float, generation: int, name: str) -> None:
-        super().__init__(rank, size, deadline_s, generation)
+    def __init__(
+        self,
+        store: Any,
+        host: str,
+        rank: int,
+        size: int,
+        deadline_s: float,
+        generation: int,
+        name: str,
+        patience: Patience | None = None,
+    ) -> None:
+        super().__init__(rank, size, deadline_s, generation, patience)
         self.store, self._host, self._label = store, host, name
         self._group = self._guard(lambda: self.make_group(dist.PrefixStore(f"{name}/{generation}", store)))
         self._agreed: set[tuple[str, int, torch.dtype, str, bool]] = set()
@@ -52,7 +63,13 @@ class ProcessGroupTransport(Transport):
             rendezvous.deadline_s,
             rendezvous.generation,
             f"{cls.name}/world",
+            patience_for(rendezvous),
         )
+
+    @property
+    def timeout(self) -> timedelta:
+        """What the library is told: where a rank's end closes its connections, a wait may take as long as it takes."""
+        return LONG if self.patience.watched else timedelta(seconds=self.deadline_s)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         return _GroupWork(self, self._guard(lambda: self._group.send([tensor], to, tag), to), to)
@@ -102,29 +119,35 @@ class ProcessGroupTransport(Transport):
         if members == tuple(range(self.size)):
             return self
         name = f"{self._label}/{'-'.join(map(str, members))}"
-        return type(self)(
-            self.store, self._host, members.index(self.rank), len(members), self.deadline_s, self.generation, name
-        )
+        own = members.index(self.rank)
+        return type(self)(self.store, self._host, own, len(members), self.deadline_s, self.generation, name, self.patience)
 
     def side(self, label: str) -> Self:
         name = f"{self._label}/side/{label}"
-        return type(self)(self.store, self._host, self.rank, self.size, self.deadline_s, self.generation, name)
+        return type(self)(self.store, self._host, self.rank, self.size, self.deadline_s, self.generation, name, self.patience)
 
     def close(self) -> None:
         self._group.abort()
 
-    def _guard(self, call: Callable[[], Any], peer: int | None = None) -> Any:
-        """The libraries say everything with RuntimeError: sort out who is gone from what took too long."""
+    def _guard(self, call: Callable[[], Any], peer: int | None = None, what: str = "an exchange", aside: bool = False) -> Any:
+        """The libraries say everything with RuntimeError: sort out who is gone from what took too long.
+
+        `aside`: a thread waits while this rank may be doing something else, so nobody needs to be told.
+        """
+        wait = None if aside else self.patience.enter(what, peer)
         try:
             return call()
         except RuntimeError as error:
             text = first_line(error)
             if "imed out" in text or "imeout" in text:
-                raise PeerLost(peer, f"no answer within {self.deadline_s:g} s") from None
+                raise PeerSlow(peer, self.deadline_s, what) from None
             if any(words in str(error) for words in self.failure_words):
                 other = 1 - self.rank if self.size == 2 else peer
                 raise PeerLost(other, "its connection closed") from None
             raise TransportError(f"{self.name}: {text}") from None
+        finally:
+            if wait is not None:
+                self.patience.leave(wait)
 
 
 class _GroupWork:
@@ -141,7 +164,7 @@ class _GroupWork:
             if self._error is not None:
                 raise self._error
             return
-        self._transport._guard(self._work.wait, self._peer)
+        self._transport._guard(self._work.wait, self._peer, "a message")
 
     def wait_aside(self, waiters: Waiters, arrived: threading.Condition) -> None:
         """Let a thread wait for it, and tell."""
@@ -151,7 +174,7 @@ class _GroupWork:
 
         def wait() -> None:
             try:
-                self._transport._guard(lambda: self._work.wait(LONG), self._peer)
+                self._transport._guard(lambda: self._work.wait(LONG), self._peer, aside=True)
             except PacelineError as error:
                 self._error = error
             with arrived:
@@ -197,9 +220,21 @@ def store_on(listening: socket.socket, timeout_s: float) -> Any:
 def connect_store(rendezvous: Rendezvous) -> Any:
     """The launcher's key-value store."""
     try:
-        return dist.TCPStore(rendezvous.host, rendezvous.port, None, False, timedelta(seconds=rendezvous.deadline_s))
+        store = dist.TCPStore(rendezvous.host, rendezvous.port, None, False, timedelta(seconds=rendezvous.deadline_s))
+        if rendezvous.watched:  # what a slow rank has not written yet is waited for
+            store.set_timeout(LONG)
+        return store
     except RuntimeError as error:
         raise TransportError(f"no meeting point at {rendezvous.host}:{rendezvous.port}: {first_line(error)}") from None
+
+
+def patience_for(rendezvous: Rendezvous) -> Patience:
+    """This rank's: it tells of slow ranks through a connection of its own to the store, made when it is needed."""
+
+    def connect() -> Any:
+        return dist.PrefixStore(f"patience-{rendezvous.generation}", connect_store(rendezvous))
+
+    return Patience(rendezvous.rank, rendezvous.size, rendezvous.deadline_s, connect, rendezvous.watched)
 
 
 def first_line(error: BaseException) -> str:

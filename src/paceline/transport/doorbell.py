@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from paceline.errors import PeerLost
+from paceline.transport.patience import Patience
 
 LOOKS = 200  # before yielding the core
 YIELDS = 20  # before going to sleep, where ranks share cores
@@ -91,8 +92,8 @@ _NAP = ctypes.byref(_Timespec(0, int(NAP_S * 1e9)))
 class Waiter:
     """One rank's way of waiting; knows who is alive."""
 
-    def __init__(self, board: Board, me: int, deadline_s: float, crowded: bool) -> None:
-        self._board, self._me, self._deadline_s = board, me, deadline_s
+    def __init__(self, board: Board, me: int, members: Sequence[int], patience: Patience, crowded: bool) -> None:
+        self._board, self._me, self._members, self.patience = board, me, members, patience
         self._yields = YIELDS if crowded else ROOMY_YIELDS
         self.descriptors: dict[int, int] = {}
         self.tolerant = False
@@ -105,7 +106,12 @@ class Waiter:
             os.sched_yield()
             if ready():
                 return
-        board, me, until = self._board, self._me, time.monotonic() + self._deadline_s
+        watched = peer in self.descriptors  # then its end is noticed, and a wait for it can go on
+        with self.patience.waiting(what, self._members[peer], gives_up=not watched) as look:
+            self._sleep_until(ready, peer, what, look)
+
+    def _sleep_until(self, ready: Callable[[], bool], peer: int, what: str, look: Callable[[], None]) -> None:
+        board, me = self._board, self._me
         while True:
             heard = board.bells[me]
             board.asleep[me] = 1
@@ -126,8 +132,7 @@ class Waiter:
             ):  # whoever else is gone will keep the awaited one waiting too
                 if other != peer and not board.closed[other] and self._ended(other):
                     raise PeerLost(other, f"while waiting for {what}")
-            if time.monotonic() > until:
-                raise PeerLost(peer, f"no answer within {self._deadline_s:g} s")
+            look()
 
     def wait_any(self, found: Callable[[], int | None], peers: Sequence[int], patience_s: float | None) -> int | None:
         """Until `found` says which, or one of the peers is gone (its index), or patience ends (None)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +18,6 @@ class GlooTransport(ProcessGroupTransport):
 
     def make_group(self, store: Any) -> Any:
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=self.deadline_s)
+        options._timeout = self.timeout
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
         return dist.ProcessGroupGloo(store, self.rank, self.size, options)

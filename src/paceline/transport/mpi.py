@@ -1,8 +1,8 @@
 """Processes started by mpirun, over Open MPI: mpi4py on the buffers of torch's tensors, without copies.
 
-Bytes travel point to point; the all-reduce is MPI's own. MPI's blocking calls know no deadline, so every wait here is a loop of
-tests with one, and a native collective is entered only after all ranks have said, within the deadline, that they come and what
-they bring. When a rank dies, mpirun ends all of them.
+Bytes travel point to point; the all-reduce is MPI's own. MPI's blocking calls tell nobody who is waited for, so every wait here
+is a loop of tests, and a native collective is entered only after all ranks have said that they come and what they bring. When
+a rank dies, mpirun ends all of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from paceline.allocator import keep_freed_memory
-from paceline.errors import BadRequest, PeerLost, TransportError
+from paceline.errors import BadRequest, TransportError
 from paceline.registry import transports
 from paceline.transport.base import Message, Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
-from paceline.transport.c10d import connect_store
+from paceline.transport.c10d import connect_store, patience_for
+from paceline.transport.patience import Patience
 
 LOOKS = 200  # tests before others may have the core
 SIGNATURE = 4  # int64 numbers that stand for what a rank brings to a collective
@@ -73,8 +74,8 @@ class MpiTransport(Transport):
 
     native = frozenset({"all_reduce", "broadcast"})
 
-    def __init__(self, comm: Any, store: Any, deadline_s: float) -> None:
-        super().__init__(comm.rank, comm.size, deadline_s)
+    def __init__(self, comm: Any, store: Any, deadline_s: float, patience: Patience | None = None) -> None:
+        super().__init__(comm.rank, comm.size, deadline_s, patience=patience)
         self.store, self._comm, self._mpi = store, comm, load()
         self._types = number_types(self._mpi)
         self._ops = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}
@@ -94,7 +95,9 @@ class MpiTransport(Transport):
                 f"MPI says rank {world.rank} of {world.size}, the launcher {rendezvous.rank} of {rendezvous.size}: "
                 "was this started by mpirun?"
             )
-        return cls(world.Dup(), connect_store(rendezvous) if rendezvous.port else None, rendezvous.deadline_s)
+        patience = patience_for(rendezvous)
+        patience.watched = True  # when a rank ends, mpirun ends the others
+        return cls(world.Dup(), connect_store(rendezvous) if rendezvous.port else None, rendezvous.deadline_s, patience)
 
     def c10d(self) -> str:
         from paceline.transport.mpi_backend import NAME
@@ -158,7 +161,7 @@ class MpiTransport(Transport):
             self._comm.Bcast([buffer_of(self._mpi, tensor), tensor.nbytes, self._mpi.BYTE], root)
 
     def _come_together(self, operation: str, tensor: Tensor) -> None:
-        """Everybody is here, within the deadline, and brings the same; otherwise everybody says what it brings, and raises."""
+        """Everybody is here and brings the same; otherwise everybody says what it brings, and raises."""
         own = hash_of(operation, tensor)
         self._signature[:SIGNATURE] = own
         self._signature[SIGNATURE:] = -own
@@ -169,25 +172,25 @@ class MpiTransport(Transport):
         check_tensor(tensor, self)
 
     def finish(self, request: Any, peer: int | None, what: str, status: Any = None) -> None:
-        """Test until it is through: at first at once, then letting others run, at most until the deadline."""
+        """Test until it is through: at first at once, then letting others run."""
         test = request.Test
         for _ in range(LOOKS):
             if test(status):
                 return
-        until = time.monotonic() + self.deadline_s
-        while not test(status):
-            os.sched_yield()
-            if time.monotonic() > until:
-                raise PeerLost(peer, f"no answer within {self.deadline_s:g} s, while waiting for {what}")
+        with self.patience.waiting(what, peer) as look:
+            while not test(status):
+                os.sched_yield()
+                look()
 
     def side(self, label: str) -> MpiTransport:
-        return MpiTransport(self._comm.Dup(), self.store, self.deadline_s)
+        return MpiTransport(self._comm.Dup(), self.store, self.deadline_s, self.patience)
 
     def group(self, ranks: Sequence[int]) -> MpiTransport:
         members = check_ranks(ranks, self.size, self.rank)
         if members == tuple(range(self.size)):
             return self
-        return MpiTransport(self._comm.Create_group(self._comm.group.Incl(members)), self.store, self.deadline_s)
+        own = self._comm.Create_group(self._comm.group.Incl(members))
+        return MpiTransport(own, self.store, self.deadline_s, self.patience)
 
 
 def hash_of(operation: str, tensor: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class NcclTransport(ProcessGroupTransport):
         self._agreements = 0
         self._device = torch.device("cuda", torch.cuda.current_device())
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=self.deadline_s)
+        options._timeout = self.timeout
         return dist.ProcessGroupNCCL(store, self.rank, self.size, options)
 
     def c10d(self) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import mmap
 import os
+import time
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -26,11 +27,13 @@ from torch import Tensor
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
 from paceline.transport.base import REDUCE, Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
-from paceline.transport.c10d import connect_store
+from paceline.transport.c10d import connect_store, patience_for
 from paceline.transport.channels import ChannelMessage, channels_bytes
 from paceline.transport.doorbell import Board, Waiter
+from paceline.transport.patience import Patience
 
 SMALL_BYTES = 32 << 10  # up to here everybody sums everything, with one barrier instead of two
+LOOK_S = 0.002  # between two looks at whether a rank has published something
 BLOCK_BYTES = 256 << 10  # the slice is summed and handed out in pieces that stay in the cache
 
 
@@ -68,8 +71,8 @@ class SharedBytes:
 class SharedMemory:
     """What one process shares, and what it has mapped of others. Allocations are numbered: all ranks make the same ones."""
 
-    def __init__(self, store: Any, rank: int, ranks: int) -> None:
-        self._store, self._rank, self.ranks = store, rank, ranks
+    def __init__(self, store: Any, rank: int, ranks: int, patience: Patience) -> None:
+        self._store, self._rank, self.ranks, self.patience = store, rank, ranks, patience
         self._own: list[tuple[int, int, SharedBytes]] = []  # (first address, last address, bytes)
         self._others: dict[tuple[int, int], SharedBytes] = {}
 
@@ -94,17 +97,20 @@ class SharedMemory:
             return self._own[number][2]
         key = (rank, number)
         if key not in self._others:
-            process, file, size = _numbers(self._store, f"shm/{rank}/{number}", rank)
+            process, file, size = self.published(f"shm/{rank}/{number}", rank)
             self._others[key] = SharedBytes(size, (process, file))
         return self._others[key]
 
-
-def _numbers(store: Any, key: str, rank: int) -> list[int]:
-    """What a rank has published; waits for it."""
-    try:
-        return [int(v) for v in store.get(key).split()]
-    except RuntimeError:
-        raise PeerLost(rank, "it did not say where its memory is") from None
+    def published(self, key: str, rank: int) -> list[int]:
+        """What a rank has published; waits for it."""
+        try:
+            with self.patience.waiting("the place of its memory", rank) as look:
+                while not self._store.check([key]):
+                    look()
+                    time.sleep(LOOK_S)
+            return [int(v) for v in self._store.get(key).split()]
+        except RuntimeError:
+            raise PeerLost(rank, "it did not say where its memory is") from None
 
 
 @transports.register("shm")
@@ -117,13 +123,14 @@ class ShmTransport(Transport):
     def __init__(
         self, memory: SharedMemory, store: Any, members: tuple[int, ...], world_rank: int, deadline_s: float, name: str
     ) -> None:
-        super().__init__(members.index(world_rank), len(members), deadline_s)
+        super().__init__(members.index(world_rank), len(members), deadline_s, patience=memory.patience)
         self.store, self._memory, self._members, self._name = store, memory, members, name
         board, channels = self._meeting_place(store, name)
         self._board = Board(board.words(), self.size)
         self._keep = (board, channels)
         self._channels = channels.tensor()
-        self._waiter: Waiter = Waiter(self._board, self.rank, deadline_s, memory.ranks > len(os.sched_getaffinity(0)))
+        crowded = memory.ranks > len(os.sched_getaffinity(0))
+        self._waiter: Waiter = Waiter(self._board, self.rank, members, memory.patience, crowded)
         self._board.pids[self.rank] = os.getpid()
         self._calls = 0
         self._words: dict[tuple[Any, ...], int] = {}  # what can be said at a meeting, in 32 bits
@@ -145,7 +152,7 @@ class ShmTransport(Transport):
         if (missing := cls.missing()) is not None:
             raise TransportError(f"transport shm is not to be had here: {missing}")
         store = dist.PrefixStore(f"shm-{rendezvous.generation}", connect_store(rendezvous))
-        memory = SharedMemory(store, rendezvous.rank, rendezvous.size)
+        memory = SharedMemory(store, rendezvous.rank, rendezvous.size, patience_for(rendezvous))
         return cls(memory, store, tuple(range(rendezvous.size)), rendezvous.rank, rendezvous.deadline_s, "world")
 
     def _meeting_place(self, store: Any, name: str) -> tuple[SharedBytes, SharedBytes]:
@@ -156,7 +163,7 @@ class ShmTransport(Transport):
             made = tuple(SharedBytes(s) for s in sizes)
             store.set(key, " ".join(f"{m.address[0]} {m.address[1]}" for m in made))
             return made[0], made[1]
-        numbers = _numbers(store, key, self._members[0])
+        numbers = self._memory.published(key, self._members[0])
         return SharedBytes(sizes[0], (numbers[0], numbers[1])), SharedBytes(sizes[1], (numbers[2], numbers[3]))
 
     def _meet(self) -> None:
@@ -333,6 +340,7 @@ class ShmTransport(Transport):
     def twin(self) -> ShmTransport:
         other = copy.copy(self)
         other._pending, other._waiter = [], copy.copy(self._waiter)
+        other._waiter.patience = Patience(self.rank, self.size, self.deadline_s, watched=True)  # one thread of a rank tells
         return other
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from paceline.transport.base import Op, Transport, Work
 
 class Wrapper(Transport):
     def __init__(self, inner: Transport) -> None:
-        super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation)
+        super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation, inner.patience)
         self.inner = inner
         self.native, self.devices, self.runs_as = inner.native, inner.devices, inner.runs_as  # type: ignore[misc]
         self.store = inner.store
