@@ -129,7 +129,7 @@ def test_json_is_alone_on_standard_output(cli, tmp_path: Path) -> None:
     assert record["config"]["threads"] == 1
     assert "samples per second" in err
     assert {p.name for p in (tmp_path / "a").iterdir()} == {
-        "run.json", "config.json", "events", "model.safetensors", "trace.json",
+        "run.json", "config.json", "events", "model.safetensors", "trace.json", ".lock",
     }  # fmt: skip
     assert cli(*QUICK, "--quiet", "--out", "b")[1:] == ("", "")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from paceline.privacy import native, noise
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
 from paceline.privacy.gradient import PrivateGradient
 from paceline.privacy.guarantee import Curve, Guarantee
-from paceline.privacy.ledger import Ledger, Line, begin, read_account
+from paceline.privacy.ledger import Ledger, Line, begin, read_account, write_lines
 from paceline.privacy.noise import Noise, draw_key, normal_from
 from paceline.privacy.sampling import Coins, PoissonBatches, ShuffledBatches
 from paceline.privacy.settings import Settings
@@ -352,6 +354,44 @@ def test_sessions_that_begin_at_once_have_numbers_of_their_own(tmp_path: Path) -
     assert [begin(tmp_path, [], 0) for _ in range(3)] == [0, 1, 2]
     assert begin(tmp_path, [Line(5, 1.0, 0.1, 7)], 0) == 6
     assert read_account(tmp_path) == [Line(5, 1.0, 0.1, 7)]
+
+
+def test_sessions_at_the_same_time_do_not_lose_each_others_steps(tmp_path: Path) -> None:
+    sessions = [begin(tmp_path, [], 0) for _ in range(2)]
+    first, second = (Ledger(tmp_path, 0, Line(session, 1.0, 0.01, 0), planned=1000) for session in sessions)
+    for ledger, steps in ((second, 50), (first, 30)):
+        for _ in range(steps):
+            ledger.before_step()
+    second.settle()
+    first.settle()
+    assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 30), Line(1, 1.0, 0.01, 50)]
+
+
+def test_a_ledger_with_all_sessions_in_one_file_is_read(tmp_path: Path) -> None:
+    """As versions before wrote it."""
+    write_lines(tmp_path / "privacy" / "worker-0.json", [Line(0, 1.0, 0.01, 30), Line(1, 1.0, 0.01, 50)])
+    session = begin(tmp_path, [], 0)
+    Ledger(tmp_path, 0, Line(session, 1.0, 0.01, 0), planned=5).before_step()
+    assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 30), Line(1, 1.0, 0.01, 50), Line(2, 1.0, 0.01, 5)]
+
+
+def test_a_line_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file before it gets its name, the folder after."""
+    done: list[str] = []
+    replace, fsync = os.replace, os.fsync
+
+    def synced(handle: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        fsync(handle)
+
+    def renamed(one: Path, other: Path) -> None:
+        done.append("name")
+        replace(one, other)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_lines(tmp_path / "privacy" / "worker-0.json", [Line(0, 1.0, 0.01, 30)])
+    assert done == ["file", "name", "folder"]
 
 
 def test_a_damaged_ledger_is_no_empty_one(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from paceline.launch.seat import find as find_seat
 from paceline.launch.threads import run_threads
 from paceline.privacy.ledger import read_account
 from paceline.protection import account, begin_session
+from paceline.record.lock import alone_in
 from paceline.record.machine import environment
 from paceline.record.reader import read_run, read_worker_events, summarise
 from paceline.record.trace import write_trace
@@ -41,15 +43,20 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
     Writes run.json in every case; then raises what went wrong, if something did. With a `meeting` this process is one rank of
     several that a launcher has started; rank 0 writes.
     """
+    with ExitStack() as held:  # the folder, until the record is written
+        return _run(job, listen, clean, meeting, held)
+
+
+def _run(job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: ExitStack) -> dict[str, Any]:
     if meeting is None:
         refuse_inside_a_launcher(find_seat())
-        _claim(job)
+        _claim(job, held=held)
     else:
         if job.config.network is not None:
             raise BadRequest(
                 f"network={job.config.network}: Paceline starts the ranks on its hosts itself, not {meeting.seat.launcher}"
             )
-        meeting.claim(job, partial(_claim, restarted=meeting.began))
+        meeting.claim(job, partial(_claim, restarted=meeting.began, held=held))
     leads = meeting is None or meeting.leads
     failure: BaseException | None = None
     ready = job.resume_from is None
@@ -144,12 +151,13 @@ def fork_is_safe(threads: int) -> bool:
     return hasattr(os, "fork") and threads == 1 and threading.active_count() == 1 and not torch.cuda.is_initialized()
 
 
-def _claim(job: Job, restarted: Callable[[Path], bool] = lambda out: False) -> None:
+def _claim(job: Job, restarted: Callable[[Path], bool] = lambda out: False, held: ExitStack | None = None) -> None:
     """The run's folder: writable, and nobody else's. Making `events/` is the claim: it succeeds once.
 
-    Unless a launcher has started the ranks of the run there anew: they may begin again, as a further session.
+    Unless a launcher has started the ranks of the run there anew: they may begin again, as a further session. Until `held` is
+    closed, no other process can go on there.
     """
-    stem, again = job.out, 1
+    stem, again, refused = job.out, 1, False
     while True:
         try:
             job.out.mkdir(parents=True, exist_ok=True)
@@ -162,8 +170,8 @@ def _claim(job: Job, restarted: Callable[[Path], bool] = lambda out: False) -> N
                 _refuse_what_was_spent(job)
                 break
             if job.out_is_given and _nothing_happened(job.out):
-                shutil.rmtree(job.out / "events")  # a request that was refused before its first step
-                continue
+                refused = True  # a request that was refused before its first step
+                break
             if job.out_is_given:
                 raise BadRequest(
                     f"out={job.out} holds a run already: choose another folder, or go on with --resume {job.out}"
@@ -173,6 +181,11 @@ def _claim(job: Job, restarted: Callable[[Path], bool] = lambda out: False) -> N
             job.config.out = str(job.out)
         except OSError as error:
             raise BadRequest(f"out={job.out} cannot be written: {error.strerror}") from None
+    if held is not None:
+        held.enter_context(alone_in(job.out, "this run is being continued by another process"))
+    if refused:
+        shutil.rmtree(job.out / "events")
+        (job.out / "events").mkdir()
     if job.resume_from is not None:
         earlier = run_folder(job.config.resume or "")
         if not same_folder(job.out, earlier) and (earlier / "events").is_dir():

@@ -1,7 +1,8 @@
 """What a run has spent, on disk, before it is spent: a crash, or going back to an earlier checkpoint, gives nothing back.
 
-    OUT/privacy/worker-0.json ...     by session: noise, sampling rate, steps, and what was promised
-    OUT/privacy/earlier.json          what a checkpoint that was taken elsewhere had spent before
+    OUT/privacy/worker-0.json ...                 the first session: noise, sampling rate, steps, and what was promised
+    OUT/privacy/worker-0-session-1.json ...       the second, and so on; no session writes the file of another
+    OUT/privacy/earlier.json                      what a checkpoint that was taken elsewhere had spent before
 
 A worker writes down a block of steps before it makes the first of them, and at the end what it has made. Whoever is killed has
 spent the whole block. A sample is in one worker's shard only, so what counts is the worker that has made the most steps.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,8 @@ class Ledger:
     """One worker's; `planned` is all that it may make in this session."""
 
     def __init__(self, folder: Path, worker: int, line: Line, planned: int) -> None:
-        self.path = folder / "privacy" / f"worker-{worker}.json"
-        self._others = [entry for entry in read_lines(self.path) if entry.session != line.session]
+        session = f"-session-{line.session}" if line.session else ""
+        self.path = folder / "privacy" / f"worker-{worker}{session}.json"
         self._line, self.made, self.planned = line, 0, planned
         self._block = min(MOST, max(LEAST, planned // 100))
 
@@ -63,7 +65,7 @@ class Ledger:
         self._write()
 
     def _write(self) -> None:
-        write_lines(self.path, [*self._others, self._line])
+        write_lines(self.path, [self._line])
 
 
 def write_lines(path: Path, lines: Iterable[Line]) -> None:
@@ -76,9 +78,20 @@ def write_lines(path: Path, lines: Iterable[Line]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name too is on the disk: without it, a power failure brings the old file back."""
+    with suppress(OSError):  # some file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -7,14 +7,11 @@ of the training time; seeds as rounds, each in an order of its own, so that a sl
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import itertools
 import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +23,11 @@ from paceline.job import Job, prepare
 from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
+from paceline.record.lock import LOCK, alone_in
 from paceline.record.machine import cores, environment
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
 from paceline.record.writer import write_json
 from paceline.studies.grid import Setting, Study, alone
-
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ def run_study(
     listener, rounds = listener or Listener(), rounds_of(study)
     _claim(out)
     try:
-        with alone_in(out):
+        with alone_in(out, "this study is being run by another process"):  # which would take its unfinished run for a leftover
             session = _Session.open(study, out)
             return _run_rounds(study, session, rounds, listener, retry_failed, clean)
     except DataUnavailable as error:
@@ -96,17 +92,6 @@ def _claim(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """One study at a time in a folder: another would take its unfinished run for a leftover. The lock ends with the process."""
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadRequest(f"{folder}: this study is being run by another process") from None
-        yield
 
 
 def _run_rounds(
