@@ -10,6 +10,7 @@ from paceline.data.base import Stream
 from paceline.data.batches import Batches, to_device
 from paceline.data.shards import StaticShards
 from paceline.job import Job
+from paceline.privacy.apart import NOTICE, apart
 from paceline.privacy.clip import TRIED
 from paceline.privacy.gradient import PrivateGradient
 from paceline.privacy.ledger import Ledger, Line, described, read_account
@@ -35,9 +36,10 @@ class Private:
         self.made = 0
 
     def batches(self) -> Batches:
-        train, shards = self._job.data.train, self._job.shards()
-        assert not isinstance(train, Stream)
+        given, shards = self._job.data.train, self._job.shards()
+        assert not isinstance(given, Stream)
         assert isinstance(shards, StaticShards)
+        train = apart(given)
         self._own, self._train = shards.chunks[self.worker], train
         if self.settings.sampling == "shuffle":
             return ShuffledBatches(train, shards, self.worker, self._device)
@@ -61,6 +63,8 @@ class Private:
         few = self._own[torch.linspace(0, len(self._own) - 1, min(TRIED, len(self._own))).long()]
         inputs, targets = to_device(self._train.batch(few), self._device)
         self.gradient.try_out(inputs, targets, len(few))
+        if self._train is not self._job.data.train:
+            self.gradient.clipper.notices.append(NOTICE)
         if state is not None:
             self.gradient.load(state)
         asked, told = self.settings, self.protection

@@ -11,6 +11,8 @@ import pytest
 import torch
 from tests.conftest import identical, make_pairs, small_net, weights_distance
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import paceline
 from paceline.privacy.accounting import Spent, epsilon_of
@@ -77,6 +79,45 @@ def test_collectives_give_the_same_private_weights(run_inproc) -> None:
     ]
     for other in runs[1:]:
         assert weights_distance(runs[0].weights, other.weights) < 1e-5
+
+
+def mixup(samples: list[Any]) -> Any:
+    inputs, targets = default_collate(samples)
+    return 0.5 * inputs + 0.5 * inputs.roll(1, 0), targets
+
+
+def test_a_collate_function_that_mixes_people_is_given_one_at_a_time(run_inproc, capsys: pytest.CaptureFixture[str]) -> None:
+    """With nobody else in sight there is nobody to mix with: the weights of training without it."""
+    loader = DataLoader(TensorDataset(*DATA[0]), batch_size=12, shuffle=True, collate_fn=mixup)
+    options = {"strategy": "allreduce", "workers": 2, "privacy": "noise=1.0,clip=0.5,secure=false"}
+    plain = run_inproc(**{**QUICK, **options})
+    assert "one at a time" not in capsys.readouterr().err
+    mixed = run_inproc(**{**QUICK, **options, "data": (loader, DATA[1]), "progress": True})
+    assert "samples are read and collated one at a time" in capsys.readouterr().err
+    assert identical(plain.weights, mixed.weights)
+    assert mixed.record["privacy"]["epsilon"] == plain.record["privacy"]["epsilon"]
+
+
+class Pooled(nn.Module):
+    """The mean over the places of a sequence, padding included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x.mean(1, keepdim=True))  # type: ignore[no-any-return]
+
+
+def test_samples_of_unequal_length_are_refused_in_words(run_inproc) -> None:
+    """Padded to the longest of the batch, a row would tell how long others are."""
+
+    def padded(samples: list[Any]) -> Any:
+        return pad_sequence([x[: 1 + int(y)] for x, y in samples], batch_first=True), torch.stack([y for _, y in samples])
+
+    loader = DataLoader(TensorDataset(*DATA[0]), batch_size=12, collate_fn=padded)
+    with pytest.raises(paceline.BadRequest, match="pad all samples to one fixed length"):
+        run_inproc(**{**QUICK, "data": (loader, None), "privacy": "noise=1.0", "model": Pooled})
 
 
 def test_secret_runs_differ(run_inproc) -> None:

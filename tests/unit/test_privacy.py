@@ -16,13 +16,17 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from paceline.cli.main import cli
-from paceline.data.base import TensorSamples
+from paceline.data.adopt import DatasetSamples
+from paceline.data.base import Samples, Scale, SomeSamples, TensorSamples
 from paceline.data.shards import StaticShards
 from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.privacy import native, noise
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
+from paceline.privacy.apart import apart
+from paceline.privacy.clip import Bookkeeping
 from paceline.privacy.gradient import PrivateGradient
 from paceline.privacy.guarantee import Curve, Guarantee
 from paceline.privacy.ledger import Ledger, Line, begin, read_account, write_lines
@@ -320,6 +324,136 @@ def test_an_adaptive_clip_norm_pays_for_its_count() -> None:
     assert share.left**-2 + (2 * share.noise) ** -2 == pytest.approx(1.0)
     with pytest.raises(BadRequest, match="too few to count in"):
         PrivateGradient(replica, Settings.read("noise=1.0,adaptive=0.5"), 1.0, draw_key(None), 8)
+
+
+# --- people apart
+
+
+def mixed(samples: list[Any]) -> Any:
+    """Mixup: every input gets half of its neighbour."""
+    inputs, targets = default_collate(samples)
+    return 0.5 * inputs + 0.5 * inputs.roll(1, 0), targets
+
+
+def centred(samples: list[Any]) -> Any:
+    inputs, targets = default_collate(samples)
+    return inputs - inputs.mean(0, keepdim=True), targets
+
+
+class Fetches(Dataset[Any]):
+    """Reads many samples at once, and mixes them."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.targets[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        mean = self.inputs[indices].mean(0)
+        return [(self.inputs[i] - mean, self.targets[i]) for i in indices]
+
+
+def people(kind: str, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
+    if kind == "own samples":
+        return Averaged(inputs, targets)
+    if kind == "__getitems__":
+        return DatasetSamples(Fetches(inputs, targets))
+    if kind == "subset":
+        return DatasetSamples(Subset(Fetches(inputs, targets), range(len(inputs))))
+    return DatasetSamples(TensorDataset(inputs, targets), {"mixup": mixed, "centred": centred}[kind])
+
+
+class Averaged(TensorSamples):
+    def batch(self, indices: torch.Tensor) -> Any:
+        inputs, targets = super().batch(indices)
+        return inputs - inputs.mean(0), targets
+
+
+@pytest.mark.parametrize("kind", ["mixup", "centred", "__getitems__", "subset", "own samples"])
+def test_one_more_person_changes_the_clipped_sum_by_no_more_than_the_clip_norm(kind: str) -> None:
+    inputs, targets = torch.randn(33, 6), torch.randint(0, 3, (33,))
+    inputs[32] = 40.0  # somebody odd
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    places = [(p, torch.zeros_like(p)) for p in model.parameters()]
+    clipper = Bookkeeping(model, F.cross_entropy, places, 1.0, False)
+
+    def difference(samples: Samples) -> float:
+        sums = []
+        for count in (32, 33):
+            clipper(*samples.batch(torch.arange(count)), count)
+            sums.append(torch.cat([place.flatten() for _, place in places]))
+        return float((sums[1] - sums[0]).norm())
+
+    mixing = people(kind, inputs, targets)
+    assert difference(mixing) > 1.5
+    assert difference(apart(mixing)) <= 1.0 + 1e-5
+
+
+def test_rows_of_a_batch_are_what_they_are_alone() -> None:
+    inputs, targets = torch.randn(9, 6), torch.arange(9)
+    samples = apart(people("mixup", inputs, targets))
+    for count in (1, 4, 9):
+        found = samples.batch(torch.arange(count))
+        assert torch.equal(found[0], inputs[:count])
+        assert torch.equal(found[1], targets[:count])
+
+
+def test_what_treats_rows_apart_is_read_at_once() -> None:
+    inputs, targets = torch.randn(9, 6), torch.arange(9)
+    plain = TensorDataset(inputs, targets)
+    ours = [
+        TensorSamples(inputs, targets),
+        TensorSamples(inputs, targets, Scale((0.5,), (0.5,))),
+        SomeSamples(TensorSamples(inputs, targets), torch.arange(4)),
+        DatasetSamples(Subset(plain, range(4))),
+    ]
+    for samples in ours:
+        assert apart(samples) is samples
+    for samples in (
+        TensorSamples(inputs, targets, lambda x: x - x.mean(0)),
+        SomeSamples(Averaged(inputs, targets), torch.arange(4)),
+    ):
+        assert apart(samples) is not samples
+
+
+def test_a_collate_function_may_do_anything_to_one_sample() -> None:
+    """Also with dictionaries, tuples, and what is the same for all."""
+
+    def padded(samples: list[Any]) -> Any:
+        rows = [F.pad(x[: 1 + int(y) % 4], (0, 6 - len(x[: 1 + int(y) % 4]))) for x, y in samples]
+        return {"x": torch.stack(rows), "both": (torch.stack(rows), "same")}, torch.stack([y for _, y in samples])
+
+    whole = DatasetSamples(TensorDataset(torch.randn(9, 6), torch.arange(9)), padded)
+    found, expected = apart(whole).batch(torch.arange(9)), whole.batch(torch.arange(9))
+    assert torch.equal(found[0]["x"], expected[0]["x"])
+    assert torch.equal(found[0]["both"][0], expected[0]["both"][0])
+    assert found[0]["both"][1] == "same"
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (lambda x, y: x[: 1 + y][None], r"shape \(1, 1\) and another to shape \(1, 2\).*pad all samples to one fixed length"),
+        (lambda x, y: torch.stack([x, x]), "makes 2 rows of one sample.*make one row"),
+        (lambda x, y: x.mean(), "a number without a row"),
+        (lambda x, y: {str(int(y)): x[None]}, "a dictionary of 0 and another to a dictionary of 1"),
+        (lambda x, y: [x[None]] * (1 + int(y)), "a list of 1 and another to a list of 2"),
+        (lambda x, y: [x[None], (x[None],)][int(y) % 2], r"shape \(1, 6\) and another to a tuple of 1"),
+        (lambda x, y: str(int(y)), "a str and another to a str.*give tensors"),
+    ],
+)
+def test_samples_that_do_not_fit_together_are_refused(inputs: Any, says: str) -> None:
+    def collate(samples: list[Any]) -> Any:
+        [(x, y)] = samples
+        return inputs(x, y), y[None]
+
+    with pytest.raises(BadRequest, match=says):
+        apart(DatasetSamples(TensorDataset(torch.randn(9, 6), torch.arange(9)), collate)).batch(torch.arange(3))
 
 
 # --- what is written down
