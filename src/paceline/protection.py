@@ -34,7 +34,7 @@ class Protection:
     cut_short: bool  # by the budget
     curve: Curve
     earlier: tuple[Line, ...]  # what earlier sessions have spent and promised
-    start: int  # steps that were made before
+    start: int  # steps of the present epoch that were made before (sampling=shuffle)
 
     def notices(self, samples: int) -> list[str]:
         settings, found = self.settings, []
@@ -115,7 +115,7 @@ def protect(
         epoch = per
     known = [n for n in (steps, epochs * epoch if epochs is not None else None) if n is not None]
     left = max(0, min(known) - resumed.step)
-    before, offset = resumed.spent, resumed.step % per
+    before, offset = resumed.spent, resumed.into_epoch(batch_sizes, per)
     wanted = -(-(offset + left) // per)
     if settings.epsilon is not None and before:
         _refuse_if_spent(settings, before)
@@ -140,7 +140,7 @@ def protect(
     loops()  # compiled here, once, before the workers need it
     curve = Curve.of(settings, rate, max(1, allowed), per, before, offset)
     return Protection(
-        settings, guarantee, rate, per, allowed, resumed.step + allowed, allowed < left, curve, resumed.lines, resumed.step
+        settings, guarantee, rate, per, allowed, resumed.step + allowed, allowed < left, curve, resumed.lines, offset
     )
 
 
@@ -166,10 +166,26 @@ class Resumed:
 
     step: int = 0
     lines: tuple[Line, ...] = ()
+    checkpoint: Path | None = None
 
     @property
     def spent(self) -> tuple[Spent, ...]:
         return tuple(line.spent for line in self.lines)
+
+    def into_epoch(self, batch_sizes: tuple[int, ...], per: int) -> int:
+        """Of the `per` steps of a shuffled epoch, how many have been made; at least, where that is not certain.
+
+        With other batch sizes or another number of workers than before, the rest of an epoch is dealt out anew (StaticShards),
+        and takes fewer steps than it would have: one at least, so that it counts as an epoch that has one step left.
+        """
+        if self.checkpoint is None or per == 1:
+            return 0
+        place = checkpoint.load_own(self.checkpoint, 0)["batches"]["shards"]
+        if place["kind"] != "static":
+            return 0  # a worker refuses to go on from it
+        same = tuple(place["batch_sizes"]) == batch_sizes
+        dealt_anew = bool((place["seen_at_start"] if same else place["seen"]).any())
+        return per - 1 if dealt_anew else int(place["position"]) if same else 0
 
     @classmethod
     def of(cls, resume_from: Path | None, folder: Path | None, private: bool) -> Resumed:
@@ -185,7 +201,7 @@ class Resumed:
         if kept is None:
             return cls()
         lines = the_most([*read_account(folder), *(Line(**entry) for entry in kept)])
-        return cls(said["step"], tuple(lines))
+        return cls(said["step"], tuple(lines), resume_from)
 
 
 def begin_session(folder: Path, protection: Protection, at_least: int) -> int:

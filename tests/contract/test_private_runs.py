@@ -249,6 +249,28 @@ def test_shuffled_epochs_that_are_begun_again_count_again(run_inproc, tmp_path: 
     assert more.record["privacy"]["epsilon"] == pytest.approx(epsilon_of([Spent(2.0, 1.0, 3)], 1e-5))
 
 
+def test_a_shuffled_epoch_that_goes_on_with_other_workers_counts_by_what_was_seen(run_inproc, tmp_path: Path) -> None:
+    """Ten steps are one epoch of 120 people. From step 5 on, two workers deal out the 60 who are left in fewer than five steps;
+    what comes after is another epoch. So some people are seen three times."""
+    options = {
+        **QUICK,
+        "data": (make_pairs(120), None),
+        "steps": 10,
+        "strategy": "allreduce",
+        "privacy": "noise=2.0,sampling=shuffle",
+        "checkpoint_every": "5",
+    }
+    run_inproc(**options, out=str(tmp_path / "run"))
+    again = str(tmp_path / "run" / "checkpoints" / "step-00000005")
+    more = paceline.train(resume=again, steps=10, workers=2, checkpoint_every="6", **_objects(options))
+    assert more.record["privacy"]["epsilon"] == pytest.approx(epsilon_of([Spent(2.0, 1.0, 3)], 1e-5))
+    budget = epsilon_of([Spent(2.0, 1.0, 4)], 1e-5)  # one epoch more: the one that was begun
+    last = paceline.train(resume=str(tmp_path / "run"), steps=99, privacy=f"epsilon={budget + 1e-6},noise=2.0,sampling=shuffle",
+                          **_objects(options))  # fmt: skip
+    assert last.record["privacy"]["epsilon"] <= budget + 1e-6
+    assert last.record["privacy"]["cut_short"]
+
+
 class Zero(nn.Module):
     """Its weights are zero and so are their gradients: what changes them is the noise."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import stat
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from paceline.cli.main import cli
 from paceline.data.adopt import DatasetSamples
 from paceline.data.base import Samples, Scale, SomeSamples, TensorSamples
-from paceline.data.shards import StaticShards
+from paceline.data.shards import Cursor, StaticShards
 from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.privacy import native, noise
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
@@ -33,6 +35,7 @@ from paceline.privacy.ledger import Ledger, Line, begin, read_account, write_lin
 from paceline.privacy.noise import Noise, draw_key, normal_from
 from paceline.privacy.sampling import Coins, PoissonBatches, ShuffledBatches
 from paceline.privacy.settings import Settings
+from paceline.protection import Resumed
 from paceline.replica import Replica
 from paceline.types import Batch
 
@@ -539,6 +542,31 @@ def test_shuffled_epochs_count_once_per_epoch() -> None:
     assert Line(0, 1.0, 1.0, steps=25, per=10).spent == Spent(1.0, 1.0, 3)
     assert Line(0, 1.0, 1.0, steps=10, per=10, start=5).spent == Spent(1.0, 1.0, 2)
     assert Line(0, 1.0, 1.0, steps=0, per=10, start=5).spent == Spent(1.0, 1.0, 0)
+
+
+def test_no_session_sees_anybody_more_often_than_it_says(tmp_path: Path) -> None:
+    """Sixty runs of three sessions, each from a checkpoint of the one before, with batch sizes of its own."""
+    draw = random.Random(0)
+    for _ in range(60):
+        samples, cursor, resumed = draw.randint(5, 60), Cursor(), Resumed()
+        state: dict[str, Any] | None = None
+        for _ in range(3):
+            sizes = tuple(draw.randint(1, 9) for _ in range(draw.randint(1, 3)))
+            shards = StaticShards(samples, sizes)
+            if state is not None:
+                cursor = shards.restore(state)
+                torch.save({"batches": {"shards": state}}, tmp_path / "worker-0.pt")
+                resumed = Resumed(0, (), tmp_path)
+            per, steps, seen = shards.steps_per_epoch, draw.randint(1, 25), Counter[int]()
+            start, kept = resumed.into_epoch(sizes, per), draw.randint(1, steps)
+            for step in range(steps):
+                for worker in range(len(sizes)):
+                    seen.update(shards.take(cursor, worker).tolist())
+                cursor = shards.advance(cursor)
+                if step + 1 == kept:
+                    state = shards.state(cursor)
+            said = Line(0, 1.0, 1.0, steps, per, start).spent.times
+            assert max(seen.values()) <= said <= steps // per + 2
 
 
 # --- what is asked for
