@@ -27,6 +27,7 @@ from paceline.objectives.losses import Loss
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import Scaling, Schedule
 from paceline.privacy.clip import refuse_mixing
+from paceline.privacy.ledger import Line
 from paceline.protection import Protection
 from paceline.record.machine import cores
 from paceline.registry import (
@@ -193,14 +194,17 @@ class Job:
         return GlobalShards(len(self.data.train), self.batch_sizes, self.config.seed, cuts)
 
 
-def prepare(config: Config, out_name: Callable[[Config], Path]) -> Job:
-    """Look up every name, load the data, work out every size. Everything that can be refused is refused here."""
+def prepare(config: Config, out_name: Callable[[Config], Path], spent: tuple[Line, ...] = ()) -> Job:
+    """Look up every name, load the data, work out every size. Everything that can be refused is refused here.
+
+    `spent`: what earlier attempts at a private run that begins again have spent.
+    """
     started = time.perf_counter()
     for plugin in config.plugin:
         load_plugin(plugin)
     resume_from = checkpoint.latest(Path(config.resume)) if config.resume else None
     folder = run_folder(config.resume) if config.resume else None
-    resumed = protection.Resumed.of(resume_from, folder, config.privacy is not None)
+    resumed = protection.Resumed.of(resume_from, folder, config.privacy is not None, spent)
     check_device(config.device)
     if config.data_dir is not None and not Path(config.data_dir).is_dir():
         raise BadRequest(f"data_dir={config.data_dir} is not a folder")

@@ -188,10 +188,10 @@ class Resumed:
         return per - 1 if dealt_anew else int(place["position"]) if same else 0
 
     @classmethod
-    def of(cls, resume_from: Path | None, folder: Path | None, private: bool) -> Resumed:
+    def of(cls, resume_from: Path | None, folder: Path | None, private: bool, spent: tuple[Line, ...] = ()) -> Resumed:
         """What was spent is in the run's folder and in the checkpoint, which may have been taken elsewhere: the more of it."""
         if resume_from is None or folder is None:
-            return cls()
+            return cls(lines=spent)
         said = checkpoint.about(resume_from)
         kept = said.get("privacy")
         if private and kept is None:

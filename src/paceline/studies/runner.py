@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from paceline.job import Job, prepare
 from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
+from paceline.privacy.accounting import epsilon_of
+from paceline.privacy.ledger import Line, read_account
+from paceline.privacy.settings import Settings
 from paceline.record.lock import LOCK, alone_in
 from paceline.record.machine import cores, environment
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
@@ -99,6 +103,8 @@ def _run_rounds(
 ) -> dict[str, dict[str, Any]]:
     records = {p.name: r for p in itertools.chain(*rounds) if (r := session.finished(p, retry_failed)) is not None}
     listener.planned(study, rounds, records)
+    if (text := _of_privacy([p for p in itertools.chain(*rounds) if p.name not in records], study)) is not None:
+        listener.notice(text)
     for number, planned_runs in enumerate(rounds):
         left = [p for p in planned_runs if p.name not in records]
         if left and number and not _fits(study, records, len(left)):
@@ -178,15 +184,18 @@ class _Session:
     def perform(self, planned: Planned, listener: Listener, clean: bool) -> dict[str, Any]:
         """A run that fails is a record that says so; the rest goes on."""
         folder = self.folder(planned)
-        if folder.exists():  # what a study that was stopped has left of it
-            shutil.rmtree(folder)
         options = {**planned.setting.options, "seed": planned.seed, "out": str(folder)}
         kind = f"{options.get('model')} on {options.get('data')}"
         if "memory_format" not in options and kind in self.about["memory_format"]:
             options["memory_format"] = self.about["memory_format"][kind]
         started, job = time.perf_counter(), None
+        _clear(folder)  # of what a study that was stopped has left of it
         try:
-            job = prepare(Config.make(_scaled(options, self.study)), lambda config: folder)
+            config = Config.make(_scaled(options, self.study))
+            spent = tuple(line for line in read_account(folder) if line.steps)
+            if not spent:
+                shutil.rmtree(folder / "privacy", ignore_errors=True)
+            job = _prepared(config, folder, spent, lambda text: listener.notice(f"{planned.name}: {text}"))
             record = run(job, listener.begun(planned, job), clean=clean)
             if kind not in self.about["memory_format"]:  # chosen once, for all
                 self.note(memory_format={**self.about["memory_format"], kind: record["config"]["memory_format"]})
@@ -198,15 +207,58 @@ class _Session:
                 raise  # no other run would fare better
             if (folder / "run.json").is_file():
                 return read_run(folder)
-            config = job.config.described() if job else Config.make(options).described()
+            asked = job.config.described() if job else Config.make(options).described()
             wall_s = time.perf_counter() - started
-            record = summarise([], {"oversubscribed": False, **config}, environment(), "failed", str(error), wall_s)
+            record = summarise([], {"oversubscribed": False, **asked}, environment(), "failed", str(error), wall_s)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / "run.json", record)
             except OSError as full:
                 raise RunFailed(f"{folder} cannot be written: {full.strerror}") from None
             return record
+
+
+def _clear(folder: Path) -> None:
+    """All of an earlier attempt at a run goes, but for what it has spent of people's privacy, which stays spent."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name == "privacy":
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _prepared(config: Config, folder: Path, lines: tuple[Line, ...], say: Callable[[str], None]) -> Job:
+    """The job, with what earlier attempts have spent in its account; refused where both would exceed the budget."""
+    if not lines or config.privacy is None:
+        return prepare(config, lambda config: folder)
+    asked = Settings.read(config.privacy)
+    spent = epsilon_of((line.spent for line in lines), asked.delta, asked.accountant)
+    whole = asked.noise is not None  # where the noise follows from the budget, a run spends all of it
+    if whole:
+        job = prepare(config, lambda config: folder, lines)
+        whole = job.protection is not None and not job.protection.cut_short
+    if not whole:
+        raise BadRequest(
+            f"privacy: an earlier attempt at this run has spent epsilon {spent:.3g} of its budget {asked.epsilon:g}, and the "
+            f"whole run does not fit into the rest: delete {folder} to run it all the same; its people then pay for both"
+        )
+    say(f"an earlier attempt at this run has spent epsilon {spent:.3g}; the epsilon of its record covers both")
+    return job
+
+
+def _of_privacy(planned: list[Planned], study: Study) -> str | None:
+    """What people should know before several private runs on the same of them begin."""
+    private = [p for p in planned if Config.make({"privacy": p.setting.options.get("privacy")}).privacy is not None]
+    added = sum(p.setting.baseline for p in private)
+    if not added:
+        return None
+    fewer = "; all_cores = false leaves some of them out" if study.all_cores and cores() > 1 else ""
+    return (
+        f"privacy: {len(private)} private runs on the same people, whose epsilons add up; {added} of them are serial runs that "
+        f"a study adds by itself, to compare with{fewer}"
+    )
 
 
 def _listed(study: Study) -> list[dict[str, Any]]:
