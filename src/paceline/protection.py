@@ -81,6 +81,13 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
         raise BadRequest(
             "privacy with overlap=on: clipping needs the whole backward pass before anything can be sent: leave it out"
         )
+    collects = getattr(strategy, "when", "step") == "epoch" and bool(strategy.noise_adds_up) and config.workers > 1
+    if collects and settings.trust == "curator" and config.checkpoint_every and "epoch" not in config.checkpoint_every:
+        raise BadRequest(
+            f"privacy with when=epoch, trust=curator and checkpoint_every={config.checkpoint_every}: what a worker has "
+            "collected in the middle of an epoch has a part of the noise only, and would be in its checkpoint: use "
+            "checkpoint_every=epoch"
+        )
     if not codec.lossless and config.workers > 1 and settings.trust == "curator" and strategy.noise_adds_up:
         kept = f", and what {codec.name} leaves out it remembers unprotected" if codec.feedback else ""
         raise BadRequest(

@@ -412,6 +412,10 @@ class Remembers(nn.Module):
             {"codec": "topk", "strategy": "allreduce", "workers": 2, "privacy": "noise=1,trust=curator"},
             "encoded before its noise is whole, and what topk leaves out it remembers.*use trust=peers",
         ),
+        (
+            {"strategy": "allreduce:when=epoch", "workers": 2, "checkpoint_every": "3", "privacy": "noise=1,trust=curator"},
+            "has a part of the noise only.*use checkpoint_every=epoch",
+        ),
         ({"codec": "fp16", "strategy": "ps", "workers": 2, "privacy": "noise=1,trust=curator"}, "use trust=peers"),
         ({"privacy": "epsilon=0"}, "epsilon=0"),
         ({"privacy": "epsilon=3,delta=1"}, "delta=1"),
@@ -422,6 +426,13 @@ class Remembers(nn.Module):
 def test_what_has_no_guarantee_is_refused(run_inproc, options: dict[str, Any], says: str) -> None:
     with pytest.raises(paceline.BadRequest, match=says):
         run_inproc(**{**QUICK, "privacy": "noise=1.0", **options})
+
+
+def test_what_is_collected_over_an_epoch_is_not_in_a_checkpoint_at_its_end(run_inproc) -> None:
+    options = {**QUICK, "strategy": "allreduce:when=epoch", "workers": 2, "steps": 20, "checkpoint_every": "epoch"}
+    run = run_inproc(**options, privacy="noise=1,trust=curator")
+    own = torch.load(Path(run.out) / "checkpoints" / "step-00000010" / "worker-1.pt", weights_only=True)
+    assert all(not bool(collected.any()) for collected in own["strategy"]["collected"])
 
 
 def test_a_plugin_strategy_must_say_what_it_reveals(run_inproc) -> None:

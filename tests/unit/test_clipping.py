@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor, nn
 
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, NotFinite
 from paceline.privacy import convolution, native
 from paceline.privacy import layers as rules
-from paceline.privacy.clip import Bookkeeping, Loop, refuse_mixing, refuse_unequal_loss
+from paceline.privacy.clip import Bookkeeping, Loop, Loss, refuse_mixing, refuse_unequal_loss
 from paceline.privacy.layers import Call, Linear
 
 SAMPLES, CLASSES = 9, 3
@@ -470,6 +470,87 @@ def test_a_loss_that_is_no_mean_over_rows_is_found_out() -> None:
     books = Bookkeeping(model, weighted, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
     with pytest.raises(BadRequest, match="mean over the rows"):
         books.try_out(torch.randn(8, 6), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), 8)
+
+
+def test_targets_that_the_loss_leaves_out_are_refused_in_every_batch() -> None:
+    """Eight rows that are tried out may all be whole; a later one is not."""
+    model = layers(nn.Linear(6, 3))
+    outputs = nn.Sequential(model, nn.Unflatten(1, (3, 1)))  # classes of one place: rows x classes x places
+    clipper = Bookkeeping(outputs, F.cross_entropy, [(p, torch.empty_like(p)) for p in outputs.parameters()], 1.0, False)
+    inputs, targets = torch.randn(8, 6), torch.zeros(8, 1, dtype=torch.int64)
+    clipper.try_out(inputs, targets, 8)
+    clipper(inputs, targets, 8)
+    targets[5] = -100
+    for refused in (clipper, clipper.try_out):
+        with pytest.raises(BadRequest, match=r"a target is -100.*clipping=loop"):
+            refused(inputs, targets, 8)
+
+
+def test_a_sample_that_leaves_out_places_is_bounded_alone() -> None:
+    """`clipping=loop`: what one sample leaves out changes nothing for another."""
+    model = nn.Linear(6, 3)
+    places = [(p, torch.empty_like(p)) for p in model.parameters()]
+    loop = Loop(model, lambda outputs, targets: F.cross_entropy(outputs.transpose(1, 2), targets), places, 1.0, False)
+    inputs, targets = torch.randn(5, 4, 6), torch.randint(0, 3, (5, 4))
+    targets[1, 2:] = -100
+
+    def total(rows: int) -> Tensor:
+        loop(inputs[:rows], targets[:rows], rows)
+        return torch.cat([place.flatten() for _, place in places])
+
+    assert float((total(5) - total(4)).norm()) <= 1.0 + 1e-6
+    assert float((total(2) - total(1)).norm()) <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"), [(nn.MSELoss(), torch.full((8, 1), -100)), (F.mse_loss, torch.full((8, 1), -100.0))]
+)
+def test_minus_hundred_is_a_number_like_any_other_where_nothing_is_left_out(loss: Loss, targets: Tensor) -> None:
+    model = layers(nn.Linear(6, 1))
+    Bookkeeping(model, loss, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)(torch.randn(8, 6), targets, 8)
+
+
+@pytest.mark.parametrize("kind", [Loop, Bookkeeping])
+def test_a_gradient_that_is_not_finite_is_refused(kind: type[Loop] | type[Bookkeeping]) -> None:
+    """Its loss is: the root's slope at zero is infinite."""
+    model = layers(nn.Linear(6, 1, bias=False))
+    nn.init.zeros_(next(model.parameters()))
+    clipper = kind(
+        model,
+        lambda outputs, _: outputs.abs().sqrt().mean(),
+        [(p, torch.empty_like(p)) for p in model.parameters()],
+        1.0,
+        False,
+    )
+    with pytest.raises(NotFinite, match="a sample's gradient is not finite"):
+        clipper(torch.randn(4, 6), torch.zeros(4), 4)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_say_that_the_loop_can_do_them(kind: type[nn.RNNBase]) -> None:
+    """And it can: each sample's gradient, cut, is what autograd gives for it alone."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.out = kind(4, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.read(x)[0][:, -1])  # type: ignore[no-any-return]
+
+    model = Reads()
+    places = [(p, torch.empty_like(p)) for p in model.parameters()]
+    with pytest.raises(BadRequest, match=rf"layer read \({kind.__name__}\) gives several tensors.*use clipping=loop"):
+        Bookkeeping(model, F.cross_entropy, places, 1.0, False)
+    inputs, targets = torch.randn(6, 7, 4), torch.randint(0, 3, (6,))
+    Loop(model, F.cross_entropy, places, 0.3, False)(inputs, targets, 6)
+    sums = [torch.zeros_like(p) for p in model.parameters()]
+    for i in range(6):
+        own = torch.autograd.grad(F.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]), list(model.parameters()))
+        length = float(sum(g.square().sum() for g in own)) ** 0.5
+        for total, gradient in zip(sums, own, strict=True):
+            total.add_(gradient, alpha=min(1.0, 0.3 / length))
+    assert_agree(sums, [place for _, place in places])
 
 
 def test_a_model_is_as_it_was_after_it_was_tried_out() -> None:

@@ -264,6 +264,15 @@ def test_one_gaussian_is_what_the_formula_says() -> None:
     assert four == pytest.approx(epsilon_of([Spent(sigma / 2, 1.0, 1)], delta), rel=1e-3)
 
 
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(5.0, 0.001, 3000), (20.0, 0.01, 100), (1.0, 0.01, 1000)])
+def test_the_least_of_both_bounds_is_told(sigma: float, rate: float, steps: int) -> None:
+    """Where epsilon is small, the cells of a privacy loss distribution cost more than Rényi's bound does."""
+    line = Spent(sigma, rate, steps)
+    assert epsilon_of([line], 1e-5, "pld") <= epsilon_of([line], 1e-5, "rdp")
+    if sigma == 5.0:
+        assert epsilon_of([line], 1e-5) == pytest.approx(0.0353, abs=1e-4)  # 0.0647 by PLD alone
+
+
 def test_lines_compose() -> None:
     one = [Spent(1.0, 0.01, 300)]
     assert epsilon_of([*one, Spent(1.0, 0.01, 200)], 1e-5) == pytest.approx(epsilon_of([Spent(1.0, 0.01, 500)], 1e-5), rel=0.01)

@@ -1,8 +1,9 @@
 """What has been spent: epsilon for a delta, from the noise, the sampling rate and the number of steps.
 
-Computed by Google's `dp-accounting`: by privacy loss distributions (`pld`, tight), and by Rényi divergences (`rdp`) beside
-it. A line of the account says: a Gaussian mechanism with this noise (in units of the clip norm), of a Poisson sample at this
-rate (1: everybody), so many times. Lines of several sessions, or of other settings, compose.
+Computed by Google's `dp-accounting`: by privacy loss distributions (`pld`), and by Rényi divergences (`rdp`) beside it. Both
+are upper bounds, and the first is the tighter one but where epsilon is small and its cells are coarse: `pld` takes the least
+of both. A line of the account says: a Gaussian mechanism with this noise (in units of the clip norm), of a Poisson sample at
+this rate (1: everybody), so many times. Lines of several sessions, or of other settings, compose.
 
 Two data sets are neighbours when they have the same places, and one of them has a person where the other has a blank: the
 number of samples and who is in which shard are public.
@@ -47,9 +48,18 @@ def epsilon_of(lines: Iterable[Spent], delta: float, accountant: Accountant = "p
 
 @functools.lru_cache(maxsize=512)
 def _epsilon(lines: tuple[Spent, ...], delta: float, accountant: Accountant) -> float:
+    if accountant == "pld":
+        bound = _epsilon(lines, delta, "rdp")
+        wide = min(line.noise for line in lines) < LEAST_NOISE  # so wide a distribution takes too long
+        return bound if wide else min(bound, _by(lines, delta, "pld"))
+    return _by(lines, delta, accountant)
+
+
+def _by(lines: tuple[Spent, ...], delta: float, accountant: Accountant) -> float:
+    """One accountant's bound."""
     library = _library()
     logging.getLogger("absl").setLevel(logging.ERROR)  # orders that do not converge are left out, which is right and no news
-    if accountant == "rdp" or min(line.noise for line in lines) < LEAST_NOISE:  # so wide a distribution takes too long
+    if accountant == "rdp":
         account = library.rdp.RdpAccountant()
     else:
         cell = min(COARSEST, max(FINEST, math.sqrt(SLACK / sum(line.times for line in lines))))

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from paceline.errors import BadRequest, NotFinite
 from paceline.privacy.anything import Anything, gradients_alone, take_row, take_rows
@@ -30,6 +31,7 @@ from paceline.privacy.layers import SIMPLE, Booked, Call, Rule, uses_its_own_for
 
 RULES: dict[type[nn.Module], Rule] = {**SIMPLE, nn.Conv1d: Convolution, nn.Conv2d: Convolution}
 MIXING = nn.modules.batchnorm._BatchNorm
+LEFT_OUT = -100  # cross-entropy's default ignore_index
 TRIED = 8  # samples with which a model is tried out
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-3}  # of the largest number; relative
 
@@ -55,6 +57,21 @@ def refuse_unequal_loss(loss: Loss) -> None:
         )
     if getattr(loss, "reduction", "mean") != "mean":
         raise BadRequest("privacy: the loss must be the mean over the rows (reduction='mean')")
+
+
+def refuse_left_out(loss: Loss, targets: Any) -> None:
+    """Targets that cross-entropy leaves out: the mean over the others is no mean over the rows.
+
+    What a sample counts for would then depend on how much the others leave out. `clipping=loop` takes each sample by itself.
+    """
+    if isinstance(loss, nn.modules.loss._Loss) and not hasattr(loss, "ignore_index"):
+        return
+    for leaf in tree_leaves(targets):
+        if isinstance(leaf, Tensor) and not leaf.is_floating_point() and bool((leaf == LEFT_OUT).any()):
+            raise BadRequest(
+                f"privacy: a target is {LEFT_OUT}, which cross-entropy leaves out, so the loss is no mean over the rows: give "
+                "every place a class, or use clipping=loop (targets that are no classes: make them floating point)"
+            )
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -140,7 +157,9 @@ class Loop:
             for place, gradient, layer in zip(self.sums, own, self._layer, strict=True):
                 place.add_(gradient, alpha=factors[layer])
             lengths.append(squares.sum().sqrt())
-        return total / samples, torch.stack(lengths)
+        whole = torch.stack(lengths)
+        _refuse_not_finite(whole)
+        return total / samples, whole
 
 
 class _Root(torch.autograd.Function):
@@ -176,6 +195,12 @@ class Bookkeeping:
     def _booked(self, model: nn.Module) -> list[Booked]:
         layers = find_layers(model, self._trained)
         slow = [layer for layer in layers if layer.rule is None]
+        for layer in slow:
+            if recurrent := next((m for m in layer.module.modules() if isinstance(m, nn.RNNBase)), None):
+                raise BadRequest(
+                    f"privacy: layer {layer.name or 'the model itself'} ({type(recurrent).__name__}) gives several tensors, "
+                    "from code that torch.func cannot run sample by sample: use clipping=loop"
+                )
         if slow:
             names = ", ".join(f"{layer.name or 'the model itself'} ({type(layer.module).__name__})" for layer in slow[:3])
             self.notices.append(
@@ -189,6 +214,7 @@ class Bookkeeping:
     # --- a pass
 
     def __call__(self, inputs: Any, targets: Any, samples: int) -> tuple[float, Tensor]:
+        refuse_left_out(self.loss, targets)
         self._samples = samples
         with self._booking():
             loss = self.loss(self.model(inputs), targets)
@@ -213,11 +239,11 @@ class Bookkeeping:
                 return None
             which, output = (None, given) if isinstance(given, Tensor) else _only_tensor(given)
             if output is None or output.dim() == 0 or output.shape[0] != self._samples:
-                shape = tuple(output.shape) if output is not None else "no single tensor"
-                raise BadRequest(
-                    f"privacy: layer {layer.name} gives {shape} for {self._samples} samples; samples must be the first "
-                    "dimension: use clipping=loop"
-                )
+                wrong = "gives no single tensor, which bookkeeping needs"
+                if output is not None:
+                    shape = tuple(output.shape)
+                    wrong = f"gives {shape} for {self._samples} samples; samples must be the first dimension"
+                raise BadRequest(f"privacy: layer {layer.name} {wrong}: use clipping=loop")
             if output.grad_fn is None:
                 output = _Root.apply(output.detach(), self._anchor)
             if output.grad_fn is None:  # under no_grad: it is used, and not trained
@@ -255,8 +281,7 @@ class Bookkeeping:
         if len({s.dtype for s in found}) > 1:
             found = [s.double() for s in found]
         whole = torch.stack(found).sum(0).sqrt_()
-        if not math.isfinite(float(whole.sum())):
-            raise NotFinite("a sample's gradient is not finite: try a smaller lr, or look for bad numbers in the data")
+        _refuse_not_finite(whole)
         factors = clip_factors(whole, self.bound)
         for number, layer in enumerate(self.layers):
             squares = self._squares.get(number)
@@ -290,6 +315,7 @@ class Bookkeeping:
 
         With two sizes, so that a layer's inputs are known for each sample's own or for everybody's.
         """
+        refuse_left_out(self.loss, targets)
         random = torch.get_rng_state()
         reference = Loop(self.model, self.loss, [(p, torch.zeros_like(p)) for p in self._trained], self.bound, self.per_layer)
         try:
@@ -322,6 +348,11 @@ class Bookkeeping:
                 "privacy: samples' gradients in a batch are not what they are alone: something in the model mixes samples, "
                 "draws random numbers, or uses a layer's parameters outside that layer: use clipping=loop"
             )
+
+
+def _refuse_not_finite(lengths: Tensor) -> None:
+    if not math.isfinite(float(lengths.sum())):
+        raise NotFinite("a sample's gradient is not finite: try a smaller lr, or look for bad numbers in the data")
 
 
 class NoDropout(TorchFunctionMode):
