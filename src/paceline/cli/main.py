@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import traceback
-from types import FrameType
 from typing import Any
 
 import click
 
 from paceline import __version__
 from paceline.errors import PacelineError, WorkerFailed
+from paceline.launch.signals import ending, held_back, ignore
 
 COMMANDS = {
     "train": "paceline.cli.train:train",
@@ -43,7 +42,8 @@ class LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+        with held_back():
+            return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -70,7 +70,15 @@ def cli() -> None:
 
 def main() -> None:
     """Every error of ours is one sentence; `--debug` shows where it came from."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    with ending() as end:
+        code = _ended()
+        if end.heard is not None:
+            ignore()
+    sys.exit(code)
+
+
+def _ended() -> int:
+    """What the command line ends with."""
     debug = "--debug" in sys.argv
     try:
         code = cli.main(standalone_mode=False) or 0
@@ -105,8 +113,4 @@ def main() -> None:
             err=True,
         )
         code = 1
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paceline.launch.signals import held_back
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -59,16 +61,16 @@ def study(
       paceline study studies/optimizers.toml --set workers=2 --seeds 3
       paceline study --dry-run
     """
-    import torch
+    with held_back():
+        import torch
+        from rich.console import Console
 
+        from paceline.board import Board
+        from paceline.errors import BadRequest, Interrupted, RunFailed
+        from paceline.report.render import render
+        from paceline.studies.grid import BUILTIN, Study
+        from paceline.studies.runner import rounds_of, run_study
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
-    from rich.console import Console
-
-    from paceline.board import Board
-    from paceline.errors import BadRequest, Interrupted, RunFailed
-    from paceline.report.render import render
-    from paceline.studies.grid import BUILTIN, Study
-    from paceline.studies.runner import rounds_of, run_study
 
     if short and full:
         raise BadRequest("--short or --full, not both")

@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from paceline.config import Config, apply_settings, read_toml
+from paceline.launch.signals import held_back
 
 COMPLETED_FROM = {
     "strategy": "strategies",
@@ -111,12 +112,13 @@ def train(
         values = {**{k: v for k, v in saved.items() if k in inside}, **values}
     values = apply_settings(values, list(settings))
 
-    import torch
+    with held_back():
+        import torch
 
+        from paceline.api import make_job, meet, silent, start
+        from paceline.cli.show import show_run
+        from paceline.progress import Watch
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
-    from paceline.api import make_job, meet, silent, start
-    from paceline.cli.show import show_run
-    from paceline.progress import Watch
 
     meeting = meet()
     job = make_job(values, meeting)

@@ -33,7 +33,7 @@ Body = Callable[[Rendezvous, Hear], Any]  # what a rank does; its result, or its
 
 HOST = "127.0.0.1"
 GRACE_S = 1.5  # after the first failure: time for the others to say what they know
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_S = 3.0  # between asking a worker to end and ending it
 
 
@@ -142,7 +142,8 @@ class StoreElsewhere:
 
 
 def _keep_store(bed: Testbed, deadline_s: float, pipe: Connection, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
     bed.enter(LAUNCHER)
@@ -250,7 +251,8 @@ def _end(processes: list[Any]) -> None:
 def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | None) -> None:
     """A worker's process: it ends with its parent, whatever ends the parent."""
     gc.freeze()  # what the parent left behind is not this process's to clean up: some of it joins threads that are not here
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the workers
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all: the parent ends the workers
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     die_with_parent(parent)

@@ -231,7 +231,8 @@ def main() -> None:
     connection = Client(address, "AF_UNIX", authkey=bytes.fromhex(key))
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     connection.send(rank)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(int(launcher),), daemon=True).start()
     torch.set_num_threads(1)
     try:

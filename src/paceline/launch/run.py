@@ -21,6 +21,7 @@ from paceline.launch.joined import Meeting, refuse_inside_a_launcher
 from paceline.launch.local import run_processes
 from paceline.launch.mpi import run_under_mpirun
 from paceline.launch.seat import find as find_seat
+from paceline.launch.signals import Ending, ending
 from paceline.launch.threads import run_threads
 from paceline.privacy.ledger import read_account
 from paceline.protection import account, begin_session
@@ -43,11 +44,11 @@ def run(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None =
     Writes run.json in every case; then raises what went wrong, if something did. With a `meeting` this process is one rank of
     several that a launcher has started; rank 0 writes.
     """
-    with ExitStack() as held:  # the folder, until the record is written
-        return _run(job, listen, clean, meeting, held)
+    with ending() as end, ExitStack() as held:  # the folder, until the record is written
+        return _run(job, listen, clean, meeting, held, end)
 
 
-def _run(job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: ExitStack) -> dict[str, Any]:
+def _run(job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: ExitStack, end: Ending) -> dict[str, Any]:
     if meeting is None:
         refuse_inside_a_launcher(find_seat())
         _claim(job, held=held)
@@ -81,13 +82,14 @@ def _run(job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: E
         for notice in job.notices if leads else ():
             listen("notice", {"text": notice})
         (meeting.train if meeting else _runner(job, clean))(job, hear)
+        end.settling = True
     except KeyboardInterrupt:
-        failure = Interrupted("interrupted")
+        failure = Interrupted(end.reason)
         if meeting is not None:
             failure = Interrupted(f"ended by {meeting.seat.launcher} (another rank has failed, perhaps) or interrupted")
             failure.told = not leads
     except Exception as error:
-        failure = error
+        end.settling, failure = True, error
     if failure is not None and not ready:  # a resume that could not even start leaves the run as it was
         raise failure
     if meeting is not None and not leads:
