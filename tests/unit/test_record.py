@@ -1,12 +1,17 @@
 """From events to run.json, with damage and resumption."""
 
+import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.records import run as run_record
 
-from paceline.errors import BadRequest, RunFailed
-from paceline.record.reader import idle_seconds, lived, read_events, read_run, summarise
+import paceline
+from paceline.errors import BadRequest, NotFinite, RunFailed
+from paceline.record.formats import EVENTS
+from paceline.record.reader import idle_seconds, lived, read_events, read_run, read_worker_events, summarise
 from paceline.record.resources import Task, Usage
 from paceline.record.writer import Recorder, write_json
 
@@ -28,13 +33,102 @@ def step(number: int, rank: int = 0, session: int = 0, **fields: object) -> dict
 
 def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "e.jsonl", 3)
-    recorder.write("step", step=1, loss=float("nan"))
-    recorder.write("step", step=2, loss=0.5)
+    for event in (step(1, 3, loss=float("nan"), began=0.0, waits=False), step(2, 3, loss=0.5, began=1.0, waits=False)):
+        recorder.write(**event)
     recorder.close()
     with (tmp_path / "e.jsonl").open("a") as file:
         file.write('{"kind": "step", "rank": 3, "sess')
-    events = read_events(tmp_path / "e.jsonl")
+    damaged: list[str] = []
+    events = read_events(tmp_path / "e.jsonl", damaged)
     assert [(e["step"], e["rank"], e["loss"]) for e in events] == [(1, 3, None), (2, 3, 0.5)]
+    assert damaged == [f"{tmp_path / 'e.jsonl'}: 1 damaged line"]
+
+
+DAMAGE = (
+    {"n": ...}, {"epoch": ...}, {"t": ...}, {"train_s": "x"}, {"sync_s": None}, {"n": [1]}, {"sent": {}}, {"step": "3"},
+    {"step": True}, {"step": -1}, {"epoch": 1.5}, {"loss": "nan"}, {"compute_s": float("nan")}, {"train_s": float("inf")},
+    {"n": 10**400}, {"rank": None}, {"session": "0"}, {"kind": 7}, {"arrived": ...}, {"waits": 1}, {"began": None},
+    {"encode_s": None}, {"staleness": "old"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=str)
+def test_an_event_with_wrong_fields_costs_that_line_only(tmp_path: Path, damage: dict) -> None:
+    whole = step(1, t=0.0, began=0.0, waits=False)
+    bad = {k: v for k, v in {**whole, "step": 2, **damage}.items() if v is not ...}
+    events = tmp_path / "events"
+    events.mkdir()
+    (events / "worker-0.jsonl").write_text("\n".join(json.dumps(e) for e in (whole, bad)))
+    damaged: list[str] = []
+    found = read_worker_events(tmp_path, damaged)
+    assert [[e["step"] for e in own] for own in found] == [[1]]
+    assert len(damaged) == 1
+    assert summarise(found, {"workers": 1}, {}, "completed", None, 1.0)["result"]["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"workers": 2, "strategy": "allreduce", "codec": "topk", "checkpoint_every": 3, "evaluate_every": 2},
+        {"workers": 2, "strategy": "allreduce", "balance": "measured:every=2"},
+        {"workers": 2, "strategy": "ps:consistency=async"},
+        {"workers": 2, "strategy": "gossip"},
+        {"privacy": "noise=1.0,delta=1e-5"},
+        {"privacy": "noise=1.0,delta=1e-5,reveal=true"},
+        {"workers": 2, "strategy": "hogwild", "transport": "shm", "threads": 1},
+        {"transport": "shm", "threads": 1, "profile": True, "steps": 30},
+        {"lr": 1e30, "evaluate_every": 1},
+    ],
+    ids=str,
+)
+def test_what_runs_write_is_read_again(run_inproc: Callable[..., paceline.Run], tmp_path: Path, options: dict) -> None:
+    """The formats know all that is written, nan and inf too: nothing of it is taken for damage."""
+    out, damaged = tmp_path / "run", []
+    with contextlib.suppress(NotFinite):
+        run_inproc(**{"steps": 6, "epochs": 99, **options}, out=str(out))
+    written = [line for path in (out / "events").iterdir() for line in path.read_text().splitlines()]
+    read = [event for path in (out / "events").iterdir() for event in read_events(path, damaged)]
+    assert (damaged, len(read)) == ([], len(written))
+    assert {e["kind"] for e in read} <= {*EVENTS, "lost", "checkpoint"}
+    assert read_run(out)["schema"] == 1
+
+
+def test_what_is_no_workers_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "events" / "worker-3.jsonl").mkdir(parents=True)
+    for name in ("worker-x.jsonl", "worker-.jsonl", "worker--1.jsonl"):
+        (tmp_path / "events" / name).write_text("{}\n")
+    (tmp_path / "events" / "worker-10.jsonl").write_text(json.dumps(step(1, t=0.0, began=0.0, waits=False)))
+    deep = "[" * 100_000
+    (tmp_path / "events" / "worker-2.jsonl").write_text(
+        f"{deep}\n" + json.dumps({"kind": "own", "rank": 2, "session": 0, "t": 1})
+    )
+    assert [[e["kind"] for e in own] for own in read_worker_events(tmp_path)] == [["own"], ["step"]]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        (("status",), ..., "status is missing"),
+        (("result", "train_s"), "long", "result.train_s is 'long', not a number"),
+        (("result",), [], r"result is \[\], not a table"),
+        (("config", "workers"), 0, "config.workers is 0, not a whole number above 0"),
+        (("workers",), [None], r"workers\[0\] is None, not a table"),
+        (("workers",), [{"rank": "first"}], r"workers\[0\].rank is 'first'"),
+    ],
+)
+def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path, part: tuple[str, ...], value: object, said: str) -> None:
+    record: dict = run_record("allreduce", 2)
+    table = record
+    for name in part[:-1]:
+        table = table[name]
+    if value is ...:
+        del table[part[-1]]
+    else:
+        table[part[-1]] = value
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(BadRequest, match=f"run.json is not a run's record: {said}"):
+        read_run(tmp_path)
 
 
 def test_a_torn_line_does_not_take_the_next_one_along(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def _apart(workers: list[dict[str, Any]]) -> str:
 
 
 def machine_line(env: dict[str, Any]) -> str:
-    return f"{env['cpu']}, {env['cores']} cores, torch {env['torch']}, Python {env['python']}"
+    told = {name: env.get(name, "?") for name in ("cpu", "cores", "torch", "python")}
+    return "{cpu}, {cores} cores, torch {torch}, Python {python}".format(**told)
 
 
 def percent(value: float | None) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from paceline.errors import BadRequest
+from paceline.record.formats import COUNTERS, EVENT, EVENTS, GO_TOGETHER, RUN
+from paceline.record.shapes import fault
 
 SCHEMA, STUDY_SCHEMA = 1, 1
 Event = dict[str, Any]
@@ -16,48 +19,73 @@ Event = dict[str, Any]
 ON_THE_NETWORK = ("gloo", "nccl")  # transports whose payload never goes through shared memory
 
 
-def read_events(path: Path) -> list[Event]:
-    """A half-written line costs that line only."""
-    events = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
+def read_events(path: Path, damaged: list[str] | None = None) -> list[Event]:
+    """A line that is half-written or damaged costs that line only; `damaged` is told how many there were."""
+    events, left_out = [], 0
+    try:
+        content = path.read_text(errors="replace")
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror}") from None
+    for line in content.splitlines():
+        if not line.strip():
             continue
-        needed = {"kind", "rank", "session"}
-        if isinstance(event, dict) and event.get("kind") in ("step", "evaluation"):
-            needed = needed | {"step"}
-        if isinstance(event, dict) and needed <= event.keys():
+        event = _parsed(line)
+        if event is None:
+            left_out += 1
+        else:
             events.append(event)
+    if left_out and damaged is not None:
+        damaged.append(f"{path}: {left_out} damaged line{'s' * (left_out > 1)}")
     return events
+
+
+def _parsed(line: str) -> Event | None:
+    """The event, or None where its fields are not those of its kind. Kinds of a plugin's own are its own business."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if fault(event, EVENT) is not None:
+        return None
+    together = GO_TOGETHER.get(event["kind"], {})
+    shape = {**EVENTS.get(event["kind"], {}), **(together if together.keys() & event.keys() else {})}
+    found: Event | None = event if fault(event, shape) is None else None
+    return found
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
     """A run's run.json, checked."""
-    return read_record(Path(folder) / "run.json", "run", SCHEMA)
+    return read_record(Path(folder) / "run.json", "run", SCHEMA, RUN)
 
 
-def read_record(path: Path, what: str, schema: int) -> dict[str, Any]:
-    """A file that says which schema it has; one that this version does not know is refused."""
+def read_record(path: Path, what: str, schema: int, shape: dict[str, Any]) -> dict[str, Any]:
+    """A file that says which schema it has; one that this version does not know is refused, and so is a damaged one."""
     try:
         record = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadRequest(f"{path.parent} is not a {what}: it has no {path.name}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
         raise BadRequest(f"{path} is not a {what}'s record")
     if record["schema"] > schema:
         raise BadRequest(f"{path} has schema {record['schema']}; this Paceline knows {schema}: use a newer one")
+    if (wrong := fault(record, shape)) is not None:
+        raise BadRequest(f"{path} is not a {what}'s record: {wrong}")
     return record
 
 
-def read_worker_events(folder: Path) -> list[list[Event]]:
+def read_worker_events(folder: Path, damaged: list[str] | None = None) -> list[list[Event]]:
     """The events of each worker, by rank. After a resume only what led to the present state counts."""
-    files = sorted((folder / "events").glob("worker-*.jsonl"), key=lambda p: int(p.stem.split("-")[1]))
-    events = [read_events(f) for f in files]
+    files = {int(found[1]): path for path in (folder / "events").glob("worker-*.jsonl") if (found := _of_worker(path))}
+    events = [read_events(files[rank], damaged) for rank in sorted(files)]
     starts = {e["session"]: e["from_step"] for own in events for e in own if e["kind"] == "start" and "from_step" in e}
     return [lived(own, starts) for own in events]
+
+
+def _of_worker(path: Path) -> re.Match[str] | None:
+    """What else lies among the events (`worker-x.jsonl`, a folder) is none."""
+    return re.fullmatch(r"worker-([0-9]{1,9})\.jsonl", path.name) if path.is_file() else None
 
 
 def lived(events: Iterable[Event], starts: dict[int, int]) -> list[Event]:
@@ -176,7 +204,11 @@ def idle_seconds(workers: list[list[Event]]) -> list[float]:
     """
     last = arrivals_by_step(workers)
     return [
-        sum(min(last[e["step"]] - e["arrived"], e["sync_s"]) for e in events if e["kind"] == "step" and e["step"] in last)
+        sum(
+            min(last[e["step"]] - e["arrived"], e["sync_s"])
+            for e in events
+            if e["kind"] == "step" and e["step"] in last and "arrived" in e
+        )
         for events in workers
     ]
 
@@ -260,21 +292,3 @@ def _server(events: list[Event], config: dict[str, Any]) -> dict[str, Any]:
         "messages_sent": summary.get("served_messages"),
     }
     return {**served, **through_memory(served, str(config.get("transport")))}
-
-
-COUNTERS = (
-    "cpu_percent",
-    "cpu_user_s",
-    "cpu_system_s",
-    "rss_peak_bytes",
-    "pss_peak_bytes",
-    "setup_sent_bytes",
-    "evaluate_sent_bytes",
-    "finish_sent_bytes",
-    "disk_read_bytes",
-    "disk_write_bytes",
-    "net_sent_bytes",
-    "net_received_bytes",
-    "measured_s",
-    "measuring_s",
-)

@@ -45,6 +45,8 @@ def failures(study: Study) -> Iterator[Comment]:
             yield Comment("failed", f"`{line.id}` was not completed in {len(line.errors)} of {len(line.runs)} runs; {reason}")
     for damage in study.unreadable:
         yield Comment("failed", f"A record is left out: {damage}")
+    for damage in (damage for run in study.runs for damage in run.damaged):
+        yield Comment("failed", f"Events are left out: {damage}")
 
 
 def disturbed(study: Study) -> Iterator[Comment]:
@@ -366,7 +368,7 @@ def measuring_cost(study: Study) -> Iterator[Comment]:
     shares = [
         sum(w["measuring_s"] for w in own) / total
         for run in study.runs
-        if (own := [w for w in run.record["workers"] if w.get("measuring_s") is not None])
+        if (own := [w for w in run.record["workers"] if None not in (w.get("measuring_s"), w.get("measured_s"))])
         and (total := sum(w["measured_s"] for w in own))
     ]
     if shares:

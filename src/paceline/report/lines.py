@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.config import SERIAL_DOES_NOT_KNOW, label_of
 from paceline.errors import BadRequest
+from paceline.record.formats import STUDY
 from paceline.record.reader import STUDY_SCHEMA, Event, read_record, read_run, read_worker_events
 
 NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "resume", "workers", "data_dir")
@@ -52,10 +53,11 @@ class RunRecord:
     seed: int
     record: dict[str, Any]
     folder: Path
+    damaged: list[str] = field(default_factory=list)  # its events that could not be read, once they have been
 
     @cached_property
     def events(self) -> list[list[Event]]:
-        return read_worker_events(self.folder)
+        return read_worker_events(self.folder, self.damaged)
 
 
 @dataclass
@@ -277,18 +279,15 @@ def read_study(folder: str | Path) -> Study:
 
 
 def _from_study(folder: Path) -> Study:
-    about = read_record(folder / "study.json", "study", STUDY_SCHEMA)
+    about = read_record(folder / "study.json", "study", STUDY_SCHEMA, STUDY)
     lines: dict[tuple[str, int], Line] = {}
     damaged: list[str] = []
-    try:
-        for run in about["runs"]:
-            line = lines.setdefault((run["label"], run["workers"]), Line(run["label"], run["workers"], run["varied"]))
-            own = folder / "runs" / run["name"]
-            record = _record(own, damaged)
-            if record is not None:
-                line.runs.append(RunRecord(run["name"], run["seed"], record, own))
-    except (KeyError, TypeError) as error:
-        raise BadRequest(f"{folder / 'study.json'} is not a study's record: {type(error).__name__} {error}") from None
+    for run in about["runs"]:
+        line = lines.setdefault((run["label"], run["workers"]), Line(run["label"], run["workers"], run["varied"]))
+        own = folder / "runs" / run["name"]
+        record = _record(own, damaged)
+        if record is not None:
+            line.runs.append(RunRecord(run["name"], run["seed"], record, own))
     there = [line for line in lines.values() if line.runs]
     if not there:
         raise BadRequest(f"{folder} holds no finished run yet")

@@ -34,9 +34,9 @@ def origin_table(study: Study) -> str:
 def _prepared(name: str, about: dict[str, Any]) -> str:
     found, rows = about.get("report"), about["rows"]  # a private run's record has no exact counts
     came = ""
-    if found is not None:
-        dropped = "".join(f"{d['rows']:,} dropped ({html.escape(d['why'])}); " for d in found["dropped"])
-        broken = f"{found['broken_lines']:,} broken lines left out; " if found["broken_lines"] else ""
+    if found and "rows_in" in found:
+        dropped = "".join(f"{d['rows']:,} dropped ({html.escape(d['why'])}); " for d in found.get("dropped", []))
+        broken = f"{found['broken_lines']:,} broken lines left out; " if found.get("broken_lines") else ""
         came = f"{found['rows_in']:,} rows came in; {broken}{dropped}"
     stages = "".join(
         f"<tr><td>{html.escape(STAGES.get(stage, stage))}</td><td>{seconds:.2f} s</td></tr>"

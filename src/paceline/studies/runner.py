@@ -27,9 +27,11 @@ from paceline.launch.seat import find as find_seat
 from paceline.privacy.accounting import epsilon_of
 from paceline.privacy.ledger import Line, read_account
 from paceline.privacy.settings import Settings
+from paceline.record.formats import BEGUN, STUDY
 from paceline.record.lock import LOCK, alone_in
 from paceline.record.machine import cores, environment
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
+from paceline.record.shapes import fault
 from paceline.record.writer import write_json
 from paceline.studies.grid import Setting, Study, alone
 
@@ -141,7 +143,9 @@ class _Session:
     def open(cls, study: Study, out: Path) -> _Session:
         path = out / "study.json"
         if path.exists():
-            about = read_record(path, "study", STUDY_SCHEMA)
+            about = read_record(path, "study", STUDY_SCHEMA, STUDY)
+            if (wrong := fault(about, BEGUN)) is not None:
+                raise BadRequest(f"{path} is not a study that can go on ({wrong}): choose another --out")
             planned = _listed(study)
             before = {run["name"]: run["options"] for run in about["runs"]}
             changed = sorted(
