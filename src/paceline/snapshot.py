@@ -12,7 +12,7 @@ from paceline.balance import Balance
 from paceline.config import Config
 from paceline.data.base import Samples, Stream
 from paceline.data.batches import Batches
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, PacelineError
 from paceline.job import Job
 from paceline.private import Private
 from paceline.replica import Replica
@@ -88,6 +88,7 @@ def about(worker: Worker) -> dict[str, Any]:
         "train_s": worker.clock.total_s,
         "memory_format": "channels_last" if worker.replica.channels_last else "contiguous",
         "optimizer": type(worker.replica.optimizer).__name__,
+        "strategy": str(worker.config.described()["strategy"]),
         "codec": str(worker.config.codec),
         "samples": _count(worker.job.data.train),
         "content": _content(worker),
@@ -126,12 +127,16 @@ def restore(worker: Worker) -> dict[str, Any]:
         group.update(options)  # what is asked for now, not what it was then
     worker.batches.restore(own["batches"])
     worker.epoch_start = own["epoch_start"]
-    if worker.ctx.worker_index == 0:
-        checkpoint.forget_after(worker.job.out / "checkpoints", said["step"])
     replica.samples_seen = own["samples_seen"]
     worker.step, worker.clock.total_s = said["step"], said["train_s"]
-    own["same_workers"] = same
+    own["same_workers"], own["made_with"] = same, said.get("strategy", "another strategy")
     return own
+
+
+def undo_later(worker: Worker) -> None:
+    """Once a step has been made from an earlier checkpoint, the later ones belong to no run any more."""
+    if worker.job.resume_from is not None and worker.ctx.worker_index == 0:
+        checkpoint.forget_after(worker.job.out / "checkpoints", worker.step - 1)
 
 
 def restore_own(worker: Worker, own: dict[str, Any]) -> None:
@@ -140,7 +145,16 @@ def restore_own(worker: Worker, own: dict[str, Any]) -> None:
     if not own["same_workers"]:
         seed_everything(derive(worker.config.seed, "resumed", worker.step, ctx.worker_index))
         return
-    worker.strategy.load_state(own["strategy"])
+    try:
+        worker.strategy.load_state(own["strategy"])
+    except PacelineError:
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        asked = worker.config.described()["strategy"]
+        raise BadRequest(
+            f"{worker.job.resume_from} was made with {own['made_with']}, and {asked} cannot go on from what that remembers: "
+            "resume it with the same strategy"
+        ) from None
     if worker.balance is not None and own.get("balance") is not None:
         worker.balance.load(own["balance"])
     for region, weights in zip(worker.replica.regions, own.get("weights", ()), strict=False):

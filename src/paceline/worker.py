@@ -202,7 +202,7 @@ class Worker:
                 notify_text = f"already at step {self.step} after {self.batches.epochs_done} epochs: no step is left to make"
                 self.notify("notice", {"text": notify_text})
             return
-        before = replace(meter.totals["train"])
+        before, goes_back = replace(meter.totals["train"]), self.job.resume_from is not None
         for batch in self.batches:
             if self.profile is not None:
                 self.profile.next_step()
@@ -213,6 +213,9 @@ class Worker:
             strategy.step(replica, batch)
 
             self.step, epoch = batch.step + 1, batch.epoch + 1
+            if goes_back:
+                snapshot.undo_later(self)
+                goes_back = False
             seconds = self.clock.lap()
             self._record_step(batch, loss, began, seconds, before, arrived)
             own_s = seconds - (meter.totals["train"].seconds - before.seconds)

@@ -228,6 +228,7 @@ CHECKPOINT: dict[str, Any] = {
     "train_s": number,
     "optimizer": text,
     "samples": OrNull(whole),
+    "strategy": IfThere(text),
     "memory_format": IfThere(text),
     "codec": IfThere(text),
     "content": Maybe(text),

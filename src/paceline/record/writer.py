@@ -69,6 +69,15 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(clean(content), indent=2) + "\n")
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
