@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from paceline import checkpoint
 from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
 from paceline.job import Job, run_folder
 from paceline.launch.fresh import run_in_fresh_process
@@ -25,6 +26,7 @@ from paceline.launch.signals import Ending, ending
 from paceline.launch.threads import run_threads
 from paceline.privacy.ledger import read_account
 from paceline.protection import account, begin_session
+from paceline.record import reserve
 from paceline.record.lock import alone_in
 from paceline.record.machine import environment
 from paceline.record.reader import read_run, read_worker_events, summarise
@@ -77,6 +79,8 @@ def _run(job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: E
         listen("notice" if kind == "waiting" else kind, content)
 
     try:
+        if leads:
+            reserve.take(job.out)
         if ready and leads:
             write_json(job.out / "config.json", job.config.described())
         for notice in job.notices if leads else ():
@@ -90,6 +94,9 @@ def _run(job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: E
             failure.told = not leads
     except Exception as error:
         end.settling, failure = True, error
+    if leads or lost_the_leader(failure):
+        reserve.release(job.out)
+        checkpoint.sweep(job.out / "checkpoints")
     if failure is not None and not ready:  # a resume that could not even start leaves the run as it was
         raise failure
     if meeting is not None and not leads:
@@ -124,8 +131,10 @@ def _run(job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: E
     except RunFailed as error:
         if (job.out / "run.json").is_file():  # the timeline is a picture of the record; a run does not fail for it
             listen("notice", {"text": str(error)})
+        elif failure is not None:
+            listen("notice", {"text": f"the record of the run is missing: {error}"})
         else:
-            failure = failure or error
+            failure = error
     if isinstance(failure, WorkerFailed) and failure.worker_traceback:
         failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
     if failure is not None:
@@ -135,7 +144,7 @@ def _run(job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: E
     return dict(record)
 
 
-def lost_the_leader(failure: BaseException) -> bool:
+def lost_the_leader(failure: BaseException | None) -> bool:
     """Then this rank writes the record: nobody else will."""
     return isinstance(failure, PeerLost) and failure.rank == 0
 
