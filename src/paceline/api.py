@@ -161,7 +161,7 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
     saved = load_config(options["resume"])
     plugins = saved.pop("plugin", None)
     if plugins and not options.get("plugin"):  # a folder that came from somewhere else must not be a program
-        given = " ".join(f"--plugin {path}" for path in ([plugins] if isinstance(plugins, str) else plugins))
+        given = " ".join(f"--plugin {path}" for path in (plugins if isinstance(plugins, list) else [plugins]))
         raise BadRequest(f"{options['resume']} was made with a plugin, which is run only when you name it again: {given}")
     for name, value in list(saved.items()):
         if "<" in str(value) and options.get(name) is None:

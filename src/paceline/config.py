@@ -6,14 +6,16 @@ import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import BadRequest, UnknownName
-from paceline.registry import Spec, convert, format_value
+from paceline.registry import Spec, convert, format_value, is_path, shortened
 
 CHOICES = ("model", "data", "loss", "metric", "strategy", "codec", "optimizer", "lr_schedule", "transport")
 
+LARGEST_FACTOR = 1e30  # of a gradient or a weight: with more, float32 cannot hold even the factor
 NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")  # shown without the option's name
 SERIAL_DOES_NOT_KNOW = (
     "strategy", "workers", "servers", "transport", "network", "codec", "shard", "partition", "balance", "overlap",
@@ -146,16 +148,19 @@ class Config:
         if self.batch_size is not None and self.global_batch_size is not None:
             raise BadRequest("give batch_size (per worker) or global_batch_size (over all workers), not both")
         for name, low, high in (
-            ("lr", 0.0, None),
-            ("weight_decay", 0.0, None),
-            ("momentum", 0.0, 1.0),
+            ("lr", 0.0, LARGEST_FACTOR),
+            ("weight_decay", 0.0, LARGEST_FACTOR),
             ("until_accuracy", 0.0, 1.0),
             ("target_accuracy", 0.0, 1.0),
             ("sample_every_s", 0.0, 3600.0),
             ("until_converged", 0.0, None),
-            ("deadline_s", 0.001, None),
+            ("deadline_s", 0.001, 1e9),
         ):
             _in_range(name, getattr(self, name), low, high)
+        if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
+            raise BadRequest(
+                f"momentum={self.momentum:g}: it must be 0 or more and less than 1 (with 1 nothing is ever forgotten)"
+            )
         if self.master is not None and self.launcher != "spark":
             raise BadRequest(f"master={self.master} is Spark's: it needs launcher=spark")
         if self.partition == "by-label" and self.shard == "global":
@@ -220,7 +225,7 @@ def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
             raise BadRequest(f"{name} needs a value")
         return None
     if name in CHOICES:
-        return Spec.of(value) if isinstance(value, (str, Mapping, Spec)) else value
+        return _choice(name, value)
     if name == "privacy" and value == "none":
         return None
     if name == "privacy" and isinstance(value, Mapping):
@@ -236,10 +241,27 @@ def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
     if name in ("evaluate_every", "checkpoint_every"):
         return _interval(name, value)
     if name in ("out", "data_dir", "resume"):
-        if not isinstance(value, (str, Path)) or not str(value):
-            raise BadRequest(f"{name}={value!r} is not a path")
+        if not isinstance(value, (str, Path)) or not is_path(str(value)):
+            raise BadRequest(f"{name}={shortened(value)} is not a path")
         return str(value)
     return convert(value, kind, name)
+
+
+def _choice(name: str, value: Any) -> Any:
+    """A name with its options; or, from Python, the thing itself."""
+    if isinstance(value, (str, Mapping, Spec)):
+        return Spec.of(value)
+    if name in ("model", "optimizer", "metric", "strategy"):  # what else these may be is told where they are made
+        return value
+    plain = (type(None), bool, int, float, str, date, time)
+    wrong = isinstance(value, plain)
+    if isinstance(value, (list, tuple)):
+        wrong = name != "data" or all(isinstance(each, plain) for each in value)
+    if wrong or name in ("transport", "codec"):
+        raise BadRequest(
+            f'{name}={shortened(value)} is not a name: write it as text, {name} = "{Config.options()[name].default}", say'
+        )
+    return value
 
 
 def _batch_sizes(name: str, value: Any) -> int | str | tuple[int, ...]:
@@ -247,6 +269,8 @@ def _batch_sizes(name: str, value: Any) -> int | str | tuple[int, ...]:
         return "all"
     parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
     sizes: tuple[int, ...] = tuple(convert(p, int, name) for p in parts)
+    if not sizes:
+        raise BadRequest(f"{name}={value!r}: it must be a number of samples, 64, say, or all")
     if len(sizes) > 1 and name == "batch_size":
         if any(s < 0 for s in sizes) or not any(sizes):
             raise BadRequest(f"{name}={value}: sizes are 0 or more, and not all 0")

@@ -8,7 +8,7 @@ from paceline.codecs.feedback import build_codec
 from paceline.config import Config
 from paceline.errors import BadRequest
 from paceline.record.machine import cores
-from paceline.registry import Spec, strategies, transports
+from paceline.registry import Spec, collectives, shortened, strategies, transports
 from paceline.strategies.base import Strategy
 from paceline.testbed.hosts import missing
 from paceline.testbed.links import Links
@@ -17,9 +17,12 @@ from paceline.testbed.links import Links
 def check_device(name: str) -> None:
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise BadRequest(f"device={name} is not to be had here: {str(error).splitlines()[0]}") from None
+        torch.zeros(1, device=device).tolist()
+    except Exception as error:  # each kind of device has errors of its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadRequest(f"device={shortened(name)} is not available here, use --device cpu: {reason}") from None
+    if device.type == "cpu" and device.index:
+        raise BadRequest(f"device={name}: there is one cpu for PyTorch, whatever its cores: write --device cpu")
 
 
 def check_strategy(config: Config, strategy: Strategy) -> None:
@@ -67,6 +70,9 @@ def transport_of(config: Config, strategy: Strategy) -> str:
         name = _on_hosts(config, strategy, name)
     if name == "auto":  # all workers are on this host
         name = "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"  # type: ignore[attr-defined]
+    # mpi says itself what it lacks: ranks that mpirun or srun has started need no mpirun on their own host
+    if name != "mpi" and (lacking := transports.entry(name).make.missing()) is not None:  # type: ignore[attr-defined]
+        raise BadRequest(f"transport {name} is not available here: {lacking}; use --transport auto")
     if strategy.needs_shared_memory and config.workers > 1 and not transports.entry(name).make.shares_memory:  # type: ignore[attr-defined]
         raise BadRequest(
             f"strategy {strategy.name} needs memory that all workers share: one host, and --transport shm, not {name}"
@@ -74,6 +80,25 @@ def transport_of(config: Config, strategy: Strategy) -> str:
     if strategy.needs_processes and transports.entry(name).make.runs_as == "threads":  # type: ignore[attr-defined]
         raise BadRequest(f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}")
     return name
+
+
+def without_effect(config: Config, strategy: Strategy) -> list[str]:
+    """What was asked for and changes nothing, in words."""
+    notices = []
+    if config.workers == 1 and config.partition == "by-label":
+        notices.append("partition=by-label changes nothing: one worker has all labels")
+    if (size := _group(strategy)) is not None and size > config.workers > 1:
+        notices.append(f"hierarchical:group={size} with {config.workers} workers is one group, a tree")
+    return notices
+
+
+def _group(strategy: Strategy) -> int | None:
+    """The size of the groups, where a person has given it."""
+    given = Spec.of(str(getattr(strategy, "collective", "auto")))
+    if given.name != "hierarchical":
+        return None
+    asked: int | None = collectives.resolve(given).options.get("group")
+    return asked
 
 
 def _on_hosts(config: Config, strategy: Strategy, name: str) -> str:

@@ -22,7 +22,7 @@ from paceline.data.shards import Cuts, GlobalShards, Shards, StaticShards
 from paceline.data.windows import WindowShards, arrangement
 from paceline.errors import BadRequest, UnknownName
 from paceline.faults.base import Fault
-from paceline.fitting import check_device, check_strategy, overlap_of, servers_of, transport_of
+from paceline.fitting import check_device, check_strategy, overlap_of, servers_of, transport_of, without_effect
 from paceline.objectives.losses import Loss
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import Scaling, Schedule
@@ -219,6 +219,7 @@ def prepare(config: Config, out_name: Callable[[Config], Path], spent: tuple[Lin
     servers = servers_of(config, strategy)
     data = _share(_load(config), config.data_share)
     notices = [data.notice] if data.notice else []
+    notices += [*without_effect(config, strategy), *sizes.notices(config, data)]
     workers = config.workers
 
     batch_sizes = sizes.batch_sizes(config, data)
@@ -332,7 +333,7 @@ def load_config(folder: str | Path) -> dict[str, Any]:
         saved = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadRequest(f"{folder} is not a run that can be resumed: it has no config.json") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from None
     if not isinstance(saved, dict):
         raise BadRequest(f"{path} is not a run's configuration")
@@ -381,7 +382,10 @@ def _share(data: Data, share: float) -> Data:
         return data
     if isinstance(data.train, Stream):
         raise BadRequest("data_share needs samples that can be counted: a stream cannot be cut")
-    return replace(data, train=some_of(data.train, max(1, round(share * len(data.train)))))
+    part = round(share * len(data.train))
+    if part < 1:
+        raise BadRequest(f"data_share={share:g} of {len(data.train)} training samples is none: {1 / len(data.train):g} is one")
+    return replace(data, train=some_of(data.train, part))
 
 
 def _on_meta(job: Job) -> nn.Module:

@@ -17,6 +17,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import pkgutil
 import sys
 import types
@@ -179,7 +180,7 @@ class Registry(Generic[T]):
             return make(**{**wanted, **spec.options})
         except PacelineError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = str(error).splitlines()[0] if str(error) else "no message"
             raise BadRequest(f"{self.kind} {spec} cannot be made: {type(error).__name__}: {reason}") from error
 
@@ -197,7 +198,7 @@ class Registry(Generic[T]):
             sys.path.insert(0, str(Path.cwd()))
         try:
             make = getattr(importlib.import_module(spec.name), attribute)
-        except Exception as error:  # importing runs a person's own code
+        except (Exception, SystemExit) as error:  # importing runs a person's own code
             raise UnknownName(self.kind, f"{spec.name}:{spec.rest}", self._entries, f"(Importing it: {error}.)") from error
         if not callable(make):
             raise BadRequest(f"{spec.name}:{attribute} is a {type(make).__name__}; a {self.kind} needs a class or a function")
@@ -206,12 +207,17 @@ class Registry(Generic[T]):
 
 def load_plugin(path: str | Path) -> None:
     """Run a file that registers things of its own (`--plugin FILE`)."""
+    if not is_path(str(path)):
+        raise BadRequest(f"plugin {shortened(path)} is not a path")
     path = Path(path).resolve()
     name = f"paceline_plugin_{path.stem}"
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
         return
     if not path.is_file():
         raise BadRequest(f"plugin {path} is not a file")
+    for registry in ALL.values():
+        registry.discover()  # so that a name which is taken is refused here, and not where it is looked up
+    before = {registry: dict(registry._entries) for registry in ALL.values()}
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise BadRequest(f"plugin {path} is not a Python file (.py)")
@@ -219,11 +225,22 @@ def load_plugin(path: str | Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BadRequest:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise BadRequest(f"plugin {path} failed while it was loaded: {type(error).__name__}: {error}") from error
+        for registry, entries in before.items():
+            registry._entries = entries  # of a plugin that failed nothing stays
+        told = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        raise BadRequest(f"plugin {path} failed while it was loaded: {told}") from error
+
+
+def is_path(text: str) -> bool:
+    """Whether the system would take it for a path at all."""
+    return 0 < len(os.fsencode(text)) < 4096 and "\0" not in text and all(len(os.fsencode(p)) < 256 for p in Path(text).parts)
+
+
+def shortened(value: Any, longest: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text):,} letters)"
 
 
 def interactive_entries() -> list[tuple[str, Entry[Any]]]:
@@ -328,8 +345,8 @@ def convert(value: Any, kind: Any, where: str) -> Any:
             raise BadRequest(f"{where}={value!r} is not {describe_kind(kind)}")
         try:
             number = float(value)
-        except (TypeError, ValueError):
-            raise BadRequest(f"{where}={value!r} is not {describe_kind(kind)}") from None
+        except (OverflowError, TypeError, ValueError):
+            raise BadRequest(f"{where}={shortened(value)} is not {describe_kind(kind)}") from None
         if kind is int:
             if number != number or abs(number) == float("inf") or number != int(number):
                 raise BadRequest(f"{where}={value!r} is not {describe_kind(kind)}")

@@ -44,6 +44,14 @@ def batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
     return plan.sizes(size * workers) if plan is not None and plan.speeds else (size,) * workers
 
 
+def notices(config: Config, data: Data) -> list[str]:
+    """A global batch that is larger than the training set is the training set."""
+    whole, total = config.global_batch_size, None if isinstance(data.train, Stream) else len(data.train)
+    if not isinstance(whole, int) or total is None or whole <= total:
+        return []
+    return [f"global_batch_size={whole}: there are {total} training samples, and all of them are one batch"]
+
+
 def as_given(config: Config, sizes: tuple[int, ...]) -> int | str | tuple[int, ...]:
     """Per worker; where they are cut by speed, what each would have otherwise: the run's record can be run again."""
     if config.balance is not None:

@@ -54,15 +54,22 @@ QUICK = ["train", "--data", "fashion-mini", "--model", "linear", "--steps", "3",
         (["--optimizer", "adam", "--momentum", "0.9"], 2, "takes no momentum"),
         (["--transport", "pigeon"], 2, "unknown transport"),
         (["--strategy", "ddp", "--transport", "inproc"], 2, "needs real processes"),
-        (["--device", "cuda"], 2, "device=cuda is not to be had"),
-        (["--device", "nosuch"], 2, "device=nosuch is not to be had"),
+        (["--device", "cuda"], 2, "device='cuda' is not available here, use --device cpu"),
+        (["--device", "nosuch"], 2, "device='nosuch' is not available here"),
         (["--plugin", "missing.py"], 2, "not a file"),
         (["--resume", "nowhere"], 2, "not a run that can be resumed"),
         (["--until-accuracy", "97"], 2, "between 0 and 1"),
         (["missing.toml"], 2, "does not exist"),
         (["--out", "/proc/nowhere"], 2, "cannot be written"),
         (["--nosuch-flag"], 2, "No such option"),
-        (["--lr", "1e38"], 1, "the loss"),
+        (["--lr", "1e30", "--weight-decay", "1e30"], 1, "the loss"),
+        (["--lr", "1e300"], 2, "between 0 and 1e+30"),
+        (["--device", "hpu"], 2, "device='hpu' is not available here, use --device cpu"),
+        (["--device", "cpu:7"], 2, "write --device cpu"),
+        (["--plugin", "a" * 3000], 2, "(3,002 letters) is not a path"),
+        (["--transport", "nccl", "--strategy", "allreduce", "--workers", "2"], 2, "transport nccl is not available here"),
+        (["--data-share", "1e-9"], 2, "of 6000 training samples is none"),
+        (["--momentum", "1"], 2, "less than 1"),
     ],
 )
 def test_mistakes(cli, arguments: list[str], code: int, message: str) -> None:
@@ -437,3 +444,25 @@ def test_bench_collectives(cli) -> None:
     assert "x gloo" in out
     for bad in (["--sizes", "big"], ["--workers", "1"], ["--workers", "two"]):
         assert cli("bench", "collectives", *bad)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "notice"),
+    [
+        (["--partition", "by-label"], "note: partition=by-label changes nothing: one worker has all labels"),
+        (["--global-batch-size", "1" + 30 * "0"], "there are 40 training samples, and all of them are one batch"),
+        (
+            ["--strategy", "allreduce:collective=hierarchical:group=100", "--workers", "4"],
+            "is one group, a tree",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_told(cli, options: list[str], notice: str) -> None:
+    small = ["--data", "synthetic:samples=40", "--model", "mlp:hidden=4", "--steps", "1", "--transport", "inproc"]
+    code, _, err = cli("train", *small, *options)
+    assert (code, notice in " ".join(err.split())) == (0, True), err
+
+
+def test_an_empty_study_is_refused(cli) -> None:
+    code, _, err = cli("study", "/dev/null", "--dry-run")
+    assert (code, "study null is empty: it needs [axes]" in err) == (2, True)

@@ -1,5 +1,7 @@
 """Options: file < flags, the same names everywhere, checked once."""
 
+import math
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,24 @@ def test_defaults_are_the_promised_ones() -> None:
         ({"batch_size": -1}, "1 or more"),
         ({"batch_size": "x"}, "not a whole number"),
         ({"batch_size": 8, "global_batch_size": 16}, "not both"),
-        ({"lr": -0.1}, "0 or more"),
-        ({"lr": "nan"}, "0 or more"),
-        ({"momentum": 2}, "between 0 and 1"),
+        ({"lr": -0.1}, "between 0 and 1e"),
+        ({"lr": "nan"}, "between 0 and 1e"),
+        ({"lr": 1e300}, r"lr=1e\+300: it must be between 0 and 1e\+30"),
+        ({"weight_decay": 1e300}, "between 0 and 1e"),
+        ({"deadline_s": 1e300}, "between 0.001 and"),
+        ({"momentum": 2}, "less than 1"),
+        ({"momentum": 1}, "less than 1"),
+        ({"transport": math.inf}, "transport=inf is not a name: write it as text"),
+        ({"transport": ["nosuch"]}, "is not a name"),
+        ({"codec": date(1979, 5, 27)}, 'is not a name: write it as text, codec = "none"'),
+        ({"codec": 7}, "codec=7 is not a name"),
+        ({"lr_schedule": 3}, "lr_schedule=3 is not a name"),
+        ({"data": [None]}, "is not a name"),
+        ({"batch_size": []}, "a number of samples"),
+        ({"global_batch_size": []}, "a number of samples"),
+        ({"workers": 10**400}, "is not a whole number"),
+        ({"data_dir": "a" * 3000}, r"data_dir='aaa.*\(3,002 letters\) is not a path"),
+        ({"out": "a\0b"}, "is not a path"),
         ({"epochs": 0}, "1 or more"),
         ({"until_accuracy": 97}, "between 0 and 1"),
         ({"evaluate_every": "often"}, "number of steps"),

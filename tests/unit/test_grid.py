@@ -99,6 +99,17 @@ def test_variants_and_changes() -> None:
         ({"base": {"lr": "fast"}}, "lr"),
         ({"base": {"nosuch": 1}}, "option 'nosuch'"),
         ({"nosuch": 1}, "part of a study"),
+        ({}, "is empty"),
+        ({"title": True}, "title=True is not text"),
+        ({"question": 3}, "question=3 is not text"),
+        ({"cut": []}, "is not text"),
+        ({"all_cores": "no"}, "true or false"),
+        ({"budget_s": True}, "budget_s=True"),
+        ({"seeds": [True]}, "whole numbers"),
+        ({"seeds": 10**18}, "at most 10,000"),
+        ({"base": {"global_batch_size": []}}, "a number of samples"),
+        ({"base": {"strategy": "local-sgd", "strategy.nosuch": 1, "workers": 2}}, "no option 'nosuch'"),
+        ({"base": {"workers": "2.5"}}, "workers"),
         ({"seeds": 0}, "seeds=0"),
         ({"seeds": [1, 1]}, "different"),
         ({"scaling": "sideways"}, "strong"),
@@ -109,6 +120,11 @@ def test_variants_and_changes() -> None:
 def test_bad_studies_are_refused_with_a_sentence(table: dict, message: str) -> None:
     with pytest.raises((BadRequest, UnknownName), match=message):
         Study.make(table)
+
+
+def test_an_option_inside_a_choice_for_all_runs() -> None:
+    study = Study.make({"base": {"strategy": "local-sgd", "strategy.every": 4, "workers": "2"}, "axes": {"lr": [0.1]}})
+    assert {(s.strategy, s.workers) for s in study.settings() if not s.baseline} == {("local-sgd:every=4", 2)}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

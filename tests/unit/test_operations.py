@@ -68,9 +68,10 @@ def test_rounds_and_elements_are_the_formulas(ranks: int, length: int) -> None:
         assert sum(schedule.sent(r, length) for r in range(ranks)) == sent, name
 
 
-@given(st.integers(1, 64), st.integers(0, 70))
-def test_stepwise_holds_the_stated_prefix(ranks: int, start: int) -> None:
+@given(st.integers(1, 64), st.data())
+def test_stepwise_holds_the_stated_prefix(ranks: int, data: st.DataObject) -> None:
     """Chunk c has visited the ranks c + start, c + start + 1, ..., p when it is with rank p: no more, no less."""
+    start = data.draw(st.integers(0, ranks - 1))
     for rank, row in enumerate(states(schedule_of(f"stepwise:start={start}", ranks))[-1]):
         for chunk, holding in enumerate(row):
             heard = (rank - chunk - start) % ranks + 1
@@ -138,6 +139,9 @@ def test_bad_requests() -> None:
         schedule_of("all-gathr", 3)
     with pytest.raises(BadRequest, match="root=5"):
         schedule_of("broadcast:root=5", 3)
+    for start in (99, -1):
+        with pytest.raises(BadRequest, match=f"start={start}: a rank, 0 to 3"):
+            schedule_of(f"stepwise:start={start}", 4)
     errors = Hub(2).run(lambda t: Operations(t).all_to_all(torch.zeros(3)))
     assert all(isinstance(e, BadRequest) for e in errors)
     errors = Hub(2).run(lambda t: Operations(t).mean(torch.zeros(3), weight=0.0))

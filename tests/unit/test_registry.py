@@ -126,3 +126,29 @@ def test_converting_anything_gives_a_value_or_a_sentence(value: object, kind: ty
 
 def test_strategies_of_this_release_are_there() -> None:
     assert {"serial", "allreduce", "ddp"} <= set(strategies.names())
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+        ("strategies.register('ps')(lambda: None)", "'ps' is registered twice"),
+        ("strategies.register('mine')(lambda: None)\n1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_of_a_plugin_that_fails_nothing_stays(tmp_path: Path, code: str, said: str) -> None:
+    file = tmp_path / "failing_plugin.py"
+    file.write_text(f"from paceline.registry import strategies\n{code}\n")
+    before = strategies.names()
+    for _ in range(2):  # the second time, too
+        with pytest.raises(BadRequest, match=f"plugin {file} failed while it was loaded: .*{said}"):
+            load_plugin(file)
+    assert strategies.names() == before
+    assert strategies.entry("ps").make.__module__ == "paceline.strategies.ps"
+
+
+def test_a_factory_that_exits_is_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownName, match="leaving:net"):
+        models.entry("leaving:net")

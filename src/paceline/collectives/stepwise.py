@@ -14,6 +14,7 @@ from typing import Annotated
 
 from paceline.collectives.ring import share_reduce
 from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by, states
+from paceline.errors import BadRequest
 from paceline.registry import operations
 
 
@@ -24,8 +25,10 @@ def stepwise(
     start: Annotated[int, "where chunk 0 (or the line) begins"] = 0,
 ) -> Schedule:
     """The first half of a ring only: each rank keeps the sum till it."""
+    if not 0 <= start < ranks:
+        raise BadRequest(f"stepwise: start={start}: a rank, 0 to {ranks - 1}")
     if chunked:
-        return followed_by("stepwise", ranks, ranks, ("share-reduce", share_reduce(ranks, start % ranks)))
+        return followed_by("stepwise", ranks, ranks, ("share-reduce", share_reduce(ranks, start)))
     line = [(start + i) % ranks for i in range(ranks)]
     collect: list[Round] = [(Transfer(line[i], line[i + 1], 0, 1, True),) for i in range(ranks - 1)]
     return followed_by("stepwise", 1, ranks, ("reduce", collect))

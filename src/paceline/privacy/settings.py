@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from paceline.errors import BadRequest, UnknownName
 from paceline.registry import convert, format_value, options_of, parse_pairs
 
+LEAST_NOISE = 1e-100  # with less, its square is 0 and epsilon cannot be computed
 ALWAYS = ("epsilon", "noise", "delta", "clip")
 
 
@@ -51,7 +52,7 @@ class Settings:
                 "privacy: give epsilon=3 (a budget, from which the noise follows) or noise=1.1 (epsilon is reported)"
             )
         _above("epsilon", self.epsilon, "no training fits into it: 1 to 10 is usual")
-        _above("noise", self.noise, "without noise nobody is protected: 0.5 to 2 is usual")
+        _above("noise", self.noise, "without noise nobody is protected: 0.5 to 2 is usual", LEAST_NOISE)
         _above("clip", self.clip, "it is the length to which gradients are cut: 1.0, say")
         if not 0.0 < self.delta < 1.0:
             raise BadRequest(
@@ -72,6 +73,6 @@ class Settings:
         return ",".join(said)
 
 
-def _above(name: str, value: float | None, why: str) -> None:
-    if value is not None and not (0.0 < value < math.inf):
-        raise BadRequest(f"privacy: {name}={value:g}: it must be above 0; {why}")
+def _above(name: str, value: float | None, why: str, least: float = 0.0) -> None:
+    if value is not None and not (least < value < math.inf):
+        raise BadRequest(f"privacy: {name}={value:g}: it must be above {least:g}; {why}")

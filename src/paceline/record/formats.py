@@ -161,9 +161,9 @@ RUN: dict[str, Any] = {
     "lost": Maybe([whole]),
     "privacy": Maybe(
         {
-            "epsilon": number,
+            "epsilon": finite,
             "delta": number,
-            "epsilon_rdp": number,
+            "epsilon_rdp": finite,
             "noise": number,
             "noise_per_worker": number,
             "clip": number,

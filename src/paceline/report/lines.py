@@ -17,6 +17,7 @@ from paceline.config import SERIAL_DOES_NOT_KNOW, label_of
 from paceline.errors import BadRequest
 from paceline.record.formats import STUDY
 from paceline.record.reader import STUDY_SCHEMA, Event, read_record, read_run, read_worker_events
+from paceline.registry import is_path, shortened
 
 NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "resume", "workers", "data_dir")
 FOLLOW = (
@@ -267,6 +268,8 @@ class Study:
 
 def read_study(folder: str | Path) -> Study:
     """A study, one run, or a folder of runs."""
+    if not is_path(str(folder)):
+        raise BadRequest(f"{shortened(str(folder))} is not a path")
     folder = Path(folder)
     if (folder / "study.json").is_file():
         return _from_study(folder)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.config import CHOICES, SERIAL_DOES_NOT_KNOW, Config, apply_settings, label_of, read_toml
+from paceline.config import CHOICES, SERIAL_DOES_NOT_KNOW, Config, apply_settings, label_of, read_toml, strategy_for
 from paceline.errors import BadRequest, UnknownName
 from paceline.job import resolve_names
 from paceline.record.machine import cores
@@ -87,6 +87,8 @@ class Study:
     def make(cls, given: Mapping[str, Any], name: str = "study", variant: Literal["", "short", "full"] = "") -> Study:
         """From a table as TOML gives it: names, kinds and sizes are checked here."""
         table = dict(given)
+        if not table:
+            raise BadRequest(f"study {name} is empty: it needs [axes], the options to vary and their values (docs/studies.md)")
         variants = {key: _table(key, table.pop(key, None)) for key in ("short", "full")}
         known = [k for k in cls.__dataclass_fields__ if k != "name"]
         for part in (table, *(v for v in variants.values() if v)):
@@ -145,13 +147,19 @@ class Study:
                 for each in value if isinstance(value, list) and table is not self.base else [value]:
                     if "." not in name:
                         Config.make({name: each})
+        for name in ("title", "question", "cut"):
+            if not isinstance(getattr(self, name), str):
+                raise BadRequest(f"{name}={getattr(self, name)!r} is not text")
+        if not isinstance(self.all_cores, bool):
+            raise BadRequest(f"all_cores={self.all_cores!r} is not true or false")
         if self.scaling not in ("strong", "weak"):
             raise BadRequest(
                 f"scaling={self.scaling}: strong (the same work for every number of workers) or weak (each has the same)"
             )
         for name, low, high in (("target_accuracy", 0.0, 1.0), ("budget_s", 1.0, 1e9)):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and low <= value <= high):
+            fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+            if value is not None and not fits:
                 raise BadRequest(f"{name}={value}: it must be a number between {low:g} and {high:g}")
         for plugin in Config.make({"plugin": self.base.get("plugin", ())}).plugin:
             load_plugin(plugin)
@@ -191,7 +199,8 @@ class Study:
 
     def _completed(self, point: dict[str, Any]) -> dict[str, Any]:
         """With the defaults of a study: one thread per worker, one global batch, serial with one worker."""
-        whole = {"strategy": "allreduce" if int(point.get("workers", 1)) > 1 else "serial", "workers": 1, "threads": 1, **point}
+        workers = Config.make({"workers": point.get("workers", 1)}).workers
+        whole = {"strategy": "allreduce" if workers > 1 else "serial", "threads": 1, **point, "workers": workers}
         if self.target_accuracy is not None:
             whole["target_accuracy"] = self.target_accuracy
         if "batch_size" not in whole and "global_batch_size" not in whole:
@@ -242,19 +251,25 @@ def _check_option(name: str, options: Mapping[str, Any], kind: str) -> None:
 def _seeds(given: Any) -> tuple[int, ...]:
     if isinstance(given, bool) or not isinstance(given, (int, list, tuple)):
         raise BadRequest(f"seeds={given!r}: a number of seeds, or a list of them")
+    if isinstance(given, int) and given > MOST_RUNS:
+        raise BadRequest(f"seeds={given}: at most {MOST_RUNS:,} runs; take fewer seeds")
     seeds = tuple(range(given)) if isinstance(given, int) else tuple(given)
-    if not seeds or not all(isinstance(s, int) for s in seeds) or len(set(seeds)) < len(seeds):
+    plain = all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
+    if not seeds or not plain or len(set(seeds)) < len(seeds):
         raise BadRequest(f"seeds={given!r}: one or more different whole numbers")
     return seeds
 
 
 def _product(base: dict[str, Any], axes: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    inside = {name: [value] for name, value in base.items() if "." in name}  # `strategy.every` for all of them
+    base, axes = {name: value for name, value in base.items() if name not in inside}, {**inside, **axes}
     points = []
     for values in itertools.product(*axes.values()):
         point = dict(base)
         for name, value in sorted(zip(axes, values, strict=True), key=lambda pair: "." in pair[0]):
             outer, dot, inner = name.partition(".")
-            point[outer] = _with(point.get(outer, Config.options()[outer].default), inner, value) if dot else value
+            chosen = point.get(outer) or Config.options()[outer].default or strategy_for(2)  # as `--set` has it
+            point[outer] = _with(chosen, inner, value) if dot else value
         points.append(point)
     return points
 
