@@ -323,10 +323,13 @@ def test_pips_files_are_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert bring() == ARCHIVE
 
 
-def test_without_pip_its_default_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_there_is_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [index.startswith("http") for index in download._indexes({})] == [True], "pip's own default"
     monkeypatch.setattr(download.sys, "executable", "/nowhere/python")
     assert pip_settings() == {}
-    assert download._indexes({}) == ["https://pypi.org/simple"]
+    assert download._indexes({}) == []
+    with pytest.raises(Unreachable, match="no pip here"):
+        download.from_index("toy-set", "toy_set-1.0.tar.gz", "0" * 64, lambda text: None)
 
 
 # --- the tools of the machine

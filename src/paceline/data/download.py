@@ -34,7 +34,6 @@ Say = Callable[[str], None]
 
 TIMEOUT_S = 60
 MOST_BYTES = 1 << 30  # of one download
-PIPS_OWN_INDEX = "https://pypi.org/simple"  # what pip takes where nothing is configured
 PAGES = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.01"
 
 
@@ -154,7 +153,7 @@ def from_index(package: str, file: str, sha256: str, say: Say) -> BinaryIO:
             return content
         except (Unreachable, OSError) as reason:
             failures.append(str(reason))
-    raise Unreachable("; ".join(failures) or f"pip is configured to use no index (no-index), and {file} is in no find-links")
+    raise Unreachable("; ".join(failures) or f"no pip here, or it may use no index (no-index), and {file} is in no find-links")
 
 
 def _from_one(index: str, package: str, file: str, say: Say, opener: urllib.request.OpenerDirector) -> bytes:
@@ -173,8 +172,13 @@ def pip_settings() -> dict[str, str]:
 
 
 def _listed_by_pip() -> list[str]:
-    """`section.name='value'`, a line each: pip reads its files and the environment itself. None where there is no pip."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
+    """`section.name='value'`, a line each: pip reads its files and the environment itself."""
+    return _pip("config", "list")
+
+
+def _pip(*arguments: str) -> list[str]:
+    """The lines that pip prints; none where there is no pip."""
+    command = [sys.executable, "-m", "pip", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -185,7 +189,14 @@ def _listed_by_pip() -> list[str]:
 def _indexes(settings: Mapping[str, str]) -> list[str]:
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "y", "t", "on"):
         return []
-    return [settings.get("index-url") or PIPS_OWN_INDEX, *settings.get("extra-index-url", "").split()]
+    first = settings.get("index-url") or _pips_own_index()
+    return [*([first] if first else []), *settings.get("extra-index-url", "").split()]
+
+
+def _pips_own_index() -> str | None:
+    """What pip takes where nothing is configured; it says so in its help."""
+    told = re.search(r"\(default (https?://[^)\s]+)\)", " ".join(" ".join(_pip("download", "--help")).split()))
+    return told[1] if told else None
 
 
 def _found_in_folders(settings: Mapping[str, str], file: str) -> list[Path]:
