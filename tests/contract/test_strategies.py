@@ -162,4 +162,4 @@ def test_serial_takes_one_worker() -> None:
     import paceline
 
     with pytest.raises(BadRequest, match="runs 1 worker"):
-        paceline.train(data=make_pairs(9), model=small_net, workers=2)
+        paceline.train(data=make_pairs(9), model=small_net, strategy="serial", workers=2)

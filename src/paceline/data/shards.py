@@ -81,6 +81,8 @@ class Cuts:
         start, stop = min(rows, position * size), min(rows, (position + 1) * size)
         if self._lone(rows, size):
             last = self.steps(rows, size) - 1
+            if position > last:  # another worker has more
+                return rows, rows
             if position == last:
                 return (rows - 2 if size > 2 else start), rows
             if position == last - 1 and size > 2:
