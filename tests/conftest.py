@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,17 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers are forked from this process, which is safe (and quick) only while it has one thread."""
+    yield
+    if "/unit/" not in str(request.path):
+        until = time.monotonic() + 5
+        while (left := threading.active_count()) > 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert left == 1, [thread.name for thread in threading.enumerate()]
 
 
 def make_pairs(

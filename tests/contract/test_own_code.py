@@ -478,6 +478,15 @@ def test_09_a_gradient_that_comes_twice_under_overlap_raises() -> None:
     model = Twice()
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss)
     assert replica.flat is not None
-    replica.flat.buckets = Buckets(replica.regions, lambda stretch: None, least_bytes=1)
+    over: list[bool] = []
+
+    def exchange(stretch: Tensor) -> None:
+        if over:
+            raise RuntimeError("the end of the thread that exchanges")
+
+    buckets = replica.flat.buckets = Buckets(replica.regions, exchange, least_bytes=1)
     with pytest.raises(BadRequest, match=r"shared\.\w+ got its gradient twice"):
         replica.forward_backward(Batch(torch.randn(5, 4), torch.randn(5, 1), 5, 5, 0, 0), 1.0)
+    over.append(True)
+    with pytest.raises(RuntimeError, match="the end"):
+        buckets.finish()

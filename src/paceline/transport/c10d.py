@@ -128,6 +128,7 @@ class ProcessGroupTransport(Transport):
 
     def close(self) -> None:
         self._group.abort()
+        self.patience.close()
 
     def _guard(self, call: Callable[[], Any], peer: int | None = None, what: str = "an exchange", aside: bool = False) -> Any:
         """The libraries say everything with RuntimeError: sort out who is gone from what took too long.

@@ -20,6 +20,7 @@ from typing import Any
 from paceline.errors import PeerSlow, TransportError
 
 POST_S = 1.0  # a wait that lasts longer stands on the store: the longest that one rank can be taken for computing by mistake
+CLOSE_S = 2.0  # for the thread that watches to end
 LOOK_S = 0.5  # between two looks of the thread that watches calls which block
 
 
@@ -49,6 +50,7 @@ class Patience:
         self._blocked: Wait | None = None  # in a call that cannot look at the clock itself
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._closed = threading.Event()
 
     @property
     def post_s(self) -> float:
@@ -79,7 +81,7 @@ class Patience:
 
     def enter(self, what: str, peer: int | None = None) -> Wait:
         """A wait inside one call begins: a thread looks at the clock. The call itself ends it where it must end."""
-        if self._watcher is None and self._connect is not None:
+        if self._watcher is None and self._connect is not None and not self._closed.is_set():
             self._watcher = threading.Thread(target=self._watch, name="patience", daemon=True)
             self._watcher.start()
         wait = self._blocked = Wait(what, peer, time.monotonic())
@@ -90,9 +92,15 @@ class Patience:
         if wait.posted:
             self._take_back(wait)
 
+    def close(self) -> None:
+        """No wait will follow: the thread ends (a process with threads cannot be forked safely)."""
+        self._closed.set()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(CLOSE_S)
+        self._store = None
+
     def _watch(self) -> None:
-        while True:
-            time.sleep(min(LOOK_S, self.post_s / 4))
+        while not self._closed.wait(min(LOOK_S, self.post_s / 4)):
             wait = self._blocked
             if wait is not None:
                 self._look(wait, time.monotonic() - wait.began)
