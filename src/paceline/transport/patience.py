@@ -20,6 +20,7 @@ from typing import Any
 from paceline.errors import PeerSlow, TransportError
 
 POST_S = 1.0  # a wait that lasts longer stands on the store: the longest that one rank can be taken for computing by mistake
+IDLE_S = 1.0  # after so long without a wait that thread ends
 CLOSE_S = 2.0  # for the thread that watches to end
 LOOK_S = 0.5  # between two looks of the thread that watches calls which block
 
@@ -81,10 +82,10 @@ class Patience:
 
     def enter(self, what: str, peer: int | None = None) -> Wait:
         """A wait inside one call begins: a thread looks at the clock. The call itself ends it where it must end."""
+        wait = self._blocked = Wait(what, peer, time.monotonic())  # before the thread is looked for: it may be ending
         if self._watcher is None and self._connect is not None and not self._closed.is_set():
             self._watcher = threading.Thread(target=self._watch, name="patience", daemon=True)
             self._watcher.start()
-        wait = self._blocked = Wait(what, peer, time.monotonic())
         return wait
 
     def leave(self, wait: Wait) -> None:
@@ -93,24 +94,36 @@ class Patience:
             self._take_back(wait)
 
     def close(self) -> None:
-        """No wait will follow: the thread ends (a process with threads cannot be forked safely)."""
+        """No wait will follow."""
         self._closed.set()
-        if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join(CLOSE_S)
-        self._store = None
+        watcher = self._watcher
+        if watcher is not None and watcher is not threading.current_thread():
+            watcher.join(CLOSE_S)
+        with self._lock:
+            self._store = None
 
     def _watch(self) -> None:
-        while not self._closed.wait(min(LOOK_S, self.post_s / 4)):
+        """Until a while after the last wait: a process with threads cannot be forked safely."""
+        idle_s, nap_s = 0.0, min(LOOK_S, self.post_s / 4)
+        while not self._closed.wait(nap_s):
             wait = self._blocked
+            idle_s = 0.0 if wait is not None else idle_s + nap_s
+            if idle_s > IDLE_S:
+                self._watcher = None  # the next wait starts another, unless it began just now
+                if self._blocked is None:
+                    return
+                self._watcher = threading.current_thread()
             if wait is not None:
                 self._look(wait, time.monotonic() - wait.began)
-                if self._blocked is not wait:
+                if self._blocked is not wait and wait.posted:
                     self._take_back(wait)
 
     def _look(self, wait: Wait, waited_s: float) -> None:
         if waited_s < self.post_s or self._connect is None:
             return
         with self._lock, suppress(RuntimeError, TransportError):  # the store is gone with its launcher: nobody is left to tell
+            if self._closed.is_set():
+                return
             if self._store is None:
                 self._store = self._connect()
             if not wait.posted:
@@ -124,9 +137,10 @@ class Patience:
 
     def _take_back(self, wait: Wait) -> None:
         with self._lock, suppress(RuntimeError, TransportError):
-            self._store.set(f"waits/{self.rank}", "")
-            if wait.tells:
-                self._store.set("teller", "")
+            if self._store is not None:
+                self._store.set(f"waits/{self.rank}", "")
+                if wait.tells:
+                    self._store.set("teller", "")
         wait.posted = wait.tells = False
 
     def _sentence(self, wait: Wait, waited_s: float) -> str:
