@@ -564,7 +564,8 @@ def test_no_session_sees_anybody_more_often_than_it_says(tmp_path: Path) -> None
             shards = StaticShards(samples, sizes)
             if state is not None:
                 cursor = shards.restore(state)
-                torch.save({"batches": {"shards": state}}, tmp_path / "worker-0.pt")
+                rest = ("optimizer", "random", "generators", "strategy", "epoch_start", "samples_seen")
+                torch.save({**dict.fromkeys(rest), "batches": {"shards": state}}, tmp_path / "worker-0.pt")
                 resumed = Resumed(0, (), tmp_path)
             per, steps, seen = shards.steps_per_epoch, draw.randint(1, 25), Counter[int]()
             start, kept = resumed.into_epoch(sizes, per), draw.randint(1, steps)

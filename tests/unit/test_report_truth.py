@@ -318,7 +318,10 @@ def test_a_metric_of_ones_own_says_which_way_is_better(study) -> None:
 def test_the_share_of_the_largest_class_is_called_that(study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def of(accuracy: float) -> dict[str, Any]:
         record = measured("serial", 1, 2.0, 0.86, accuracy=accuracy)
-        record["data"] = {"report": {"classes": {"<=50K": {"test": 12_435}, ">50K": {"test": 3_846}}}}
+        classes = {"<=50K": {"train": 24_720, "test": 12_435}, ">50K": {"train": 7_841, "test": 3_846}}
+        rows = {"train": 32_561, "test": 16_281}
+        record["data"] = {"name": "adult", "engine": "polars", "master": None, "shards": 4, "rows": rows, "seconds": {}}
+        record["data"]["report"] = {"classes": classes}
         return record
 
     found = answer(study(of(12_435 / 16_281)))

@@ -260,6 +260,8 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | 
     try:
         if bed is not None:
             bed.enter(bed.host(rank))
+            if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":  # of an earlier run on this host: other hosts are not on it
+                del os.environ["GLOO_SOCKET_IFNAME"]
         else:
             keep_to_loopback()
         rendezvous = pipe.recv()

@@ -187,6 +187,7 @@ RUN: dict[str, Any] = {
                     "rows_in": IfThere(whole),
                     "broken_lines": IfThere(whole),
                     "dropped": IfThere([{"rows": whole, "why": text}]),
+                    "classes": IfThere(Values({"train": whole, "test": whole})),
                 }
             ),
         }
