@@ -507,7 +507,9 @@ def test_a_sample_that_leaves_out_places_is_bounded_alone() -> None:
 )
 def test_minus_hundred_is_a_number_like_any_other_where_nothing_is_left_out(loss: Loss, targets: Tensor) -> None:
     model = layers(nn.Linear(6, 1))
-    Bookkeeping(model, loss, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)(torch.randn(8, 6), targets, 8)
+    sums = [torch.empty_like(p) for p in model.parameters()]
+    Bookkeeping(model, loss, list(zip(model.parameters(), sums, strict=True)), 1.0, False)(torch.randn(8, 6), targets, 8)
+    assert all(bool(total.isfinite().all()) for total in sums)
 
 
 @pytest.mark.parametrize("kind", [Loop, Bookkeeping])
