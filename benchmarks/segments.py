@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from paceline.cli.show import machine_line
+from paceline.collectives.algorithms.ring import ring
 from paceline.collectives.execute import Executor
-from paceline.collectives.ring import ring
 from paceline.launch.local import on_forked_ranks
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.record.machine import environment
 from paceline.registry import transports
 from paceline.transport.base import Rendezvous
-from paceline.transport.mpi import MpiTransport
+from paceline.transport.mpi.transport import MpiTransport
 
 SEGMENTS_KB = (0, 128, 512, 1024, 4096, 16384)
 SIZES_MB = {1: 100, 10: 30, 100: 6}  # and how often

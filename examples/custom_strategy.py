@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from paceline.registry import strategies
-from paceline.strategies.averaging import average_weights
 from paceline.strategies.base import Strategy
+from paceline.strategies.parts.averaging import average_weights
 
 
 @strategies.register("patient")

@@ -25,10 +25,10 @@ import torch
 
 import paceline.api
 from paceline.cli.main import cli
-from paceline.config import CHOICES, Config
 from paceline.errors import PacelineError, WorkerFailed
 from paceline.launch.run import run
 from paceline.registry import ALL
+from paceline.request.config import CHOICES, Config
 from paceline.studies.grid import Study
 from paceline.studies.runner import _Session
 

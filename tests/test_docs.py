@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.registry import ALL, format_value, strategies
+from paceline.common.values import format_value
+from paceline.registry import ALL, strategies
 
 ROOT = Path(__file__).parent.parent
 

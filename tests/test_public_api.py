@@ -25,7 +25,7 @@ def test_errors_are_also_the_built_in_kinds() -> None:
 
 
 def test_options_of_train_are_those_of_the_command_line() -> None:
-    from paceline.config import Config
+    from paceline.request.config import Config
 
     promised = {
         "model", "data", "data_dir", "loss", "metric", "shard", "partition", "strategy", "workers", "transport", "codec",

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from paceline.api import Run, compare, load_data, render, study, train
     from paceline.data.prepare.anything import prepare
     from paceline.errors import BadRequest, PacelineError, RunFailed
-    from paceline.loop import Pace, join
+    from paceline.launch.join import join
+    from paceline.run.own_loop import Pace
 
 __all__ = [
     "BadRequest",
@@ -35,8 +36,8 @@ _HOMES = {
     "compare": "api",
     "load_data": "api",
     "prepare": "data.prepare.anything",
-    "Pace": "loop",
-    "join": "loop",
+    "Pace": "run.own_loop",
+    "join": "launch.join",
     "BadRequest": "errors",
     "PacelineError": "errors",
     "RunFailed": "errors",

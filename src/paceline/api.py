@@ -11,25 +11,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from paceline import checkpoint
-from paceline.board import Board
-from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
-from paceline.job import Job, load_config, prepare, run_folder
 from paceline.launch.joined import Meeting
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
-from paceline.progress import Watch
+from paceline.record import checkpoint
 from paceline.record.reader import read_run
 from paceline.registry import sources
 from paceline.report.compare import compare
 from paceline.report.lines import Study, read_study
 from paceline.report.render import render
+from paceline.request.config import Config
+from paceline.request.job import Job, load_config, prepare, run_folder
 from paceline.studies.grid import BUILTIN
 from paceline.studies.grid import Study as Plan
 from paceline.studies.runner import run_study
+from paceline.terminal.run import Watch
+from paceline.terminal.study import Board
 
 __all__ = ["Run", "compare", "load_data", "render", "study", "train"]
 

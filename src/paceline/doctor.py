@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.common.places import places
 from paceline.data.fetch import RECIPES
-from paceline.data.places import places
 from paceline.record.machine import cores, cpu_name
 
 MEET_S = 30.0  # PyTorch's store looks up the names of its peers, and a name server may be slow
@@ -49,8 +49,8 @@ def _machine() -> Finding:
 def _gloo() -> Finding:
     from paceline.errors import PacelineError
     from paceline.transport.base import Rendezvous
-    from paceline.transport.c10d import open_store
-    from paceline.transport.gloo import GlooTransport
+    from paceline.transport.c10d.gloo import GlooTransport
+    from paceline.transport.c10d.transport import open_store
 
     try:
         store = open_store("127.0.0.1", 0, MEET_S)
@@ -85,7 +85,7 @@ def _privacy() -> Finding:
 
 def _shared_memory() -> Finding:
     from paceline.errors import PacelineError
-    from paceline.transport.shm import SharedBytes, ShmTransport
+    from paceline.transport.shm.transport import SharedBytes, ShmTransport
 
     if not ShmTransport.available():
         return Finding("transport shm", False, "needs Linux with memfd and pidfd: gloo is used instead")
@@ -99,7 +99,7 @@ def _shared_memory() -> Finding:
 
 
 def _mpi() -> Finding:
-    from paceline.transport.mpi import MpiTransport, mpirun
+    from paceline.transport.mpi.transport import MpiTransport, mpirun
 
     missing = MpiTransport.missing()
     if missing is not None:
@@ -128,7 +128,7 @@ def _network_bytes() -> Finding:
 
 def _testbed() -> Finding:
     from paceline.testbed.hosts import missing
-    from paceline.testbed.links import can_delay, can_make
+    from paceline.testbed.shaping import can_delay, can_make
 
     if (reason := missing()) is not None:
         return Finding("testbed", False, reason)

@@ -12,7 +12,7 @@ from paceline.codecs.feedback import build_codec
 from paceline.errors import BadRequest
 from paceline.registry import codecs
 from paceline.strategies.base import codec_for
-from paceline.strategies.velocity import Velocity
+from paceline.strategies.parts.momentum import Velocity
 
 RunInproc = Callable[..., Run]
 GENTLE = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline import Run
 from paceline.registry import models
-from paceline.replica import Replica
+from paceline.replica.replica import Replica
 from paceline.transport.inproc import Hub, InprocTransport
 from paceline.types import Batch
 

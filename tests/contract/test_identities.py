@@ -10,7 +10,7 @@ from tests.conftest import identical, make_pairs, small_net, weights_distance
 
 from paceline import Run
 from paceline.errors import BadRequest
-from paceline.strategies.serving import Parts
+from paceline.strategies.parts.serving import Parts
 from paceline.types import Layout, Slot
 
 RunInproc = Callable[..., Run]

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline import Run, checkpoint
+from paceline import Run
 from paceline.errors import BadRequest
-from paceline.rank import line_up
-from paceline.replica import Replica
-from paceline.strategies.averaging import OptimizerAverage, make_state
+from paceline.record import checkpoint
+from paceline.replica.replica import Replica
+from paceline.run.rank import line_up
 from paceline.strategies.hogwild import Hogwild, share_optimizer
 from paceline.strategies.local_sgd import LocalSGD
+from paceline.strategies.parts.averaging import OptimizerAverage, make_state
 from paceline.transport.inproc import Hub, InprocTransport
 from paceline.types import Batch
 

@@ -13,15 +13,15 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 import paceline
-from paceline.buckets import Buckets
-from paceline.config import Config
 from paceline.data.adopt import adopt
 from paceline.data.shards import Cursor, Cuts, GlobalShards, StaticShards
 from paceline.errors import BadRequest
-from paceline.loop import Pace
-from paceline.memory_format import measure_memory_format
 from paceline.registry import strategies
-from paceline.replica import Replica
+from paceline.replica.buckets import Buckets
+from paceline.replica.memory_format import measure_memory_format
+from paceline.replica.replica import Replica
+from paceline.request.config import Config
+from paceline.run.own_loop import Pace
 from paceline.transport.inproc import Hub
 from paceline.types import Batch
 

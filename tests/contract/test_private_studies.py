@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import Interrupted
-from paceline.job import Job
 from paceline.launch.run import Listen
 from paceline.privacy.accounting import Spent, epsilon_of
 from paceline.record.reader import read_run
+from paceline.request.job import Job
 from paceline.studies.grid import Study
 from paceline.studies.runner import Listener, Planned, run_study
 

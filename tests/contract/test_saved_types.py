@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import weights_distance
 from torch import Tensor, nn
 
-from paceline import Run, checkpoint
+from paceline import Run
 from paceline.errors import BadRequest, DataCorrupt
+from paceline.record import checkpoint
 
 RunInproc = Callable[..., Run]
 

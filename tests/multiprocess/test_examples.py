@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.transport.mpi import MpiTransport, mpirun
+from paceline.transport.mpi.transport import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

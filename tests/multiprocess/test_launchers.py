@@ -22,20 +22,20 @@ import torch.distributed as dist
 from tests.conftest import make_pairs, small_net
 
 import paceline
-from paceline import checkpoint
 from paceline.api import make_job
-from paceline.config import Config
 from paceline.errors import BadRequest
-from paceline.job import Job
 from paceline.launch import joined
 from paceline.launch.joined import Meeting
 from paceline.launch.run import _claim
 from paceline.launch.seat import Seat, find, first_host, tasks_on_node
 from paceline.privacy.ledger import Line, write_lines
+from paceline.record import checkpoint
 from paceline.record.machine import cores
+from paceline.request.config import Config
+from paceline.request.job import Job
 from paceline.transport.base import Rendezvous
-from paceline.transport.gloo import GlooTransport
-from paceline.transport.mpi import MpiTransport, mpirun
+from paceline.transport.c10d.gloo import GlooTransport
+from paceline.transport.mpi.transport import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
 TRAIN = ["train", "--data", "fashion-mini", "--model", "mlp:hidden=16", "--strategy", "allreduce", "--steps", "4"]

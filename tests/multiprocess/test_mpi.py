@@ -19,8 +19,8 @@ from paceline.errors import TransportError, WorkerFailed
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import collectives
 from paceline.transport.base import Rendezvous, Transport
-from paceline.transport.c10d import connect_store
-from paceline.transport.mpi import MpiTransport
+from paceline.transport.c10d.transport import connect_store
+from paceline.transport.mpi.transport import MpiTransport
 
 pytestmark = pytest.mark.skipif(not MpiTransport.available(), reason=f"no MPI: {MpiTransport.missing()}")
 INPUTS = torch.randn(3, 300_001, generator=torch.Generator().manual_seed(0))
@@ -103,7 +103,7 @@ def with_torch_distributed(backend: str, rendezvous: Rendezvous, say: object) ->
     """Plain torch.distributed calls, and DDP with several buckets."""
     torch.set_num_threads(1)
     if backend == "paceline-mpi":
-        import paceline.transport.mpi_backend  # noqa: F401
+        import paceline.transport.mpi.torch_backend  # noqa: F401
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo looks up the host's name otherwise, which may take its time
     store = dist.PrefixStore(backend, connect_store(rendezvous))
     me, size, wait = rendezvous.rank, rendezvous.size, timedelta(seconds=60)
@@ -170,7 +170,7 @@ OPERATIONS = ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR", "PRE
 
 def every_operation(rendezvous: Rendezvous, say: object) -> dict[tuple[str, str, str], object]:
     """What each rank gets of every collective that combines, by every operation, in floating-point numbers and integers."""
-    import paceline.transport.mpi_backend  # noqa: F401
+    import paceline.transport.mpi.torch_backend  # noqa: F401
 
     me, size = rendezvous.rank, rendezvous.size
     store = dist.PrefixStore("operations", connect_store(rendezvous))

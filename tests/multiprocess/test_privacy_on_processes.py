@@ -12,7 +12,7 @@ from tests.conftest import make_pairs, small_net, weights_distance
 import paceline
 from paceline.errors import PacelineError
 from paceline.privacy.ledger import read_account
-from paceline.transport.mpi import MpiTransport
+from paceline.transport.mpi.transport import MpiTransport
 
 DATA = (make_pairs(600), make_pairs(60, seed=1))
 

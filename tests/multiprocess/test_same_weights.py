@@ -20,11 +20,11 @@ from tests.conftest import identical, weights_distance
 from torch import Tensor
 
 import paceline
+from paceline.common.links import Links
 from paceline.record.reader import read_events
 from paceline.registry import Spec, strategies
 from paceline.testbed import hosts
-from paceline.testbed.links import Links
-from paceline.transport.mpi import MpiTransport, mpirun
+from paceline.transport.mpi.transport import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
 PACELINE, TORCHRUN = str(BIN / "paceline"), str(BIN / "torchrun")

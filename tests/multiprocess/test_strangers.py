@@ -20,6 +20,7 @@ from tests.conftest import make_pairs
 from torch import Tensor, nn
 
 import paceline
+from paceline.common.sealing import seal, unseal
 from paceline.doctor import _gloo
 from paceline.errors import (
     BY_NAME,
@@ -37,10 +38,10 @@ from paceline.errors import (
 from paceline.launch.joined import Meeting, Present
 from paceline.launch.script import launch
 from paceline.launch.seat import Seat, find
-from paceline.launch.secret import seal, secret_of, unseal
+from paceline.launch.secret import secret_of
 from paceline.record.machine import cores
-from paceline.transport.c10d import open_store
-from paceline.transport.mpi import MpiTransport
+from paceline.transport.c10d.transport import open_store
+from paceline.transport.mpi.transport import MpiTransport
 
 BIN = Path(sys.executable).parent
 
@@ -177,7 +178,7 @@ def test_01_a_server_is_refused_where_no_secret_is_handed_over(monkeypatch: pyte
     """As torchrun does it; `paceline launch` and mpirun hand one over."""
     store = open_store("127.0.0.1", 0, 20)
     seats = iter([Seat("torchrun", rank, 2, rank, 2, "127.0.0.1", store.port, True) for rank in (1, 0)])
-    monkeypatch.setattr("paceline.loop.find_seat", lambda: next(seats))
+    monkeypatch.setattr("paceline.run.own_loop.find_seat", lambda: next(seats))
     said: list[BaseException] = []
 
     def rank() -> None:

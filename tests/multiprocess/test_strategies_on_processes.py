@@ -10,10 +10,10 @@ from tests.conftest import MNIST, identical, make_pairs, small_net
 from torch import nn
 
 import paceline
-from paceline import checkpoint
 from paceline.errors import PacelineError
+from paceline.record import checkpoint
 from paceline.registry import codecs, strategies
-from paceline.strategies.serving import Server
+from paceline.strategies.parts.serving import Server
 
 SEVERAL = [e.name for e in strategies if e.make.most_workers is None]
 ASYNCHRONOUS = ["ps:consistency=async", "ps:consistency=ssp,staleness=1", "hogwild", "psgd", "gossip:mode=async"]

@@ -13,10 +13,11 @@ import pytest
 from tests.conftest import make_pairs, small_net
 
 import paceline
+from paceline.common.links import Links
 from paceline.errors import BadRequest
 from paceline.testbed import hosts
-from paceline.testbed.links import Links, can_delay
-from paceline.transport.mpi import MpiTransport
+from paceline.testbed.shaping import can_delay, shaping
+from paceline.transport.mpi.transport import MpiTransport
 
 PACELINE = Path(sys.executable).parent / "paceline"
 needs_root = pytest.mark.skipif(hosts.missing() is not None, reason=str(hosts.missing()))
@@ -54,9 +55,9 @@ def test_links_are_read() -> None:
     assert Links.read("rate=10mbit,latency=1ms") == Links(1e7, 1e-3)
     assert str(Links.read("1gbit,latency=500us")) == "1gbit,latency=0.5ms"
     assert Links.read(str(Links(2.5e6))) == Links(2.5e6)
-    assert Links.read("unlimited").shaping("eth0") == []
-    assert [c[-6] for c in Links(1e8).shaping("eth0")] == ["rate"]
-    assert len(Links(1e8, 0.01).shaping("eth0")) == 2
+    assert shaping(Links.read("unlimited"), "eth0") == []
+    assert [c[-6] for c in shaping(Links(1e8), "eth0")] == ["rate"]
+    assert len(shaping(Links(1e8, 0.01), "eth0")) == 2
 
 
 @pytest.mark.parametrize(

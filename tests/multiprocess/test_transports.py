@@ -15,9 +15,9 @@ import torch.distributed as dist
 from paceline.codecs.feedback import build_codec
 from paceline.collectives.base import choose
 from paceline.collectives.operations import Operations
+from paceline.common.seeding import generator
 from paceline.errors import PeerLost, PeerSlow, TransportError
 from paceline.registry import codecs, collectives, transports
-from paceline.seeding import generator
 from paceline.transport.base import Rendezvous, Transport
 from paceline.transport.inproc import Hub
 from paceline.types import Layout, Slot

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tests.conftest import make_pairs, small_net, weights_distance
 
 from paceline import Run
-from paceline.balance import Balance, Plan, cut
 from paceline.data.shards import Cursor, GlobalShards
 from paceline.errors import BadRequest
 from paceline.optim.schedules import Scaling, constant
+from paceline.request.speeds import Speeds, cut
+from paceline.run.balance import Balance
 from paceline.transport.inproc import Hub, InprocTransport
 
 RunInproc = Callable[..., Run]
@@ -31,10 +32,10 @@ def test_everybody_gets_a_part_in_proportion(speeds: list[float], extra: int) ->
 
 
 def test_plans_are_read() -> None:
-    assert Plan.read("2,1,1", 3).sizes(64) == (32, 16, 16)
-    assert Plan.read("runtime:1.2,3.6", 2).sizes(64) == (48, 16)
-    assert Plan.read("measured", 2).every == "20"
-    assert Plan.read("measured:every=epoch", 2).every == "epoch"
+    assert Speeds.read("2,1,1", 3).sizes(64) == (32, 16, 16)
+    assert Speeds.read("runtime:1.2,3.6", 2).sizes(64) == (48, 16)
+    assert Speeds.read("measured", 2).every == "20"
+    assert Speeds.read("measured:every=epoch", 2).every == "epoch"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_plans_are_read() -> None:
 )
 def test_bad_plans_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(BadRequest, match=sentence):
-        Plan.read(text, 2)
+        Speeds.read(text, 2)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import paceline
-from paceline import checkpoint
 from paceline.errors import BadRequest, DataCorrupt, RunFailed
+from paceline.record import checkpoint
 
 ABOUT = {"train_s": 0.0, "optimizer": "SGD", "samples": 1}
 

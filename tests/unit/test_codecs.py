@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.codecs import blocks, sparse
 from paceline.codecs.base import Codec
 from paceline.codecs.feedback import build_codec
 from paceline.codecs.hops import EncodedHops
+from paceline.codecs.packing import blocks, sparse
+from paceline.collectives.algorithms.stepwise import counts
 from paceline.collectives.base import SCHEDULES, choose, schedule_of
-from paceline.collectives.stepwise import counts
+from paceline.common.seeding import generator
 from paceline.errors import BadRequest, NotFinite
 from paceline.registry import codecs
-from paceline.seeding import generator
 from paceline.transport.inproc import Hub, InprocTransport
 from paceline.transport.metered import Metered
 from paceline.types import Layout, Slot

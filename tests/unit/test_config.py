@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config import Config, apply_settings, due, read_toml
+from paceline.common.files import read_toml
+from paceline.common.intervals import due
 from paceline.errors import BadRequest, UnknownName
+from paceline.request.config import Config, apply_settings
 
 
 def test_defaults_are_the_promised_ones() -> None:

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.collectives.algorithms.stepwise import counts
 from paceline.collectives.base import choose, schedule_of
 from paceline.collectives.execute import plan
 from paceline.collectives.operations import Operations
 from paceline.collectives.schedule import Schedule, conflicts, states
-from paceline.collectives.stepwise import counts
 from paceline.errors import BadRequest, UnknownName
 from paceline.registry import operations
 from paceline.transport.inproc import Hub, InprocTransport

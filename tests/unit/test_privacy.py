@@ -33,10 +33,10 @@ from paceline.privacy.gradient import PrivateGradient
 from paceline.privacy.guarantee import Curve, Guarantee
 from paceline.privacy.ledger import Ledger, Line, begin, read_account, write_lines
 from paceline.privacy.noise import Noise, draw_key, normal_from
+from paceline.privacy.plan import Resumed
 from paceline.privacy.sampling import Coins, PoissonBatches, ShuffledBatches
 from paceline.privacy.settings import Settings
-from paceline.protection import Resumed
-from paceline.replica import Replica
+from paceline.replica.replica import Replica
 from paceline.types import Batch
 
 CPU = torch.device("cpu")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.common.values import convert
 from paceline.errors import BadRequest, UnknownName
-from paceline.registry import ALL, Registry, Spec, convert, load_plugin, models, strategies
+from paceline.registry import ALL, Registry, Spec, load_plugin, models, strategies
 
 
 @pytest.fixture

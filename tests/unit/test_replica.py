@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paceline.errors import BadRequest, NotFinite
-from paceline.memory_format import measure_memory_format
 from paceline.registry import models
-from paceline.replica import FlatModel, Replica, refuse_closures
+from paceline.replica.flat import FlatModel
+from paceline.replica.memory_format import measure_memory_format
+from paceline.replica.replica import Replica, refuse_closures
 from paceline.types import Batch
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.common.links import Links
 from paceline.errors import BadRequest
 from paceline.testbed import hosts
-from paceline.testbed.links import Links
 
 HOSTILE = ["my temp", "$(touch x)", "`touch x`", "a;touch x", "a'b", 'a"b', "-rf", "a\nb", "*", "a&touch x", "\\"]
 

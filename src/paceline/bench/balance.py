@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.strategies import folder_and_data
-from paceline.config import Config
-from paceline.job import prepare
 from paceline.launch.run import run
+from paceline.request.config import Config
+from paceline.request.job import prepare
 
 LINES: dict[str, dict[str, Any]] = {
     "apart": {"strategy": "psgd", "shard": "global"},

@@ -13,8 +13,8 @@ from torch import nn
 
 from paceline.data.base import Data
 from paceline.launch.local import on_forked_ranks, root_cause
-from paceline.loop import Pace
 from paceline.registry import models, strategies, transports
+from paceline.run.own_loop import Pace
 from paceline.strategies.base import Strategy
 from paceline.transport.base import Rendezvous
 from paceline.types import Batch, ReplicaLike

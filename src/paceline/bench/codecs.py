@@ -16,9 +16,9 @@ from paceline.bench.peers.ddp_hooks import Bucket, Hooks
 from paceline.codecs.base import Codec
 from paceline.codecs.feedback import build_codec
 from paceline.collectives.base import choose
+from paceline.common.seeding import generator
 from paceline.registry import codecs, models
-from paceline.replica import layout_of
-from paceline.seeding import generator
+from paceline.replica.flat import layout_of
 from paceline.transport.alone import Alone
 from paceline.types import Layout, Slot
 

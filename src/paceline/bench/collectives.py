@@ -14,8 +14,8 @@ from paceline.launch.local import on_forked_ranks, root_cause
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import collectives, transports
 from paceline.transport.base import Rendezvous, Transport
-from paceline.transport.mpi import buffer_of
-from paceline.transport.mpi import load as load_mpi
+from paceline.transport.mpi.transport import buffer_of
+from paceline.transport.mpi.transport import load as load_mpi
 
 MPI, OPEN_MPI = "mpi", "open-mpi"  # ours, and the library called directly
 BASELINE = ("gloo", "native")

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from paceline.bench.strategies import folder_and_data
-from paceline.config import Config
-from paceline.job import Job, prepare
 from paceline.launch.local import on_forked_ranks, root_cause
 from paceline.record.resources import Task
 from paceline.record.sampler import Sampler
 from paceline.record.writer import Recorder
 from paceline.registry import transports
+from paceline.request.config import Config
+from paceline.request.job import Job, prepare
+from paceline.run.worker import Worker
 from paceline.transport.base import Rendezvous
-from paceline.worker import Worker
 
 WORKERS, BLOCK = 2, 20
 GOAL = 0.98

@@ -17,13 +17,13 @@ import torch
 
 from paceline.bench.strategies import folder_and_data
 from paceline.collectives.base import choose
-from paceline.config import Config
-from paceline.job import prepare
+from paceline.common.links import Links
 from paceline.launch.local import on_forked_ranks, root_cause
 from paceline.launch.run import run
 from paceline.registry import transports
+from paceline.request.config import Config
+from paceline.request.job import prepare
 from paceline.testbed.hosts import Testbed, lasting
-from paceline.testbed.links import Links
 from paceline.transport.base import Rendezvous
 
 DDP, PLAIN = "ddp", "allreduce:collective=ring"

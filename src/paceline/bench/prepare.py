@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.data.places import find
+from paceline.common.places import find
 from paceline.errors import RunFailed
 
 TABLES = ("flights.csv", "weather.csv", "planes.csv")

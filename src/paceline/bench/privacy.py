@@ -20,9 +20,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from paceline.allocator import keep_freed_memory
 from paceline.bench.peers.opacus_modes import MODES, opacus_step
 from paceline.bench.strategies import folder_and_data
+from paceline.common.allocator import keep_freed_memory
 from paceline.data.base import Data, Stream
 from paceline.data.batches import ShardBatches
 from paceline.data.shards import StaticShards
@@ -34,7 +34,7 @@ from paceline.privacy.sampling import PoissonBatches
 from paceline.privacy.settings import Settings
 from paceline.record.resources import rss_peak_bytes
 from paceline.registry import models
-from paceline.replica import Replica
+from paceline.replica.replica import Replica
 
 MODELS = {"mlp:hidden=256x128": (1.8, "contiguous"), "cnn": (1.35, "channels_last")}  # goal against Opacus; memory format
 NOISE, CLIP = 1.1, 1.0

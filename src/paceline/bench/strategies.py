@@ -15,15 +15,15 @@ from typing import Any
 
 from paceline.bench.blocks import bench_blocks
 from paceline.bench.updates import updates_per_s
-from paceline.config import Config
+from paceline.common.places import find
 from paceline.data.base import Data
 from paceline.data.mnist import FILES, MINI
-from paceline.data.places import find
 from paceline.errors import DataUnavailable, RunFailed
-from paceline.job import prepare
 from paceline.launch.run import run
 from paceline.record.reader import read_worker_events
 from paceline.registry import sources
+from paceline.request.config import Config
+from paceline.request.job import prepare
 
 PEER = Path(__file__).parent / "peers" / "stock_pytorch.py"
 WARM_UP = 20

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from paceline.launch.local import on_forked_ranks, root_cause
-from paceline.loop import Pace
 from paceline.registry import strategies, transports
+from paceline.run.own_loop import Pace
 from paceline.transport.base import Rendezvous
 from paceline.types import Batch
 

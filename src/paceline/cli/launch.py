@@ -92,7 +92,8 @@ def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
 def _options_of_train(arguments: tuple[str, ...]) -> dict[str, Any]:
     """What `paceline train` would be told: its file, its flags, its settings."""
     from paceline.cli.train import train
-    from paceline.config import apply_settings, read_toml
+    from paceline.common.files import read_toml
+    from paceline.request.config import apply_settings
 
     params = train.make_context("paceline train", list(arguments)).params
     values: dict[str, Any] = read_toml(params["file"]) if params["file"] else {}

@@ -8,8 +8,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from paceline.common.values import describe_kind, format_value
 from paceline.errors import BadRequest
-from paceline.registry import ALL, describe_kind, format_value, load_plugin
+from paceline.registry import ALL, load_plugin
 
 
 @click.command(name="list")
@@ -71,7 +72,7 @@ def _show_capabilities(as_json: bool) -> None:
     import torch
 
     torch.set_num_threads(1)  # no pool of threads here: ranks are forked from this process
-    from paceline.bench.capabilities import capabilities
+    from paceline.launch.capabilities import capabilities
 
     Console(stderr=True).print("trying every operation on two ranks of every transport ...", highlight=False)
     rows = capabilities()

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from paceline.data.manifest import Manifest
 from paceline.data.prepare.report import as_text
-from paceline.progress import headline
 from paceline.report.score import only_the_largest_class
 from paceline.report.words import size
+from paceline.terminal.run import headline
 
 
 def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:

@@ -65,11 +65,11 @@ def study(
         import torch
         from rich.console import Console
 
-        from paceline.board import Board
         from paceline.errors import BadRequest, Interrupted, RunFailed
         from paceline.report.render import render
         from paceline.studies.grid import BUILTIN, Study
         from paceline.studies.runner import rounds_of, run_study
+        from paceline.terminal.study import Board
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
 
     if short and full:

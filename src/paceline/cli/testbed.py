@@ -27,8 +27,8 @@ def testbed() -> None:
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def up(hosts: int, rate: str, latency: str, debug: bool) -> None:
     """Make the hosts; they stand until `down`."""
+    from paceline.common.links import Links
     from paceline.testbed.hosts import raise_standing
-    from paceline.testbed.links import Links
 
     bed = raise_standing(hosts, Links.read(f"rate={rate},latency={latency}"))
     for notice in bed.notices:

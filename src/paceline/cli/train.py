@@ -9,8 +9,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from paceline.config import Config, apply_settings, read_toml
+from paceline.common.files import read_toml
 from paceline.launch.signals import held_back
+from paceline.request.config import Config, apply_settings
 
 COMPLETED_FROM = {
     "strategy": "strategies",
@@ -105,7 +106,7 @@ def train(
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({k: v for k, v in flags.items() if v is not None and v != ()})
     if values.get("resume"):  # an option inside a choice is set in the choice of the run that goes on
-        from paceline.job import load_config
+        from paceline.request.job import load_config
 
         saved = load_config(values["resume"])
         inside = {s.partition(".")[0].replace("-", "_") for s in settings if "." in s.partition("=")[0]}
@@ -117,7 +118,7 @@ def train(
 
         from paceline.api import make_job, meet, silent, start
         from paceline.cli.show import show_run
-        from paceline.progress import Watch
+        from paceline.terminal.run import Watch
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
 
     meeting = meet()

@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from paceline.codecs import blocks
 from paceline.codecs.base import State, aligned, refuse_nonfinite
 from paceline.codecs.hops import HopCodec
+from paceline.codecs.packing import blocks
 from paceline.collectives.base import Collective, Scheduled
 from paceline.registry import codecs
 from paceline.types import Layout

@@ -11,9 +11,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.codecs import blocks
 from paceline.codecs.base import aligned, part, refuse_nonfinite
 from paceline.codecs.hops import HopCodec
+from paceline.codecs.packing import blocks
 from paceline.errors import BadRequest
 from paceline.registry import codecs
 

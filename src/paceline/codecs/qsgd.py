@@ -13,8 +13,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.codecs import blocks, draws
 from paceline.codecs.base import GatherCodec, State, aligned, part, refuse_nonfinite
+from paceline.codecs.packing import blocks
+from paceline.codecs.packing import random as draws
 from paceline.errors import BadRequest
 from paceline.registry import codecs
 from paceline.types import Layout

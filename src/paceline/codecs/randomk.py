@@ -15,8 +15,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.codecs import draws
 from paceline.codecs.base import Codec, State, aligned, part, refuse_nonfinite
+from paceline.codecs.packing import random as draws
 from paceline.codecs.topk import check_ratio, how_many
 from paceline.collectives.base import Collective
 from paceline.registry import codecs

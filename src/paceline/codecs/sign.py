@@ -14,8 +14,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.codecs import blocks
 from paceline.codecs.base import GatherCodec, State, aligned, part, refuse_nonfinite
+from paceline.codecs.packing import blocks
 from paceline.registry import codecs
 from paceline.types import Layout
 

@@ -13,8 +13,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.codecs import sparse
 from paceline.codecs.base import State, refuse_nonfinite
+from paceline.codecs.packing import sparse
 from paceline.codecs.topk import SparseCodec, check_ratio, how_many
 from paceline.errors import BadRequest
 from paceline.registry import codecs

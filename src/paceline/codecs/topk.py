@@ -15,8 +15,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.codecs import sparse
 from paceline.codecs.base import GatherCodec, State, refuse_nonfinite
+from paceline.codecs.packing import sparse
 from paceline.errors import BadRequest
 from paceline.registry import codecs
 from paceline.types import Layout

@@ -1,1 +1,1 @@
-"""How all ranks combine a buffer. One file per algorithm."""
+"""How all ranks combine a buffer: schedules as data, one executor."""

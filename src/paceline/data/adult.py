@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paceline.common.places import find
 from paceline.data.base import Data, TensorSamples
-from paceline.data.places import find
 from paceline.errors import DataCorrupt
 from paceline.registry import sources
 

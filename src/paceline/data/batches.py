@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from paceline.common.seeding import OwnRandom, derive
 from paceline.data.adopt import pair
 from paceline.data.base import Samples, Stream
 from paceline.data.shards import Cursor, Shards
 from paceline.errors import BadRequest
-from paceline.seeding import OwnRandom, derive
 from paceline.types import Batch
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.common.places import places
 from paceline.data.base import Data, Scale, TensorSamples
-from paceline.data.places import places
 from paceline.errors import DataCorrupt, DataUnavailable
 from paceline.registry import sources
 

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from paceline.common.seeding import derive
 from paceline.data.augment import Augment
 from paceline.data.base import Data, Scale, TensorSamples
 from paceline.errors import BadRequest, DataCorrupt, DataUnavailable
 from paceline.registry import sources
-from paceline.seeding import derive
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".gif"}
 SCALE = Scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

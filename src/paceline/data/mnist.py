@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from paceline.common.places import find
 from paceline.data.base import Data, Scale, TensorSamples
 from paceline.data.idx import read_idx
-from paceline.data.places import find
 from paceline.errors import DataCorrupt
 from paceline.registry import sources
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from paceline.common.seeding import random_states, set_random_states
 from paceline.data.batches import OwnPasses
-from paceline.seeding import random_states, set_random_states
 from paceline.types import Batch
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.common.units import parse_bytes
 from paceline.data.augment import Augment
 from paceline.data.base import Data, Scale
 from paceline.data.manifest import PAGE, Manifest, Piece, ShardInfo, npy_header
 from paceline.errors import BadRequest, DataCorrupt, DataUnavailable
 from paceline.registry import sources
-from paceline.units import parse_bytes
 
 VERIFY_BYTES = 256 << 20  # checksums are compared by default up to here
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from paceline.common.seeding import generator
 from paceline.errors import BadRequest
-from paceline.seeding import generator
 
 
 @dataclass(frozen=True)

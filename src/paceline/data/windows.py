@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.common.seeding import generator
 from paceline.data.sharded import Block
 from paceline.data.shards import Cursor, Cuts, common_steps, split
 from paceline.errors import BadRequest
-from paceline.seeding import generator
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from torch import Tensor
 
+from paceline.common.units import RATES, TIMES, parse_unit
 from paceline.faults.base import Fault
 from paceline.registry import faults
 from paceline.transport.base import Op, Transport, Work
 from paceline.transport.wrapper import Wrapper
-from paceline.units import RATES, TIMES, parse_unit
 
 
 @faults.register("link")

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, RunFailed
-from paceline.job import Job
 from paceline.launch.package import pack, unpack
+from paceline.request.job import Job
 
 Hear = Callable[[str, dict[str, Any]], None]
 

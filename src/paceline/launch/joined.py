@@ -26,15 +26,15 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from paceline import checkpoint
 from paceline.errors import BadRequest, Interrupted, PacelineError, TransportError, from_plain, to_plain
-from paceline.job import Job, run_folder
 from paceline.launch.local import GRACE_S, HOST, Hear, as_failure, keep_to_loopback, root_cause, train_rank
 from paceline.launch.seat import Seat
+from paceline.record import checkpoint
 from paceline.record.writer import write_json
+from paceline.request.job import Job, run_folder
 from paceline.transport.base import Rendezvous, Transport
-from paceline.transport.c10d import first_line, open_store
-from paceline.transport.mpi import load as load_mpi
+from paceline.transport.c10d.transport import first_line, open_store
+from paceline.transport.mpi.transport import load as load_mpi
 
 MEET_S = 300.0  # ranks read their data before they meet, and some disks are slow
 LOOK_EVERY_S = 0.01  # a wait inside torch's store would hear no signal: torchrun asks ranks to end before it starts them again

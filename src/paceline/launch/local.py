@@ -18,15 +18,15 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from paceline.allocator import keep_freed_memory
+from paceline.common.allocator import keep_freed_memory
+from paceline.common.links import Links
 from paceline.errors import BadRequest, PacelineError, PeerLost, RunFailed, TransportError, WorkerFailed
-from paceline.job import Job
 from paceline.registry import transports
+from paceline.request.job import Job
+from paceline.run.worker import run_worker
 from paceline.testbed.hosts import LAUNCHER, Testbed, lasting, standing
-from paceline.testbed.links import Links
 from paceline.transport.base import Rendezvous
-from paceline.transport.c10d import open_store
-from paceline.worker import run_worker
+from paceline.transport.c10d.transport import open_store
 
 Hear = Callable[[str, dict[str, Any]], None]
 Body = Callable[[Rendezvous, Hear], Any]  # what a rank does; its result, or its error, comes back

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from paceline.errors import BadRequest, PacelineError, RunFailed, WorkerFailed
-from paceline.job import Job
 from paceline.launch.local import (
     Body,
     Hear,
@@ -40,9 +39,10 @@ from paceline.launch.local import (
     train_rank,
 )
 from paceline.launch.package import pack, unpack
+from paceline.request.job import Job
 from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
 from paceline.transport.base import Rendezvous
-from paceline.transport.mpi import HOW_TO_GET, mpirun
+from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
 
 START_S = 120.0  # for all ranks to be up: each imports torch
 GRACE_S = 3.0  # after the first failure: time for mpirun to say which rank it was

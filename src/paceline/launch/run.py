@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline import checkpoint
 from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
-from paceline.job import Job, run_folder
 from paceline.launch.fresh import run_in_fresh_process
 from paceline.launch.joined import Meeting, refuse_inside_a_launcher
 from paceline.launch.local import run_processes
@@ -25,8 +23,8 @@ from paceline.launch.seat import find as find_seat
 from paceline.launch.signals import Ending, ending
 from paceline.launch.threads import run_threads
 from paceline.privacy.ledger import read_account
-from paceline.protection import account, begin_session
-from paceline.record import reserve
+from paceline.privacy.plan import account, begin_session
+from paceline.record import checkpoint, reserve
 from paceline.record.lock import alone_in
 from paceline.record.machine import environment
 from paceline.record.reader import read_run, read_worker_events, summarise
@@ -34,6 +32,7 @@ from paceline.record.trace import write_trace
 from paceline.record.writer import clean as clean_json
 from paceline.record.writer import write_json
 from paceline.registry import transports
+from paceline.request.job import Job, run_folder
 
 Listen = Callable[
     [str, dict[str, Any]], None

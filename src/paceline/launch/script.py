@@ -16,7 +16,7 @@ from paceline.launch.local import HOST, dying_with_parent
 from paceline.launch.seat import find
 from paceline.launch.secret import SECRET
 from paceline.record.machine import cores
-from paceline.transport.c10d import store_on
+from paceline.transport.c10d.transport import store_on
 
 GRACE_S = 3.0
 

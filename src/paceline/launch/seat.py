@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config
 from paceline.errors import BadRequest
 from paceline.launch.secret import secret_of
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
+from paceline.request.config import Config
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config
 from paceline.errors import BadRequest
 from paceline.launch.seat import Seat
 from paceline.registry import Spec, strategies
+from paceline.request.config import Config
 
 TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")  # 90, 90:00, 1:30:00, 2-12, 2-12:00, 2-12:00:00
 WORD = re.compile(r"[\w.,@+-]+")

@@ -20,10 +20,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoint
 from paceline.errors import BadRequest, RunFailed
 from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.seat import find as find_seat
+from paceline.record import checkpoint
 from paceline.record.writer import write_json
 from paceline.spark.session import ExecutorLost, Session, translated
 

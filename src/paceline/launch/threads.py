@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from paceline.common.seeding import derive
 from paceline.errors import PacelineError, PeerLost, RunFailed
-from paceline.job import Job
 from paceline.launch.local import as_failure, may_die, root_cause
-from paceline.seeding import derive
+from paceline.request.job import Job
+from paceline.run.worker import run_worker
 from paceline.transport.inproc import Hub
-from paceline.worker import run_worker
 
 
 def run_threads(job: Job, hear: Callable[[str, dict[str, Any]], None]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+from paceline.common.values import convert, parse_pairs
 from paceline.errors import BadRequest, UnknownName
-from paceline.registry import convert, parse_pairs, schedules
+from paceline.registry import schedules
 
 Schedule = Callable[[int, int | None], float]
 

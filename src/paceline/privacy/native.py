@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor, float32
 
-from paceline.data.places import cache_dir
+from paceline.common.places import cache_dir
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("gauss.c", "rows.c"))
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")

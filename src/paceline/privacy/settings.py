@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
+from paceline.common.values import convert, format_value, parse_pairs
 from paceline.errors import BadRequest, UnknownName
-from paceline.registry import convert, format_value, options_of, parse_pairs
+from paceline.registry import options_of
 
 LEAST_NOISE = 1e-100  # with less, its square is 0 and epsilon cannot be computed
 ALWAYS = ("epsilon", "noise", "delta", "clip")

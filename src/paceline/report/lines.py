@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from paceline.config import SERIAL_DOES_NOT_KNOW, label_of
+from paceline.common.values import is_path, shortened
 from paceline.errors import BadRequest
 from paceline.record.formats import STUDY
 from paceline.record.reader import STUDY_SCHEMA, Event, read_record, read_run, read_worker_events
-from paceline.registry import is_path, shortened
+from paceline.request.config import SERIAL_DOES_NOT_KNOW, label_of
 
 NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "resume", "workers", "data_dir")
 FOLLOW = (

@@ -6,14 +6,14 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from paceline.config import label_of
+from paceline.common.links import Links
 from paceline.errors import BadRequest
 from paceline.report.comment import Comment
 from paceline.report.lines import Line, Study
 from paceline.report.marks import Row, Spec, tips
 from paceline.report.noise import TO_ACCURACY, judge
 from paceline.report.words import listed, seconds, times
-from paceline.testbed.links import Links
+from paceline.request.config import label_of
 
 MAP_ROW, MAP_EDGE = 30, 8.0  # pixels; times as fast or as slow: the end of the colours
 FAST, SLOW, EQUAL = "#2166AC", "#B2182B", "#F2F2F2"

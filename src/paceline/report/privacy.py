@@ -6,11 +6,11 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.config import SERIAL_DOES_NOT_KNOW
 from paceline.report.comment import Comment
 from paceline.report.lines import Line, Study
 from paceline.report.noise import Verdict
 from paceline.report.score import lost, score_of, scored
+from paceline.request.config import SERIAL_DOES_NOT_KNOW
 
 
 def private_lines(study: Study) -> list[Line]:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.config import label_of
 from paceline.record.reader import Event
 from paceline.record.writer import write_whole
 from paceline.report.lines import Line, RunRecord, Spread, Study
 from paceline.report.noise import Judge, Known, Quantity, Verdict, speed
 from paceline.report.score import UNKNOWN_POINTS, score_of
+from paceline.request.config import label_of
 
 Row = dict[str, Any]
 MOST_POINTS = 60  # of one worker's resources over time

@@ -26,8 +26,8 @@ from paceline.collectives.base import choose
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy
-from paceline.strategies.exchange import Exchange
-from paceline.strategies.velocity import Velocity
+from paceline.strategies.parts.exchange import Exchange
+from paceline.strategies.parts.momentum import Velocity
 from paceline.transport.metered import Metered
 from paceline.types import Batch, ReplicaLike
 

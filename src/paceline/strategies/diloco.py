@@ -16,9 +16,9 @@ import torch
 
 from paceline.errors import BadRequest
 from paceline.registry import strategies
-from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context
-from paceline.strategies.local_steps import LocalSteps
+from paceline.strategies.parts.averaging import trained
+from paceline.strategies.parts.local_steps import LocalSteps
 from paceline.types import ReplicaLike
 
 

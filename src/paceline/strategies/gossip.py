@@ -20,10 +20,10 @@ import torch
 from paceline.codecs.base import Codec
 from paceline.errors import BadRequest, PeerLost
 from paceline.registry import strategies
-from paceline.strategies.averaging import average_weights, trained
 from paceline.strategies.base import Context, Strategy
-from paceline.strategies.meeting import CodedMeeting
-from paceline.strategies.responder import Pairs
+from paceline.strategies.parts.averaging import average_weights, trained
+from paceline.strategies.parts.pairs import CodedMeeting
+from paceline.strategies.parts.responder import Pairs
 from paceline.transport.metered import Metered
 from paceline.types import Batch, ReplicaLike
 

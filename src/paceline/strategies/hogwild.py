@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from paceline.registry import strategies
-from paceline.strategies.averaging import make_state, parameters_of
 from paceline.strategies.base import Context, Strategy, average_buffers
+from paceline.strategies.parts.averaging import make_state, parameters_of
 from paceline.types import Batch, ReplicaLike
 
 LINE = 8  # int64 numbers: every worker writes on a cache line of its own

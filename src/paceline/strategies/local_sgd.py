@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal
 
 from paceline.codecs.base import Codec
 from paceline.registry import strategies
-from paceline.strategies.averaging import OptimizerAverage
 from paceline.strategies.base import Context
-from paceline.strategies.exchange import Exchange
-from paceline.strategies.local_steps import LocalSteps
+from paceline.strategies.parts.averaging import OptimizerAverage
+from paceline.strategies.parts.exchange import Exchange
+from paceline.strategies.parts.local_steps import LocalSteps
 from paceline.types import Batch, ReplicaLike
 
 

@@ -31,11 +31,11 @@ from torch import Tensor
 from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
-from paceline.strategies.averaging import trained
 from paceline.strategies.base import Context, Strategy, average_buffers
-from paceline.strategies.serving import PULL, PUSH, STATE, TAKE, Note, Part, Parts, Server, stretches_of
-from paceline.strategies.velocity import Velocity
-from paceline.strategies.wires import Inbox, Outbox, load_states
+from paceline.strategies.parts.averaging import trained
+from paceline.strategies.parts.mailbox import Inbox, Outbox, load_states
+from paceline.strategies.parts.momentum import Velocity
+from paceline.strategies.parts.serving import PULL, PUSH, STATE, TAKE, Note, Part, Parts, Server, stretches_of
 from paceline.types import Batch, ReplicaLike
 
 UNBOUNDED = 1 << 40

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.registry import strategies
-from paceline.strategies.averaging import Shares, average_weights
 from paceline.strategies.base import Context, Strategy
+from paceline.strategies.parts.averaging import Shares, average_weights
 from paceline.types import Batch, ReplicaLike
 
 

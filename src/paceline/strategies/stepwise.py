@@ -18,14 +18,14 @@ import torch
 
 from paceline.codecs.base import Codec
 from paceline.codecs.hops import EncodedHops, HopCodec
+from paceline.collectives.algorithms.stepwise import counts
 from paceline.collectives.base import schedule_of
 from paceline.collectives.execute import Executor
 from paceline.collectives.schedule import Schedule
-from paceline.collectives.stepwise import counts
 from paceline.errors import BadRequest
 from paceline.registry import Spec, strategies
-from paceline.strategies.averaging import average_weights, trained
 from paceline.strategies.base import Context, Strategy
+from paceline.strategies.parts.averaging import average_weights, trained
 from paceline.types import Batch, ReplicaLike
 
 

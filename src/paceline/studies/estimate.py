@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config
 from paceline.data.base import Stream
 from paceline.errors import PacelineError
-from paceline.job import prepare
 from paceline.launch.run import run
 from paceline.record.machine import cores
+from paceline.request.config import Config
+from paceline.request.job import prepare
 from paceline.studies.grid import Setting, alone
 
 TRIAL_STEPS = 15

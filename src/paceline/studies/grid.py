@@ -25,11 +25,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.config import CHOICES, SERIAL_DOES_NOT_KNOW, Config, apply_settings, label_of, read_toml, strategy_for
+from paceline.common.files import read_toml
 from paceline.errors import BadRequest, UnknownName
-from paceline.job import resolve_names
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
+from paceline.request.config import CHOICES, SERIAL_DOES_NOT_KNOW, Config, apply_settings, label_of, strategy_for
+from paceline.request.job import resolve_names
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import Config
 from paceline.data.base import Stream
 from paceline.errors import BadRequest, DataUnavailable, Interrupted, PacelineError, RunFailed
-from paceline.job import Job, prepare
 from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
@@ -33,6 +31,8 @@ from paceline.record.machine import cores, environment
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
 from paceline.record.shapes import fault
 from paceline.record.writer import write_json
+from paceline.request.config import Config
+from paceline.request.job import Job, prepare
 from paceline.studies.grid import Setting, Study, alone
 
 

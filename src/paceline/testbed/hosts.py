@@ -30,8 +30,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.common.links import Links
 from paceline.errors import BadRequest, RunFailed
-from paceline.testbed.links import Links, can_delay
+from paceline.testbed.shaping import can_delay, shaping
 
 STANDING = Path("/run/paceline-testbed.json")  # the one that `paceline testbed up` made
 NAMESPACES = Path("/run/netns")
@@ -199,9 +200,9 @@ def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
     _inside(space, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
     _inside(space, "ip", "link", "set", "eth0", "up")
     _inside(space, "ip", "link", "set", "lo", "up")
-    for command in links.shaping("eth0"):
+    for command in shaping(links, "eth0"):
         _inside(space, *command)
-    for command in links.shaping(port):
+    for command in shaping(links, port):
         _inside(switch, *command)
     own = Path(bed.folder) / str(host)
     own.mkdir()

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.common.seeding import random_states, set_random_states
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
-from paceline.seeding import random_states, set_random_states
 from paceline.transport.base import Op, Transport, Work, check_ranks
 
 Ready = Callable[[], bool]

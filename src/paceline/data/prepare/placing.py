@@ -44,7 +44,7 @@ class Placing:
         if not 1 <= shards <= 99_999:
             raise BadRequest(f"shards={shards}: 1 to 99,999")
         share = recipe.split.test or 0.2
-        from paceline.seeding import derive  # brings torch along, which executors can do without
+        from paceline.common.seeding import derive  # brings torch along, which executors can do without
 
         seeds = (derive(recipe.split.seed, what) for what in ("rows", "split", "shard"))
         return cls(recipe, shards, max(1, round(shards * share)), *seeds)

@@ -11,8 +11,8 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from paceline.config import read_toml
-from paceline.data.places import find
+from paceline.common.files import read_toml
+from paceline.common.places import find
 from paceline.data.prepare.expressions import Expression, Kind
 from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, UnknownName
 

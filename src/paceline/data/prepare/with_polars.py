@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from paceline.data.manifest import ShardInfo
+from paceline.data.prepare.agreed import NUMBER, refuse_many
 from paceline.data.prepare.counts import BAD, BROKEN, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
 from paceline.data.prepare.expressions import OVERLOADED
 from paceline.data.prepare.lines import Lines, blocks
@@ -24,7 +25,6 @@ from paceline.data.prepare.placing import IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placin
 from paceline.data.prepare.recipe import Columns, Join, Recipe, Source, parquet_kinds
 from paceline.errors import BadRequest, DataCorrupt
 
-NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"  # what is a number, in every engine
 BATCH_ROWS = 1 << 16
 
 
@@ -162,15 +162,6 @@ class PolarsRows:
         both = [pl.col(n).alias(join.prefix + n) for n in join.take if n in join.on and join.prefix]
         partner = pl.lit(1.0).alias(marker(number))
         return main.join(renamed.with_columns(*both, partner).lazy(), on=list(join.on), how="left")
-
-
-def refuse_many(join: Join, extra: int, example: Any) -> None:
-    """A join finds at most one row; otherwise rows would multiply, silently."""
-    if extra:
-        raise BadRequest(
-            f"join with {join.source.path} on {', '.join(join.on)}: {extra} of its rows have the same "
-            f"({', '.join(str(v) for v in example())}, ...): join on columns that tell its rows apart"
-        )
 
 
 class Operations:

@@ -19,12 +19,12 @@ from typing import Any
 import pyarrow as pa
 
 from paceline.data.manifest import Piece, ShardInfo
+from paceline.data.prepare.agreed import NUMBER, refuse_many
 from paceline.data.prepare.counts import BAD, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
 from paceline.data.prepare.expressions import OVERLOADED
 from paceline.data.prepare.lines import Lines, joined
 from paceline.data.prepare.placing import BROKEN_LINE, IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placing, Writing, marker
 from paceline.data.prepare.recipe import Columns, Join, Recipe, Source
-from paceline.data.prepare.with_polars import NUMBER, refuse_many
 from paceline.errors import BadRequest
 from paceline.spark.java import pyspark_missing
 from paceline.spark.session import Session, as_sentence

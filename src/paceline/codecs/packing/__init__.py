@@ -1,0 +1,1 @@
+"""Numbers into bytes and back: what several codecs share."""

@@ -1,0 +1,1 @@
+"""Schedules, one algorithm per file."""

@@ -1,0 +1,16 @@
+"""All-to-all: rank p's chunk q becomes rank q's chunk p. P rounds of swaps; each rank sends (P-1)/P of the buffer."""
+
+from __future__ import annotations
+
+from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by
+from paceline.registry import operations
+
+
+@operations.register("all-to-all")
+def all_to_all(ranks: int) -> Schedule:
+    """Rank p's chunk q and rank q's chunk p change places; the chunks must be of one length."""
+    swaps: list[Round] = []
+    for r in range(ranks):
+        partners = [(p, (r - p) % ranks) for p in range(ranks)]
+        swaps.append(tuple(Transfer(p, q, q, q + 1, False, at=p) for p, q in partners if p != q))
+    return followed_by("all-to-all", ranks, ranks, ("swap", swaps))

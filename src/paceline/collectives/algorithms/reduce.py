@@ -1,0 +1,13 @@
+"""Reduce along a binomial tree: the root ends with the sum of all buffers after ceil(log2 P) rounds."""
+
+from __future__ import annotations
+
+from paceline.collectives.algorithms.tree import from_root, towards
+from paceline.collectives.schedule import Schedule, followed_by
+from paceline.registry import operations
+
+
+@operations.register("reduce")
+def reduce(ranks: int, root: int = 0) -> Schedule:
+    """One rank ends with everybody's sum; what the others end with is of no use."""
+    return followed_by("reduce", 1, ranks, ("reduce", towards(from_root(ranks, root), 1)))

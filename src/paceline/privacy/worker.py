@@ -1,0 +1,100 @@
+"""A worker's private side: its secret samples, its clipped and noised gradients, its entries in the ledger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.data.base import Stream
+from paceline.data.batches import Batches, to_device
+from paceline.data.shards import StaticShards
+from paceline.privacy.apart import NOTICE, apart
+from paceline.privacy.clip import TRIED
+from paceline.privacy.gradient import PrivateGradient
+from paceline.privacy.ledger import Ledger, Line, described, read_account
+from paceline.privacy.noise import draw_key
+from paceline.privacy.plan import Protection
+from paceline.privacy.sampling import PoissonBatches, ShuffledBatches
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.request.job import Job
+    from paceline.strategies.base import Context
+
+
+class Private:
+    """Keys are drawn here, in the worker's own process, and leave it never."""
+
+    def __init__(self, job: Job, ctx: Context, device: torch.device) -> None:
+        assert job.protection is not None
+        self.protection: Protection = job.protection
+        self.settings, self._job, self._ctx, self._device = self.protection.settings, job, ctx, device
+        self.worker = ctx.worker_index
+        seed = None if self.settings.secure else job.config.seed
+        self.keys = {what: draw_key(seed, what, self.worker, job.session) for what in ("noise", "samples")}
+        self.ledger: Ledger | None = None
+        self.made = 0
+
+    def batches(self) -> Batches:
+        given, shards = self._job.data.train, self._job.shards()
+        assert not isinstance(given, Stream)
+        assert isinstance(shards, StaticShards)
+        train = apart(given)
+        self._own, self._train = shards.chunks[self.worker], train
+        if self.settings.sampling == "shuffle":
+            return ShuffledBatches(train, shards, self.worker, self._device)
+        return PoissonBatches(train, shards, self.worker, self._device, self.keys["samples"])
+
+    def attach(self, replica: Replica, state: dict[str, Any] | None) -> None:
+        """Once the replica is there and as it is to be: tried out on a few samples of one's own, which nobody sees."""
+        job, guarantee = self._job, self.protection.guarantee
+        together = (
+            (self._ctx.peers.all_reduce, sum(job.batch_sizes)) if job.strategy().noise_adds_up and job.workers > 1 else None
+        )
+        self.gradient = PrivateGradient(
+            replica,
+            self.settings,
+            guarantee.noise,
+            self.keys["noise"],
+            expected=job.batch_sizes[self.worker],
+            parts=job.workers if guarantee.joins else 1,
+            together=together,
+        )
+        few = self._own[torch.linspace(0, len(self._own) - 1, min(TRIED, len(self._own))).long()]
+        inputs, targets = to_device(self._train.batch(few), self._device)
+        self.gradient.try_out(inputs, targets, len(few))
+        if self._train is not self._job.data.train:
+            self.gradient.clipper.notices.append(NOTICE)
+        if state is not None:
+            self.gradient.load(state)
+        asked, told = self.settings, self.protection
+        assert asked.noise is not None
+        line = Line(job.session, asked.noise, told.rate, 0, told.per, told.start, asked.trust, asked.secure)
+        self.ledger = Ledger(job.out, self.worker, line, self.protection.steps)
+
+    def forward_backward(self, batch: Batch, scale: float) -> float:
+        assert self.ledger is not None
+        self.ledger.before_step()
+        self.made += 1
+        return self.gradient.forward_backward(batch, scale)
+
+    @property
+    def epsilon(self) -> float:
+        """About what has been spent, for people who watch."""
+        return self.protection.curve.at(self.made)
+
+    def revealed(self, batch: Batch, loss: float) -> dict[str, Any]:
+        """What of a step is recorded: sizes as they were expected, and no loss, unless asked for."""
+        if self.settings.reveal:
+            return {"n": batch.weight, "loss": loss, "drawn": self.gradient.drawn}
+        return {"n": batch.weight, "loss": None}
+
+    def spent(self) -> list[dict[str, Any]]:
+        """For a checkpoint: what has been written down so far, by whichever worker is the furthest."""
+        return described(read_account(self._job.out))
+
+    def settle(self) -> None:
+        if self.ledger is not None:
+            self.ledger.settle()

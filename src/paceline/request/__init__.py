@@ -1,0 +1,1 @@
+"""What a person asked for, made definite: options, choices, sizes, the job."""

@@ -1,0 +1,296 @@
+"""The options of a run: the same names in flags, TOML and Python; file < flags; saved as resolved."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, time
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.common.intervals import interval
+from paceline.common.values import convert, format_value, is_path, shortened
+from paceline.errors import BadRequest, UnknownName
+from paceline.registry import Spec
+
+CHOICES = ("model", "data", "loss", "metric", "strategy", "codec", "optimizer", "lr_schedule", "transport")
+
+LARGEST_FACTOR = 1e30  # of a gradient or a weight: with more, float32 cannot hold even the factor
+NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")  # shown without the option's name
+SERIAL_DOES_NOT_KNOW = (
+    "strategy", "workers", "servers", "transport", "network", "codec", "shard", "partition", "balance", "overlap",
+    "faults", "init", "lr_scaling",
+)  # fmt: skip
+
+
+def label_of(options: Mapping[str, str]) -> str:
+    """What a setting is called by the options that tell it from others: `allreduce, lr=0.1`."""
+    said = {k: v for k, v in options.items() if (k, v) != ("codec", "none")}
+    return ", ".join(value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in said.items())
+
+
+def option(default: Any, kind: Any, help: str, group: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "help": help, "group": group})
+
+
+@dataclass
+class Config:
+    """Everything `paceline train` can be told. `None` means: decide it from the rest (and record what was decided)."""
+
+    model: Any = option("cnn", str, "a registered model, or package.module:factory", "What")
+    data: Any = option("mnist", str, "a registered data source, or package.module:factory", "What")
+    data_dir: str | None = option(None, str, "where data sets are looked for first (then ./data, then the cache)", "What")
+    data_share: float = option(1.0, float, "train on this part of the training set (0 to 1)", "What")
+    loss: Any = option("auto", str, "cross-entropy, mse, bce, ..., or package.module:factory", "What")
+    metric: Any = option("auto", str, "accuracy, auc, ..., or package.module:factory", "What")
+
+    strategy: Any = option(
+        None, str, "how the workers keep together: name:key=value,...  [default: allreduce; serial with one worker]", "How"
+    )
+    workers: int = option(1, int, "how many workers", "How")
+    servers: int | None = option(None, int, "parameter servers beside the workers (ps: 1)", "How")
+    transport: Any = option("auto", str, "what moves the bytes: auto, shm, gloo, mpi, nccl, inproc", "How")
+    launcher: str = option(
+        "auto",
+        Literal["auto", "local", "spark", "torchrun", "mpirun", "srun"],
+        "who starts the workers: auto (a launcher that this runs inside, else this machine), local, spark",
+        "How",
+    )
+    master: str | None = option(None, str, "Spark's master, for --launcher spark: spark://host:port", "How")
+    network: str | None = option(
+        None, str, "a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms, unlimited, standing", "How"
+    )
+    codec: Any = option("none", str, "what travels instead of float32", "How")
+    shard: str | None = option(
+        None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"
+    )
+    partition: str = option("iid", Literal["iid", "by-label"], "how static shards are cut", "How")
+    balance: str | None = option(
+        None, str, "batch sizes by speed: measured, speeds (2,1,1), or seconds per batch (runtime:1.2,3.6)", "How"
+    )
+    overlap: str = option(
+        "auto", Literal["auto", "on", "off"], "exchange gradients during the backward pass (auto: where a core is free)", "How"
+    )
+    privacy: str | None = option(
+        None, str, "differential privacy: epsilon=3,delta=1e-5,clip=1.0, or noise=1.1,... (docs/privacy.md)", "How"
+    )
+    faults: tuple[str, ...] = option((), str, "what goes wrong on purpose: slow:rank=1,factor=3 (may be repeated)", "How")
+    init: str = option("broadcast", Literal["broadcast", "seed"], "equal start by sending or by seeding", "How")
+
+    batch_size: Any = option(None, str, "per worker: a number (64), a list (32,16), or all", "Optimisation")
+    global_batch_size: Any = option(None, str, "over all workers, instead of --batch-size; a number or all", "Optimisation")
+    optimizer: Any = option("momentum", str, "sgd, momentum, adagrad, rmsprop, adam, adamw", "Optimisation")
+    lr: float = option(0.01, float, "learning rate", "Optimisation")
+    lr_schedule: Any = option("constant", str, "constant, step, cosine, warmup", "Optimisation")
+    lr_scaling: str = option(
+        "none", str, "lr against the number of workers: none, linear, sqrt; with warm-up (linear:warmup=100)", "Optimisation"
+    )
+    momentum: float | None = option(None, float, "0.9 for momentum, 0 for sgd and rmsprop", "Optimisation")
+    weight_decay: float = option(0.0, float, "L2 penalty (decoupled for adamw)", "Optimisation")
+
+    epochs: int | None = option(None, int, "passes over the data (1, or 100 with an --until rule)", "When to stop")
+    steps: int | None = option(None, int, "at most this many steps", "When to stop")
+    until_accuracy: float | None = option(None, float, "stop at this test accuracy (0 to 1)", "When to stop")
+    until_converged: float | None = option(
+        None, float, "stop when an epoch changes the weights less (relative)", "When to stop"
+    )
+    target_accuracy: float | None = option(
+        None, float, "note when this test accuracy is first reached, and go on", "When to stop"
+    )
+    evaluate_every: str = option("epoch", str, "steps between evaluations, or epoch", "When to stop")
+    evaluate_samples: int | None = option(
+        None, int, "test samples in the evaluations before the last (the last has all)", "When to stop"
+    )
+
+    memory_format: str = option("auto", Literal["auto", "contiguous", "channels_last"], "auto measures first", "Machine")
+    threads: Any = option("auto", str, "threads per worker; auto = cores // workers", "Machine")
+    device: str = option("cpu", str, "cpu, cuda, ...", "Machine")
+    deadline_s: float = option(
+        30.0, float, "after so long a wait for a slow worker is told (and ends, where nothing tells that it lives)", "Machine"
+    )
+    seed: int = option(0, int, "of the weights, the order of the samples, dropout", "Machine")
+
+    out: str | None = option(None, str, "folder for the records (default: runs/...)", "Records")
+    sample_every_s: float = option(0.5, float, "seconds between two looks at CPU, memory, network, disk; 0: none", "Records")
+    profile: bool = option(False, bool, "tables of operators and functions; disturbs the times", "Records")
+    checkpoint_every: str | None = option(None, str, "steps between checkpoints, or epoch", "Records")
+    resume: str | None = option(None, str, "go on from the last checkpoint of this run's folder", "Records")
+    plugin: tuple[str, ...] = option((), str, "a Python file that registers things of its own", "Records")
+
+    @classmethod
+    def options(cls) -> dict[str, dataclasses.Field[Any]]:
+        return {f.name: f for f in dataclasses.fields(cls)}
+
+    @classmethod
+    def make(cls, values: Mapping[str, Any]) -> Config:
+        """From flags, a file or Python keywords: names, kinds and ranges are checked here."""
+        known, checked = cls.options(), {}
+        for name, value in values.items():
+            key = name.replace("-", "_")
+            if key not in known:
+                raise UnknownName("option", name, known)
+            checked[key] = _checked(key, value, known[key].metadata["kind"], known[key].default)
+        config = cls(**checked)
+        if config.strategy is None:
+            config.strategy = Spec.of(strategy_for(config.workers))
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        _positive("workers", self.workers)
+        if self.servers is not None and self.servers < 0:
+            raise BadRequest(f"servers={self.servers}: 0 or more")
+        if not 0.0 < self.data_share <= 1.0:
+            raise BadRequest(f"data_share={self.data_share}: more than 0, at most 1")
+        for name in ("epochs", "steps", "evaluate_samples"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.batch_size is not None and self.global_batch_size is not None:
+            raise BadRequest("give batch_size (per worker) or global_batch_size (over all workers), not both")
+        for name, low, high in (
+            ("lr", 0.0, LARGEST_FACTOR),
+            ("weight_decay", 0.0, LARGEST_FACTOR),
+            ("until_accuracy", 0.0, 1.0),
+            ("target_accuracy", 0.0, 1.0),
+            ("sample_every_s", 0.0, 3600.0),
+            ("until_converged", 0.0, None),
+            ("deadline_s", 0.001, 1e9),
+        ):
+            _in_range(name, getattr(self, name), low, high)
+        if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
+            raise BadRequest(
+                f"momentum={self.momentum:g}: it must be 0 or more and less than 1 (with 1 nothing is ever forgotten)"
+            )
+        if self.master is not None and self.launcher != "spark":
+            raise BadRequest(f"master={self.master} is Spark's: it needs launcher=spark")
+        if self.partition == "by-label" and self.shard == "global":
+            raise BadRequest("partition=by-label needs shard=static: a global shard mixes all samples in every step")
+        if self.balance is not None and isinstance(self.batch_size, tuple):
+            raise BadRequest("give batch sizes by hand (batch_size=32,16) or by speed (balance=2,1), not both")
+        if self.threads != "auto":
+            _positive("threads", self.threads)
+            if self.threads > 1024:
+                raise BadRequest(f"threads={self.threads}: at most 1024")
+        if not -(2**63) <= self.seed < 2**63:
+            raise BadRequest(f"seed={self.seed} does not fit into 64 bits")
+
+    def merged(self, changes: Mapping[str, Any]) -> Config:
+        return Config.make({**{k: getattr(self, k) for k in self.options()}, **changes})
+
+    def described(self) -> dict[str, Any]:
+        """As JSON can hold it; objects given in Python are named."""
+        return {name: _described(getattr(self, name)) for name in self.options()}
+
+
+def strategy_for(workers: int) -> str:
+    """What is meant where no strategy is named."""
+    return "allreduce" if workers > 1 else "serial"
+
+
+def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
+    """`--set lr=0.1`, `--set strategy.every=8`."""
+    result, known = dict(values), Config.options()
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise BadRequest(f"--set {setting}: write --set name=value")
+        name, dot, inner = key.strip().replace("-", "_").partition(".")
+        if name not in known:
+            raise UnknownName("option", name, known)
+        if not dot:
+            result[name] = value
+        elif name not in CHOICES:
+            raise BadRequest(f"--set {setting}: {name} has no options of its own; these have: {', '.join(CHOICES)}")
+        else:
+            chosen: Any = result.get(name) or known[name].default or strategy_for(2)  # only the strategy has no default
+            result[name] = Spec.of(chosen).with_option(inner, value)
+    return result
+
+
+def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
+    if value is None:
+        if default is not None:
+            raise BadRequest(f"{name} needs a value")
+        return None
+    if name in CHOICES:
+        return _choice(name, value)
+    if name == "privacy" and value == "none":
+        return None
+    if name == "privacy" and isinstance(value, Mapping):
+        return ",".join(f"{key}={format_value(v)}" for key, v in value.items())
+    if name in ("plugin", "faults"):
+        if not isinstance(value, (str, list, tuple)):
+            raise BadRequest(f"{name}={value!r} is not text or a list of texts")
+        return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+    if name in ("batch_size", "global_batch_size"):
+        return _batch_sizes(name, value)
+    if name == "threads" and value != "auto":
+        return convert(value, int, name)
+    if name in ("evaluate_every", "checkpoint_every"):
+        return interval(name, value)
+    if name in ("out", "data_dir", "resume"):
+        if not isinstance(value, (str, Path)) or not is_path(str(value)):
+            raise BadRequest(f"{name}={shortened(value)} is not a path")
+        return str(value)
+    return convert(value, kind, name)
+
+
+def _choice(name: str, value: Any) -> Any:
+    """A name with its options; or, from Python, the thing itself."""
+    if isinstance(value, (str, Mapping, Spec)):
+        return Spec.of(value)
+    if name in ("model", "optimizer", "metric", "strategy"):  # what else these may be is told where they are made
+        return value
+    plain = (type(None), bool, int, float, str, date, time)
+    wrong = isinstance(value, plain)
+    if isinstance(value, (list, tuple)):
+        wrong = name != "data" or all(isinstance(each, plain) for each in value)
+    if wrong or name in ("transport", "codec"):
+        raise BadRequest(
+            f'{name}={shortened(value)} is not a name: write it as text, {name} = "{Config.options()[name].default}", say'
+        )
+    return value
+
+
+def _batch_sizes(name: str, value: Any) -> int | str | tuple[int, ...]:
+    if value == "all":
+        return "all"
+    parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    sizes: tuple[int, ...] = tuple(convert(p, int, name) for p in parts)
+    if not sizes:
+        raise BadRequest(f"{name}={value!r}: it must be a number of samples, 64, say, or all")
+    if len(sizes) > 1 and name == "batch_size":
+        if any(s < 0 for s in sizes) or not any(sizes):
+            raise BadRequest(f"{name}={value}: sizes are 0 or more, and not all 0")
+        return sizes
+    _positive(name, sizes[0])
+    if len(sizes) > 1:
+        raise BadRequest(f"{name}={value}: one number; a list goes into batch_size")
+    return sizes[0]
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise BadRequest(f"{name}={value}: it must be 1 or more")
+
+
+def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:
+    if value is None:
+        return
+    if not (value >= low and (high is None or value <= high) and value < float("inf")):
+        span = f"between {low:g} and {high:g}" if high is not None else f"{low:g} or more"
+        raise BadRequest(f"{name}={value}: it must be {span}")
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return str(value)
+    if isinstance(value, tuple):
+        simple = all(isinstance(v, (int, str)) for v in value)
+        return list(value) if simple else f"<{', '.join(type(v).__name__ for v in value)}>"
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, type) or (isinstance(value, Callable) and hasattr(value, "__qualname__")):  # type: ignore[arg-type]
+        return f"{value.__module__}:{value.__qualname__}"
+    return f"<{type(value).__name__}>"

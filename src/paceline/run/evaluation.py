@@ -1,0 +1,87 @@
+"""Evaluation on the test set by all workers together: each takes its part, and every sample counts exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.data.base import Samples, some_of
+from paceline.data.batches import evaluation_slices, rows, to_device
+from paceline.errors import BadRequest, PacelineError
+from paceline.objectives.metrics import Accuracy, Metric
+from paceline.replica.replica import Replica
+from paceline.request.job import Job
+from paceline.strategies.base import Context
+
+EVALUATION_BATCH = 500
+
+
+class Evaluation:
+    """Of whatever weights the replica holds at the moment."""
+
+    def __init__(self, job: Job, replica: Replica, ctx: Context, test: Samples | None = None) -> None:
+        self.job, self.test, self.replica, self.ctx = job, test or job.data.test, replica, ctx
+        self.device = torch.device(job.config.device)
+        self.described = job.config.described()
+        self.metrics = _metrics(job)
+
+    def smaller(self, samples: int | None) -> Evaluation:
+        """The same on so many samples of the test set, spread over it; the same ones every time and in every run."""
+        if self.test is None or samples is None or samples >= len(self.test):
+            return self
+        return Evaluation(self.job, self.replica, self.ctx, some_of(self.test, samples))
+
+    def try_out(self) -> None:
+        """A loss or metric that does not fit is refused before the first step, not after the last."""
+        test = self.test
+        if test is None:
+            return
+        indices = torch.arange(min(2, len(test)))
+        inputs, targets = to_device(test.batch(indices), self.device)
+        with self.replica.evaluating(), torch.no_grad():
+            outputs = self.replica.infer(inputs)
+            try:
+                self.replica.loss(outputs, targets)
+                for metric in self.metrics:
+                    metric.update(metric.start(len(test)), indices, outputs, targets)
+            except PacelineError:
+                raise
+            except Exception as error:
+                names = f"loss {self.described['loss']} and metric {self.described['metric']}"
+                shapes = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
+                raise BadRequest(f"{names} do not fit {shapes}: {str(error).splitlines()[0]}") from error
+
+    def measure(self) -> tuple[float, dict[str, float]]:
+        """The mean loss, and every metric; the same numbers on all workers."""
+        assert self.test is not None
+        test, replica, samples = self.test, self.replica, len(self.test)
+        sums = torch.zeros(2, dtype=torch.float64)
+        states = [m.start(samples) for m in self.metrics]
+        with replica.evaluating(), torch.no_grad():
+            for indices in evaluation_slices(samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH):
+                inputs, targets = to_device(test.batch(indices), self.device)
+                outputs = replica.infer(inputs)
+                count = rows(targets)
+                sums += torch.tensor([float(replica.loss(outputs, targets)) * count, count], dtype=torch.float64)
+                for metric, state in zip(self.metrics, states, strict=True):
+                    metric.update(state, indices, outputs, targets)
+        for tensor in (sums, *states):
+            self.ctx.peers.all_reduce(tensor)
+        return float(sums[0] / sums[1]), {m.name: m.value(s) for m, s in zip(self.metrics, states, strict=True)}
+
+
+def _shape(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _metrics(job: Job) -> list[Metric]:
+    """Accuracy wherever targets are classes, then the chosen one (last: it is `result.metric`)."""
+    chosen = job.metric()
+    found: list[Metric] = []
+    if chosen is None:
+        return found
+    if not isinstance(chosen, Accuracy) and job.data.labelled:
+        found.append(Accuracy())
+    return [*found, chosen]

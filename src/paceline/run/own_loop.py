@@ -1,0 +1,339 @@
+"""A person's own training loop, kept together by any strategy.
+
+    pace = paceline.join("allreduce")
+    model, optimizer, batches = pace.prepare(model, optimizer, dataset, batch_size=64)
+    for x, y in batches:                        # one epoch of this worker's batches
+        pace.step(loss_fn(model(x), y))         # backward, synchronise, update
+    pace.finish()
+
+In pieces: `pace.backward(loss)` adds gradients as `loss.backward()` does, `pace.step(clip_norm=1.0)` synchronises, clips,
+updates; `pace.step(loss, weight=tokens)` where samples are not rows. Started by `paceline launch -n 4 script.py`, torchrun,
+mpirun or srun; started alone, it is one worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+
+from paceline.common.sealing import seal, unseal
+from paceline.common.seeding import random_states, set_random_states
+from paceline.data.adopt import adopt
+from paceline.data.base import Stream
+from paceline.data.batches import OwnPasses, ShardBatches, StreamBatches
+from paceline.data.own import OwnBatches
+from paceline.data.shards import Cuts, GlobalShards, StaticShards
+from paceline.errors import BadRequest
+from paceline.replica.flat import layout_of
+from paceline.replica.replica import Replica, has_batch_norm, refuse_closures
+from paceline.request.sizes import DEFAULT_BATCH
+from paceline.run.rank import line_up
+from paceline.strategies.base import Strategy, distance_to, expect_identical
+from paceline.transport.base import Transport
+from paceline.transport.metered import Metered
+from paceline.types import Batch
+
+Build = str | Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
+
+
+class Unrecorded:
+    """A loop of one's own leaves no record."""
+
+    def write(self, kind: str, **fields: Any) -> None:
+        return
+
+
+class Pace:
+    """This process's place in the line. Made by `paceline.join`."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        transport: Transport,
+        workers: int,
+        codec: str,
+        seed: int,
+        check_every: int,
+        secret: bytes = b"",
+        build: Build | None = None,
+    ) -> None:
+        self.strategy, self.check_every, self.seed = strategy, check_every, seed
+        self.ctx = line_up(transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded(), say=_say)
+        self.steps = 0
+        self._secret, self._build = secret, build
+        self._batches: OwnBatches | None = None
+        self._parts: list[Batch] = []  # what gradients have been added from since the last step
+        self._prepared = self._stepping = self._finished = False
+
+    @property
+    def rank(self) -> int:
+        return self.ctx.worker_index
+
+    @property
+    def workers(self) -> int:
+        return self.ctx.workers
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the worker that prints and saves."""
+        return self.ctx.worker_index == 0
+
+    # --- before the loop
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Any = None,
+        batch_size: int | None = None,
+        shard: str | None = None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        """The model (same names, same device), the optimizer, and this worker's batches of the data.
+
+        All workers start from worker 0's weights. The parameters' memory moves into flat buffers; they stay the same objects.
+        `batch_size` is for each worker; without it a DataLoader's own holds, otherwise 64.
+        """
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+            raise BadRequest("prepare takes a torch.nn.Module and an optimizer made from its parameters")
+        if self._prepared:
+            raise BadRequest(
+                "this pace has prepared a model already, and keeps one together: for another model or optimizer take a pace "
+                "of its own (second = paceline.join(...)), or put both models into one Module"
+            )
+        refuse_closures(optimizer)
+        self._prepared, before = True, random_states()
+        try:
+            return self._prepare(model, optimizer, data, batch_size, shard)
+        finally:
+            set_random_states(before)  # what a script has seeded stays seeded
+
+    def _prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, batch_size: int | None, shard: str | None
+    ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        if self.leads and self._build is None:
+            for server in self.ctx.servers:
+                _send_bytes(self.ctx.transport, server, seal(self._secret, cloudpickle.dumps((model, optimizer))))
+        self.replica = Replica(model, optimizer, _no_loss, flat=self.strategy.flat, allocate=self.ctx.transport.allocate)
+        self.ctx.codec.fits(layout_of(model))
+        self.strategy.setup(self.ctx, self.replica)
+        optimizer.register_step_pre_hook(self._refuse_own_step)
+        device = next(model.parameters()).device
+        if data is not None:
+            self._batches = OwnBatches(self._cut(data, batch_size, shard, device), model)
+        forward = self.replica.forward
+        if isinstance(forward, nn.Module) and forward is not model:  # DDP's wrapper, under the model's own names
+            for name in ("named_parameters", "state_dict", "load_state_dict"):
+                object.__setattr__(forward, name, getattr(model, name))
+            return forward, optimizer, self._batches
+        return model, optimizer, self._batches
+
+    def _refuse_own_step(self, *_: Any) -> None:
+        if not self._stepping and not self._finished:
+            raise BadRequest(
+                "optimizer.step() was called beside pace.step(), so the workers would drift apart: pace.step(loss) computes "
+                "the gradients, synchronises and updates. Leave loss.backward() and optimizer.step() out"
+            )
+
+    def _cut(self, data: Any, batch_size: int | None, shard: str | None, device: torch.device) -> OwnPasses:
+        """This worker's part of the data."""
+        whole = None if hasattr(data, "batch") else adopt(data, count_classes=False)
+        train = data if whole is None else whole.train
+        brought = None if whole is None else whole.batch_size
+        size = batch_size or brought or DEFAULT_BATCH
+        if whole is not None and whole.notice and self.leads:
+            other = f" batch_size={size} was given and replaces the loader's." if brought not in (None, size) else ""
+            _say(f"{whole.notice}{other}")
+        if isinstance(train, Stream):
+            if brought not in (None, size):
+                raise BadRequest(f"your DataLoader's batches have {brought} samples: batch_size={size} contradicts it")
+            return StreamBatches(train, size, self.workers, self.rank, self.seed, device, stand_in=True)
+        sizes = (size,) * self.workers
+        cuts = Cuts(whole is not None and whole.drop_last, has_batch_norm(self.replica.model))
+        static = (shard or self.strategy.shard) == "static"
+        shards = (
+            StaticShards(len(train), sizes, self.seed, cuts=cuts)
+            if static
+            else GlobalShards(len(train), sizes, self.seed, cuts)
+        )
+        return ShardBatches(train, shards, self.rank, device, stand_in=True)
+
+    # --- in the loop
+
+    def backward(self, loss: Tensor, weight: float | None = None) -> None:
+        """What `loss.backward()` means: the gradients of this loss are added to those since the last step.
+
+        Within a worker losses add up, so a loop that accumulates over n batches divides each loss by n, as always. Between
+        workers each loss counts by its share of the rows of this batch (or of `weight`).
+        """
+        if self.replica.flat is None:
+            raise BadRequest(f"{self.strategy.name} synchronises inside each backward pass: hand every loss to pace.step")
+        self._add(loss, weight)
+
+    def step(self, loss: Tensor | None = None, *, weight: float | None = None, clip_norm: float | None = None) -> None:
+        """Backward (when a loss is given), synchronise, update."""
+        if self._finished:
+            raise BadRequest("this loop has been finished: no step can follow")
+        if loss is not None:
+            self._add(loss, weight)
+        elif not self._parts:
+            raise BadRequest("pace.step() without a loss needs gradients from pace.backward(loss) before it")
+        batch = self._together()
+        if self.replica.flat is not None:
+            self.replica.flat.settle_gradients()
+        self.replica.clip_norm = clip_norm
+        self.replica.samples_seen += batch.weight
+        self._stepping = True
+        try:
+            self.strategy.step(self.replica, batch)
+        finally:
+            self._stepping = False
+        self.replica.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at; a server may have stepped
+        self.steps += 1
+        if self.check_every and self.steps % self.check_every == 0:
+            self.check()
+
+    def _add(self, loss: Tensor, weight: float | None) -> None:
+        """The gradients of one loss. Where it counts nothing (an empty slice) nothing is touched, as if it had not been."""
+        flat, batch = self.replica.flat, self._weighed(weight)
+        if not self._parts:
+            if flat is not None:
+                flat.forget_gradients()
+            else:
+                self.replica.optimizer.zero_grad()
+        scale = self.strategy.scale(batch)
+        if batch.weight or flat is None:  # DDP exchanges inside the backward pass: every worker has to make one
+            (loss if scale == 1.0 else loss * scale).backward()
+        if self._batches is not None:
+            self._batches.forget_stand_in()
+        self._parts.append(batch)
+
+    def _weighed(self, weight: float | None) -> Batch:
+        """How much what was just computed counts, here and in all."""
+        current = self._batches.take() if self._batches is not None else None
+        epoch, ends = (current.epoch, current.ends_epoch) if current is not None else (0, False)
+        if weight is not None:
+            total = torch.tensor([float(weight)], dtype=torch.float64)
+            self.ctx.peers.inner.all_reduce(total)
+            return Batch(None, None, float(weight), float(total), epoch, self.steps, ends)
+        if current is not None:
+            return Batch(None, None, current.weight, current.global_weight, epoch, self.steps, ends)
+        return Batch(None, None, 1.0, float(self.workers), epoch, self.steps, ends)
+
+    def _together(self) -> Batch:
+        """What gradients have been added from, as one batch."""
+        parts, self._parts = self._parts, []
+        own, total = sum(b.weight for b in parts), sum(b.global_weight for b in parts)
+        return Batch(None, None, own, total, parts[-1].epoch, self.steps, any(b.ends_epoch for b in parts))
+
+    def any(self, flag: bool) -> bool:
+        """Whether any worker says so: for stopping early, together."""
+        votes = torch.tensor([float(flag)])
+        self.ctx.peers.inner.all_reduce(votes, "max")
+        return bool(votes)
+
+    def check(self) -> float:
+        """Raise unless replicas that should be identical are; otherwise how far this one is from their mean."""
+        if self.strategy.replicas_identical or self.workers == 1:
+            if self.workers > 1:
+                expect_identical(self.ctx, self.replica, f"after step {self.steps}")
+            return 0.0
+        means = self._agree()
+        return distance_to(self.replica, means) if means is not None else 0.0
+
+    # --- after the loop, or between epochs
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """The weights that the workers agree on, in the model, for a while: to evaluate or to save. By all workers together."""
+        agreed = None if self._finished else self._agree()  # afterwards everybody has them
+        with self.replica.holding(agreed):
+            yield
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's, of the weights that the workers agree on. By all workers together."""
+        with self.consensus():
+            return self.replica.state_dict()
+
+    def finish(self) -> None:
+        """The last exchange (averages that some strategies make at the end), and goodbye. By all workers together."""
+        if self._finished:
+            return
+        self._finished = True
+        self._assemble()
+        self.strategy.finish(self.replica)
+        weights = self.strategy.consensus(self.replica)
+        for region, agreed in zip(self.replica.regions, weights or (), strict=False):
+            region.params.copy_(agreed)
+        self.ctx.peers.barrier()
+        self.strategy.leave()
+
+    def _agree(self) -> Sequence[Tensor] | None:
+        self._assemble()
+        return self.strategy.consensus(self.replica)
+
+    def _assemble(self) -> None:
+        """Workers that run apart come when they are done: no deadline."""
+        if self.workers > 1 and not self.strategy.in_step:
+            self.ctx.transport.assemble(range(self.workers))
+
+    def __enter__(self) -> Pace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            with suppress(Exception):
+                self.ctx.transport.close()
+
+    def serve(self) -> None:
+        """A server's whole life: it builds what it is to hold, or worker 0 sends it, sealed."""
+        if self._build is not None:
+            model, optimizer = built(self._build)
+        else:
+            model, optimizer = cloudpickle.loads(unseal(self._secret, _receive_bytes(self.ctx.transport, 0)))
+        replica = Replica(model, optimizer, _no_loss, allocate=self.ctx.transport.allocate)
+        self.strategy.serve(self.ctx, replica)
+
+
+def _say(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr, flush=True)
+
+
+def _no_loss(outputs: Any, targets: Any) -> Tensor:
+    raise BadRequest("in a loop of one's own the loss is the loop's")
+
+
+def built(build: Build) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """What a server builds by itself."""
+    make: Any = build
+    if isinstance(build, str):
+        module, _, name = build.partition(":")
+        try:
+            make = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise BadRequest(f"build={build} is not a module:function that can be imported here: {error}") from None
+    made = make()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise BadRequest(f"build={build} must return (model, optimizer); it returned a {type(made).__name__}")
+    return made
+
+
+def _send_bytes(line: Metered, to: int, content: bytes) -> None:
+    line.send_note(torch.tensor([len(content)]), to).wait()
+    line.send_note(torch.frombuffer(bytearray(content), dtype=torch.uint8), to).wait()
+
+
+def _receive_bytes(line: Metered, source: int) -> bytes:
+    length = torch.zeros(1, dtype=torch.int64)
+    line.recv_note(length, source).wait()
+    content = torch.zeros(int(length), dtype=torch.uint8)
+    line.recv_note(content, source).wait()
+    return content.numpy().tobytes()

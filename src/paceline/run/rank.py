@@ -1,0 +1,128 @@
+"""What a worker and a server have in common: a place in the line, counters, faults, a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from paceline.collectives.base import choose
+from paceline.common.seeding import derive, generator, seed_everything
+from paceline.data.base import Stream
+from paceline.data.batches import to_device
+from paceline.faults.base import Fault
+from paceline.registry import Spec
+from paceline.replica.memory_format import measure_memory_format
+from paceline.replica.replica import Replica
+from paceline.request.job import Job
+from paceline.strategies.base import Context, Strategy, codec_for
+from paceline.transport.base import Transport
+from paceline.transport.metered import Meter, Metered
+from paceline.types import RecorderLike
+
+Notify = Callable[[str, dict[str, Any]], None]
+
+
+def line_up(
+    transport: Transport,
+    strategy: Strategy,
+    workers: int,
+    *,
+    codec: Spec | str,
+    seed: int,
+    recorder: RecorderLike,
+    init: Literal["broadcast", "seed"] = "broadcast",
+    overlap: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Context:
+    """This rank's place: ranks 0 .. workers-1 are workers, the rest servers. `say`: who is told of slow ranks."""
+    line, rank = Metered(transport), transport.rank
+    line.patience.say = say
+    line.patience.name = lambda other: f"worker {other}" if other < workers else f"the server (rank {other})"
+    line.tolerant = strategy.survives
+    serves = rank >= workers
+    ctx = Context(
+        transport=line,
+        peers=line.group(range(workers, transport.size) if serves else range(workers)),
+        role="server" if serves else "worker",
+        worker_index=-1 if serves else rank,
+        workers=workers,
+        servers=tuple(range(workers, transport.size)),
+        codec=codec_for(strategy, codec),
+        collective=lambda name: choose(name, ctx.peers),
+        recorder=recorder,
+        random=generator(seed, "strategy", rank),
+        shared_random=generator(seed, "strategy"),
+        init=init,
+        overlap=overlap,
+    )
+    return ctx
+
+
+@dataclass
+class Rank:
+    """One rank of a run."""
+
+    job: Job
+    strategy: Strategy
+    ctx: Context
+    meter: Meter
+    faults: list[Fault]
+    notify: Notify
+
+    @classmethod
+    def take(cls, job: Job, transport: Transport, recorder: RecorderLike, notify: Notify) -> Rank:
+        faults = job.faults()
+        for fault in faults:
+            transport = fault.wrap(transport)
+        config, strategy = job.config, job.strategy()
+        ctx = line_up(
+            transport,
+            strategy,
+            job.workers,
+            codec=config.codec,
+            seed=config.seed,
+            recorder=recorder,
+            init="seed" if config.init == "seed" else "broadcast",
+            overlap=config.overlap == "on",
+            say=lambda text: notify("waiting", {"text": text}),
+        )
+        return cls(job, strategy, ctx, ctx.transport.meter, faults, notify)
+
+    def replica(self) -> Replica:
+        """The model comes from the run's seed on every rank; what follows (dropout, augmentation) is each worker's own."""
+        job, ctx = self.job, self.ctx
+        seed_everything(job.config.seed)
+        model = job.model().to(torch.device(job.config.device))
+        if ctx.worker_index != 0:
+            seed_everything(derive(job.config.seed, "worker", ctx.transport.rank))
+        loss = job.loss()
+        channels_last = self._memory_format(model) == "channels_last"
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return Replica(
+            model,
+            job.optimizer(model),
+            loss,
+            flat=self.strategy.flat,
+            channels_last=channels_last,
+            allocate=ctx.transport.allocate,
+        )
+
+    def _memory_format(self, model: torch.nn.Module) -> str:
+        """Worker 0 measures, all obey."""
+        job, ctx = self.job, self.ctx
+        if job.memory_format != "auto":
+            return job.memory_format
+        choice = torch.zeros(1, dtype=torch.int64)
+        if ctx.worker_index == 0 and not isinstance(job.data.train, Stream):
+            some = min(32, max(job.batch_sizes), len(job.data.train))
+            inputs, targets = to_device(job.data.train.batch(torch.arange(some)), torch.device(job.config.device))
+            choice += measure_memory_format(model, job.loss(), inputs, targets) == "channels_last"
+        ctx.transport.broadcast(choice)
+        chosen = "channels_last" if int(choice) else "contiguous"
+        if ctx.worker_index == 0:
+            self.notify("chosen", {"memory_format": chosen})
+        return chosen

@@ -1,0 +1,46 @@
+"""A server's rank: it holds parameters for the workers until they have all left."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import torch
+
+from paceline.record.machine import boot_id
+from paceline.record.sampler import NetBytes, Sampler
+from paceline.record.writer import Recorder
+from paceline.request.job import Job
+from paceline.run.rank import Notify, Rank
+from paceline.transport.base import Transport
+
+
+def run_server(job: Job, transport: Transport, recorder: Recorder, notify: Notify, sampler: Sampler) -> None:
+    torch.set_num_threads(1)
+    net = NetBytes(sampler)
+    rank = Rank.take(job, transport, recorder, notify)
+    replica = rank.replica()
+    recorder.write(
+        "start",
+        host=socket.gethostname(),
+        boot=boot_id(),
+        role="server",
+        threads=1,
+        clock=time.perf_counter(),
+        parameters=replica.parameter_count,
+    )
+    net.start()
+    rank.strategy.serve(rank.ctx, replica)
+    net.stop()
+    train = rank.meter.total("train")
+    recorder.write(
+        "summary",
+        **sampler.summary(),
+        net_sent_bytes=net.sent,
+        net_received_bytes=net.received,
+        setup_sent_bytes=rank.meter.total("setup").sent_bytes,
+        served_sent_bytes=train.sent_bytes,
+        served_received_bytes=train.received_bytes,
+        served_messages=train.messages,
+        traffic=rank.meter.described(),
+    )

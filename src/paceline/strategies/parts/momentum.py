@@ -1,0 +1,100 @@
+"""Momentum before a codec: each worker keeps its own velocity, and what travels is that.
+
+    v_p <- m v_p + g_p (+ its share of the weight decay) ;   send C(v_p) ;   w <- w - lr * (sum of what arrived)
+
+Plain SGD is linear, so the sum of the workers' velocities is the velocity of the sum: without a codec nothing changes. With a
+biased one it matters: momentum applied to what has been cut down and delayed keeps pushing where the gradient no longer
+points (Lin et al., "Deep Gradient Compression", 2018).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import BadRequest
+from paceline.strategies.base import Context
+from paceline.strategies.parts.averaging import trained
+from paceline.types import ReplicaLike
+
+
+@dataclass(frozen=True)
+class _Rule:
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+
+
+class Velocity:
+    """The momentum and weight decay of an SGD optimizer, taken out of it."""
+
+    def __init__(self, replica: ReplicaLike) -> None:
+        self._groups = replica.optimizer.param_groups
+        self._slots = [region.grad_layout.slots for region in replica.regions]
+        self._rules = [_Rule(0.0, False, 0.0) for _ in self._groups]
+        self._stretches: list[list[tuple[int, int, _Rule]]] = []
+        self.velocities = [torch.zeros_like(region.grads) for region in replica.regions]
+        self._take()
+
+    @classmethod
+    def taken(cls, ctx: Context, replica: ReplicaLike) -> Velocity | None:
+        """Where the codec is biased and the optimizer is SGD with momentum; the optimizer then has none."""
+        optimizer = replica.optimizer
+        if not ctx.codec.biased or ctx.workers == 1 or not isinstance(optimizer, torch.optim.SGD):
+            return None
+        groups = optimizer.param_groups
+        if not any(g["momentum"] for g in groups) or any(g["dampening"] or g["maximize"] for g in groups):
+            return None
+        return cls(replica)
+
+    def _take(self) -> None:
+        """What the optimizer has been told, also meanwhile: a schedule may write momentum again and again."""
+        found = [(g["momentum"], g["nesterov"], g["weight_decay"]) for g in self._groups]
+        if self._stretches and not any(momentum or decay for momentum, _, decay in found):
+            return
+        for index, (momentum, nesterov, decay) in enumerate(found):
+            before = self._rules[index]
+            rule = (momentum or before.momentum, nesterov or before.nesterov, decay or before.weight_decay)
+            self._rules[index] = _Rule(*rule)
+            self._groups[index].update(momentum=0.0, nesterov=False, weight_decay=0.0)
+        self._stretches = [_stretches(slots, self._rules) for slots in self._slots]
+
+    def advance(self, replica: ReplicaLike, share: float) -> None:
+        """The gradients, which are scaled by this worker's share, become what is to be sent."""
+        if replica.clip_norm is not None:
+            raise BadRequest("clip_norm with a biased codec: momentum comes before it, clipping after: set momentum=0")
+        self._take()
+        for region, velocity, stretches in zip(replica.regions, self.velocities, self._stretches, strict=True):
+            weights = trained(region.params, region.grads)
+            for low, high, rule in stretches:
+                grads, own = region.grads[low:high], velocity[low:high]
+                if rule.weight_decay:
+                    grads.add_(weights[low:high], alpha=rule.weight_decay * share)
+                if rule.momentum:
+                    own.mul_(rule.momentum).add_(grads)
+                    if rule.nesterov:
+                        grads.add_(own, alpha=rule.momentum)
+                    else:
+                        grads.copy_(own)
+
+    def state(self) -> list[Tensor]:
+        return self.velocities
+
+    def load(self, state: list[Tensor]) -> None:
+        for own, kept in zip(self.velocities, state, strict=True):
+            own.copy_(kept)
+
+
+def _stretches(slots: Any, rules: list[_Rule]) -> list[tuple[int, int, _Rule]]:
+    """Neighbours with the same rule are one stretch."""
+    found: list[tuple[int, int, _Rule]] = []
+    for slot in slots:
+        rule = rules[slot.group]
+        if found and found[-1][2] == rule and found[-1][1] == slot.offset:
+            found[-1] = (found[-1][0], slot.offset + slot.numel, rule)
+        else:
+            found.append((slot.offset, slot.offset + slot.numel, rule))
+    return found

@@ -1,0 +1,123 @@
+"""What a person sees while a run goes on: a live bar on a terminal, plain lines otherwise, nothing when quiet."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from paceline.request.job import Job
+
+LINE_EVERY_S = 10.0  # when piped: a plain line this often
+
+
+class Watch:
+    """Listens to a run. `live`: a bar (None: when this is a terminal); `lines`: plain lines now and then instead."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        quiet: bool = False,
+        live: bool | None = None,
+        lines: bool = True,
+        label: str = "",
+        headed: bool = True,
+    ) -> None:
+        self.job, self.quiet, self.label, self.headed = job, quiet, label, headed
+        self.console = Console(stderr=True)
+        self.live = (self.console.is_terminal or self.console.is_jupyter if live is None else live) and not quiet
+        self.lines = lines and not quiet and not self.live
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Watch:
+        if (self.live or self.lines) and not self.label and self.headed:
+            self._say(headline(self.job.config.described(), self.job.threads))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress is not None:
+            if error is None and self._task is not None:
+                task = self._progress.tasks[0]
+                self._progress.update(self._task, completed=task.total or task.completed)
+            self._progress.stop()
+
+    def listen(self, kind: str, content: dict[str, Any]) -> None:
+        if self.quiet:
+            return
+        if kind == "notice":
+            self._say(f"note: {content['text']}")
+        elif kind == "progress":
+            self._on_progress(content)
+        elif not (self.live or self.lines):
+            return
+        elif kind == "line":
+            self._say(content["text"])
+        elif kind == "evaluation" and not content["final"]:
+            accuracy = "" if content["accuracy"] is None else f"  accuracy {100 * content['accuracy']:.2f}%"
+            self._say(f"epoch {content['epoch']}, step {content['step']:,}: test loss {content['loss']:.4f}{accuracy}")
+        elif kind == "chosen" and content["memory_format"] != "contiguous" and not self.label:
+            self._say(f"note: memory_format={content['memory_format']} was measured to be faster here, and is used")
+
+    def _on_progress(self, content: dict[str, Any]) -> None:
+        rate = f"{content['samples_per_s']:,.0f} samples/s"
+        if self.live:
+            if self._progress is None:  # not before the workers are forked: it runs a thread
+                self._progress = _bar(self.console)
+                self._progress.start()
+                self._task = self._progress.add_task(
+                    self.label or "training", total=content["total"], loss="", rate="", done=""
+                )
+            assert self._task is not None
+            self._progress.update(
+                self._task,
+                completed=content["step"],
+                total=content["total"],
+                loss=_shown(content),
+                rate=rate,
+                done=f"{content['step']}/{content['total']}" if content["total"] else f"step {content['step']}",
+            )
+        elif self.lines and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            of = f"/{content['total']}" if content["total"] else ""
+            label = f"{self.label}: " if self.label else ""
+            self._say(f"{label}step {content['step']}{of}  {_shown(content)}  {rate}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _shown(content: dict[str, Any]) -> str:
+    """The loss; of a private run what it has spent, and the loss only where it is revealed."""
+    said = [f"epsilon {content['epsilon']:.2f}"] if content.get("epsilon") is not None else []
+    if content["loss"] is not None:
+        said.append(f"loss {content['loss']:.4f}")
+    return "  ".join(said)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[done]}"),
+        TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        refresh_per_second=5,
+    )
+
+
+def headline(config: dict[str, Any], threads: int) -> str:
+    workers = config["workers"]
+    codec = f" with {config['codec']}" if config.get("codec", "none") != "none" else ""
+    network = f" between hosts ({config['network']})" if config.get("network") else ""
+    return (
+        f"{config['model']} on {config['data']}: {config['strategy']}{codec}, {workers} worker{'s' if workers != 1 else ''} x "
+        f"{threads} thread{'s' if threads != 1 else ''}, {config['transport']}{network}"
+    )

@@ -1,0 +1,59 @@
+"""Links as slow as asked for, by the kernel's `tc`."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paceline.common.links import Links
+
+QUEUE_S = 0.2  # of traffic that a link holds back before it drops any
+SMALLEST_QUEUE, SMALLEST_BURST = 256 << 10, 16 << 10  # bytes
+BURST_S = 0.004  # a kernel looks that often, at least
+
+
+def shaping(links: Links, device: str) -> list[list[str]]:
+    """The commands that slow one end of a link down: what leaves through `device`."""
+    commands = []
+    if links.latency_s:  # half of it at each of the two ends that a packet leaves through
+        delay = f"{links.latency_s / 2 * 1e6:.0f}us"
+        commands.append(["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "netem", "delay", delay])
+    if links.rate is not None:
+        place = ["parent", "1:"] if links.latency_s else ["root"]
+        burst = max(SMALLEST_BURST, int(links.rate * BURST_S / 8))
+        queue = max(SMALLEST_QUEUE, int(links.rate * QUEUE_S / 8))
+        told = ["rate", f"{links.rate:.0f}bit", "burst", str(burst), "limit", str(queue)]
+        commands.append(["tc", "qdisc", "add", "dev", device, *place, "tbf", *told])
+    return commands
+
+
+def can_delay() -> bool:
+    """Whether the kernel can shape latency (netem): tried on a device of a namespace's own."""
+    with _probe() as name:
+        if name is None:
+            return False
+        tried = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+        return subprocess.run(tried, check=False, capture_output=True).returncode == 0
+
+
+def can_make() -> bool:
+    """Whether a namespace can be made at all."""
+    with _probe() as name:
+        return name is not None
+
+
+@contextmanager
+def _probe() -> Iterator[str | None]:
+    """A namespace for a trial, deleted afterwards; None where it cannot be made: then nothing is deleted either."""
+    name = f"pl-probe-{secrets.token_hex(8)}"
+    try:
+        made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
+    except OSError:
+        made = False
+    try:
+        yield name if made else None
+    finally:
+        if made:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)

@@ -1,0 +1,23 @@
+"""Processes over TCP by gloo, PyTorch's library for CPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.registry import transports
+from paceline.transport.c10d.transport import ProcessGroupTransport
+
+
+@transports.register("gloo")
+class GlooTransport(ProcessGroupTransport):
+    """Processes on one host or several, over TCP."""
+
+    failure_words = ("gloo", "Connection", "ead error", "losed")
+
+    def make_group(self, store: Any) -> Any:
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = self.timeout
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        return dist.ProcessGroupGloo(store, self.rank, self.size, options)

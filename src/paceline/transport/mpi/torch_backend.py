@@ -1,0 +1,322 @@
+"""MPI as a backend of torch.distributed, without building PyTorch: plain `torch.distributed` calls and DDP run over it.
+
+    import paceline.transport.mpi.torch_backend                     # registers it
+    torch.distributed.init_process_group("paceline-mpi", store=..., rank=..., world_size=...)     # under mpirun
+
+Collectives are queued to one thread that makes MPI's blocking calls in order, as torch.distributed demands of all ranks; sends
+and receives are MPI's own nonblocking ones on a communicator of their own. Tensors are used in place; a work holds them until
+it is done. The thread is joined before MPI is finalised.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from paceline.transport.mpi.transport import buffer_of, load, number_types
+
+NAME = "paceline-mpi"
+_Base: Any = dist.ProcessGroup  # its stubs have overloads that only C++ can have
+BITWISE = ("BAND", "BOR", "BXOR")
+LOOKS, NAP_S = 2000, 0.00005
+
+
+class QueuedWork(dist._Work):
+    """A collective that the thread will make."""
+
+    def __init__(self, call: Callable[[], None], result: Any) -> None:
+        super().__init__()
+        self._call, self._result = call, result
+        self._future: Future[Any] = Future()
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:  # handed to whoever waits
+            self._error = error
+            self._done.set()
+            self._future.set_exception(error)
+            return
+        self._done.set()
+        self._future.set_result(self._result)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        seconds = timeout.total_seconds() if timeout else 0.0
+        if not self._done.wait(seconds or None):
+            raise RuntimeError(f"{NAME}: timed out after {seconds:g} s")
+        if self._error is not None:
+            raise RuntimeError(f"{NAME}: {self._error}") from self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        return self._done.is_set() and self._error is None
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def result(self) -> Any:
+        return self._result
+
+
+class MessageWork(dist._Work):
+    """A send or receive under way; whoever waits tests it."""
+
+    def __init__(self, request: Any, tensors: list[Tensor], status: Any) -> None:
+        super().__init__()
+        self._request, self._tensors, self._status, self._done = request, tensors, status, False
+
+    def is_completed(self) -> bool:
+        self._done = self._done or bool(self._request.Test(self._status))
+        return self._done
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        until = time.monotonic() + timeout.total_seconds() if timeout else float("inf")
+        looks = 0
+        while not self.is_completed():
+            looks += 1
+            if looks > LOOKS:
+                time.sleep(NAP_S)
+            if time.monotonic() > until:
+                raise RuntimeError(f"{NAME}: timed out")
+        return True
+
+    def source_rank(self) -> int:
+        return int(self._status.Get_source())
+
+    def get_future(self) -> Future[Any]:
+        self.wait()
+        future: Future[Any] = Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class MpiProcessGroup(_Base):  # type: ignore[misc]
+    """The ranks of an MPI communicator as a process group."""
+
+    def __init__(self, comm: Any) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._mpi, self._comm, self._messages = load(), comm, comm.Dup()
+        self._types = number_types(self._mpi)
+        mpi = self._mpi
+        self._ops = {
+            "SUM": mpi.SUM, "AVG": mpi.SUM, "MAX": mpi.MAX, "MIN": mpi.MIN, "PRODUCT": mpi.PROD,
+            "BAND": mpi.BAND, "BOR": mpi.BOR, "BXOR": mpi.BXOR,
+        }  # fmt: skip
+        self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+        self._thread.start()
+        atexit.register(self.shutdown)  # registered after mpi4py's own, so it runs before MPI is finalised
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work.run()
+
+    def shutdown(self) -> None:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._queue.put(None)
+            self._thread.join()
+
+    def abort(self) -> None:
+        self.shutdown()
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return NAME
+
+    # --- helpers
+
+    def _later(self, call: Callable[[], None], result: Any) -> QueuedWork:
+        work = QueuedWork(call, result)
+        self._queue.put(work)
+        return work
+
+    def _numbers(self, tensor: Tensor) -> list[Any]:
+        kind = self._types.get(tensor.dtype)
+        if kind is None:
+            raise RuntimeError(f"{NAME} cannot combine {tensor.dtype}: use float32 or float64")
+        return [buffer_of(self._mpi, _plain(tensor)), tensor.numel(), kind]
+
+    def _op(self, wanted: Any, tensors: list[Tensor]) -> tuple[Any, bool]:
+        """MPI's operation, and whether its result is to be divided by the number of ranks (MPI has no mean).
+
+        Refuses before anything is sent, and so on every rank, what would be a wrong number.
+        """
+        name = next((n for n, kind in dist.ReduceOp.RedOpType.__members__.items() if wanted == kind), str(wanted))
+        if name not in self._ops:
+            raise RuntimeError(f"{NAME} cannot combine by {name}: use {', '.join(self._ops)}")
+        for tensor in tensors:
+            if name == "AVG" and not tensor.is_floating_point():
+                raise RuntimeError(f"{NAME} cannot average {tensor.dtype}: use SUM and divide, or float32 or float64")
+            if name in BITWISE and tensor.is_floating_point():
+                raise RuntimeError(f"{NAME} cannot combine {tensor.dtype} by {name}: use integers")
+        return self._ops[name], name == "AVG"
+
+    def _bytes(self, tensor: Tensor) -> list[Any]:
+        return [buffer_of(self._mpi, _plain(tensor)), tensor.nbytes, self._mpi.BYTE]
+
+    def _parts(self, tensor: Tensor) -> list[Any]:
+        """A buffer that holds one part for each rank: mpi4py works out how long a part is."""
+        return [buffer_of(self._mpi, _plain(tensor)), self._mpi.BYTE]
+
+    # --- what torch.distributed calls
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> QueuedWork:
+        op, mean = self._op(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, tensors)
+
+        def call() -> None:
+            for tensor in tensors:
+                self._comm.Allreduce(self._mpi.IN_PLACE, self._numbers(tensor), op)
+                if mean:
+                    tensor.div_(self.size())
+
+        return self._later(call, tensors)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> QueuedWork:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> QueuedWork:
+        root = opts.rootRank if opts is not None else 0
+
+        def call() -> None:
+            for tensor in tensors:
+                self._comm.Bcast(self._bytes(tensor), root)
+
+        return self._later(call, tensors)
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> QueuedWork:
+        op, mean = self._op(opts.reduceOp, tensors)
+
+        def call() -> None:
+            for tensor in tensors:
+                numbers = self._numbers(tensor)
+                if self.rank() != opts.rootRank:
+                    self._comm.Reduce(numbers, None, op, opts.rootRank)
+                    continue
+                self._comm.Reduce(self._mpi.IN_PLACE, numbers, op, opts.rootRank)
+                if mean:
+                    tensor.div_(self.size())
+
+        return self._later(call, tensors)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> QueuedWork:
+        def call() -> None:
+            for parts, own in zip(outputs, inputs, strict=True):
+                flat = torch.empty(len(parts) * own.numel(), dtype=own.dtype)
+                self._comm.Allgather(self._bytes(own), self._parts(flat))
+                for part, arrived in zip(parts, flat.split(own.numel()) if own.numel() else parts, strict=True):
+                    part.copy_(arrived.view(part.shape))
+
+        return self._later(call, outputs)
+
+    def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> QueuedWork:
+        return self._later(lambda: self._comm.Allgather(self._bytes(own), self._parts(output)), output)
+
+    def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> QueuedWork:
+        def call() -> None:
+            for output, own in zip(outputs, inputs, strict=True):
+                self._comm.Allgather(self._bytes(own), self._parts(output))
+
+        return self._later(call, outputs)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> QueuedWork:
+        def call() -> None:
+            own, here = inputs[0], self.rank() == opts.rootRank
+            flat = torch.empty(self.size() * own.numel() if here else 0, dtype=own.dtype)
+            self._comm.Gather(self._bytes(own), self._parts(flat) if here else None, opts.rootRank)
+            if here:
+                for part, arrived in zip(outputs[0], flat.split(own.numel()), strict=True):
+                    part.copy_(arrived.view(part.shape))
+
+        return self._later(call, outputs)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> QueuedWork:
+        def call() -> None:
+            here = self.rank() == opts.rootRank
+            flat = torch.cat([t.reshape(-1) for t in inputs[0]]) if here else None
+            self._comm.Scatter(self._parts(flat) if flat is not None else None, self._bytes(outputs[0]), opts.rootRank)
+
+        return self._later(call, outputs)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> QueuedWork:
+        how = self._op(opts.reduceOp, outputs)
+
+        def call() -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                self._reduce_scatter(output, torch.cat([p.reshape(-1) for p in parts]), [p.numel() for p in parts], *how)
+
+        return self._later(call, outputs)
+
+    def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any) -> QueuedWork:
+        counts, how = [output.numel()] * self.size(), self._op(opts.reduceOp, [output])
+        return self._later(lambda: self._reduce_scatter(output, whole, counts, *how), output)
+
+    def _reduce_scatter(self, output: Tensor, whole: Tensor, counts: list[int], op: Any, mean: bool) -> None:
+        self._comm.Reduce_scatter(self._numbers(whole), self._numbers(output), counts, op)
+        if mean:
+            output.div_(self.size())
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> QueuedWork:
+        def call() -> None:
+            works = [self._messages.Irecv(self._bytes(t), p, 1) for p, t in enumerate(outputs)]
+            works += [self._messages.Isend(self._bytes(t), p, 1) for p, t in enumerate(inputs)]
+            self._mpi.Request.Waitall(works)
+
+        return self._later(call, outputs)
+
+    def alltoall_base(
+        self, output: Tensor, whole: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
+    ) -> QueuedWork:
+        into = list(output.split(output_sizes or [output.shape[0] // self.size()] * self.size()))
+        out_of = list(whole.split(input_sizes or [whole.shape[0] // self.size()] * self.size()))
+        return self.alltoall(into, out_of, opts)
+
+    # the names since PyTorch 2.13; the older ones above stay
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+    all_to_all_single = alltoall_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def barrier(self, opts: Any = None) -> QueuedWork:
+        return self._later(self._comm.Barrier, [])
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> MessageWork:
+        return MessageWork(self._messages.Isend(self._bytes(tensors[0]), to, tag + 2), tensors, self._mpi.Status())
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> MessageWork:
+        return MessageWork(self._messages.Irecv(self._bytes(tensors[0]), source, tag + 2), tensors, self._mpi.Status())
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MessageWork:
+        return self.recv(tensors, self._mpi.ANY_SOURCE, tag)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise RuntimeError(f"{NAME} moves contiguous tensors of the CPU")
+    return tensor
+
+
+def create(options: Any, _: Any = None) -> MpiProcessGroup:
+    """Called by torch.distributed on the ranks of a (new) group; those are ranks of MPI's world."""
+    world = load().COMM_WORLD
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    if len(ranks) == world.size and ranks == list(range(world.size)):
+        return MpiProcessGroup(world.Dup())
+    return MpiProcessGroup(world.Create_group(world.group.Incl(ranks)))
+
+
+if NAME not in dist.Backend.backend_list:
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
