@@ -1,9 +1,11 @@
-"""MNIST with privacy: accuracy at epsilon 1.2 and 3 (delta 1e-5), one worker and four in step, three seeds.
+"""MNIST with privacy: accuracy at epsilon 1.2 and 3 (delta 1e-5), one worker and four in step,
+three seeds.
 
     python benchmarks/private_mnist.py [--seeds 3] [--json FILE]
 
-The model is `cnn-tanh` (26,010 parameters: two convolutions, two fully connected layers, tanh; after Papernot et al., 2021).
-Four workers with trust=curator have the noise of one worker in their sum; with trust=peers each adds all of it.
+The model is `cnn-tanh` (26,010 parameters: two convolutions, two fully connected layers, tanh;
+after Papernot et al., 2021). Four workers with trust=curator have the noise of one worker in their
+sum; with trust=peers each adds all of it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Any
 
 import paceline
 
-SETTINGS: dict[float, tuple[float, dict[str, Any]]] = {  # by epsilon: accuracy that is asked for, and how
+SETTINGS: dict[
+    float, tuple[float, dict[str, Any]]
+] = {  # by epsilon: accuracy that is asked for, and how
     1.2: (0.95, {"global_batch_size": 1024, "lr": 1.0, "epochs": 7}),
     3.0: (0.97, {"global_batch_size": 512, "lr": 1.0, "epochs": 12}),
 }
@@ -28,7 +32,9 @@ LINES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
     asked = parser.parse_args()
@@ -48,9 +54,14 @@ def main() -> None:
                     spent.append(run.record["privacy"]["epsilon"])
                 each = " ".join(f"{100 * a:.2f}" for a in accuracies)
                 mean = 100 * statistics.fmean(accuracies)
-                said = f"epsilon {max(spent):.3f}  {name:26} {each}  mean {mean:.2f}%  (asked: {100 * goal:g}%)"
+                said = (
+                    f"epsilon {max(spent):.3f}  {name:26} {each}  mean {mean:.2f}%  (asked:"
+                    f" {100 * goal:g}%)"
+                )
                 print(said, flush=True)
-                found.append({"epsilon": max(spent), "line": name, "accuracies": accuracies, "goal": goal})
+                found.append(
+                    {"epsilon": max(spent), "line": name, "accuracies": accuracies, "goal": goal}
+                )
     if asked.json:
         with open(asked.json, "w") as file:
             json.dump(found, file, indent=2)

@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/report.py
 
-The records are made up (`tests/records.py`): 40 learning rates, 1 to 16 workers, with events of every kind.
+The records are made up (`tests/records.py`): 40 learning rates, 1 to 16 workers, with events of
+every kind.
 """
 
 import statistics
@@ -37,7 +38,10 @@ def main() -> None:
             seconds.append(time.perf_counter() - began)
         megabytes = page.stat().st_size / 1e6
     env = environment()
-    print(f"{len(runs)} runs: {statistics.median(seconds):.1f} s ({min(seconds):.1f} - {max(seconds):.1f}), {megabytes:.1f} MB")
+    print(
+        f"{len(runs)} runs: {statistics.median(seconds):.1f} s ({min(seconds):.1f} -"
+        f" {max(seconds):.1f}), {megabytes:.1f} MB"
+    )
     print(f"{env['cpu']}, {env['cores']} cores, Python {env['python']}")
 
 

@@ -1,9 +1,11 @@
-"""How long should the segments be in which a chunk is received and added? Ring all-reduce, every transport, interleaved.
+"""How long should the segments be in which a chunk is received and added? Ring all-reduce, every
+transport, interleaved.
 
     .venv/bin/python benchmarks/segments.py [ranks]
 
-What it showed is the executor's SEGMENT_BYTES: below 1 MB the messages cost more than the overlap gains; at 4 MB the overlap of
-adding and receiving pays on gloo and shm for buffers of 100 MB, and nothing is lost for smaller ones.
+What it showed is the executor's SEGMENT_BYTES: below 1 MB the messages cost more than the overlap
+gains; at 4 MB the overlap of adding and receiving pays on gloo and shm for buffers of 100 MB, and
+nothing is lost for smaller ones.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ SEGMENTS_KB = (0, 128, 512, 1024, 4096, 16384)
 SIZES_MB = {1: 100, 10: 30, 100: 6}  # and how often
 
 
-def rank(names: tuple[str, ...], rendezvous: Rendezvous, say: Any) -> list[tuple[str, int, dict[int, float]]]:
+def rank(
+    names: tuple[str, ...], rendezvous: Rendezvous, say: Any
+) -> list[tuple[str, int, dict[int, float]]]:
     torch.set_num_threads(1)
     found = []
     for name in names:
-        line = transports.entry(name).make.connect(rendezvous)
+        line = transports.entry(name).declared.connect(rendezvous)
         for size_mb, repeat in SIZES_MB.items():
             buffer = line.allocate(size_mb << 18, torch.float32, torch.device("cpu"))
             executors = {kb: Executor(ring(rendezvous.size), line, kb << 10) for kb in SEGMENTS_KB}
@@ -45,7 +49,9 @@ def rank(names: tuple[str, ...], rendezvous: Rendezvous, say: Any) -> list[tuple
                     executor.run(buffer)
                     if number:
                         times[kb].append(time.perf_counter() - began)
-            found.append((name, size_mb, {kb: 1e3 * statistics.median(t) for kb, t in times.items()}))
+            found.append(
+                (name, size_mb, {kb: 1e3 * statistics.median(t) for kb, t in times.items()})
+            )
     return found
 
 
@@ -60,7 +66,9 @@ def main() -> None:
         sys.exit(str(failures))
     print(f"ring all-reduce, {ranks} ranks: median ms by segment in KB (0: uncut)")
     for name, size_mb, times in results[0]:
-        print(f"{name:5} {size_mb:4} MB  " + "  ".join(f"{kb}: {ms:.2f}" for kb, ms in times.items()))
+        print(
+            f"{name:5} {size_mb:4} MB  " + "  ".join(f"{kb}: {ms:.2f}" for kb, ms in times.items())
+        )
     print(machine_line(environment()))
 
 

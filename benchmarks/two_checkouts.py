@@ -1,11 +1,13 @@
-"""Is this version slower than another? The same runs from two checkouts, one after the other, in random order.
+"""Is this version slower than another? The same runs from two checkouts, one after the other, in
+random order.
 
     git worktree add /tmp/before main~20
     .venv/bin/python benchmarks/two_checkouts.py /tmp/before . --rounds 12
 
-Each setting is trained by `paceline train` from one checkout and then from the other (which goes first is drawn), so that what
-is compared ran next to each other. The figure is the mean of log(new / old) samples per second of training over the rounds,
-with a 95% t interval. Both use this Python and its packages; only Paceline's source differs.
+Each setting is trained by `paceline train` from one checkout and then from the other (which goes
+first is drawn), so that what is compared ran next to each other. The figure is the mean of log(new
+/ old) samples per second of training over the rounds, with a 95% t interval. Both use this Python
+and its packages; only Paceline's source differs.
 """
 
 from __future__ import annotations
@@ -27,14 +29,57 @@ from scipy.stats import t
 SETTINGS = {
     "serial": ["--strategy", "serial", "--steps", "300"],
     "allreduce x 2, shm": ["--strategy", "allreduce", "--workers", "2", "--steps", "300"],
-    "allreduce ring x 2, shm": ["--strategy", "allreduce:collective=ring", "--workers", "2", "--steps", "300"],
-    "allreduce x 2, gloo": ["--strategy", "allreduce", "--workers", "2", "--transport", "gloo", "--steps", "300"],
-    "ps:consistency=async x 2, shm": ["--strategy", "ps:consistency=async", "--workers", "2", "--steps", "200"],
+    "allreduce ring x 2, shm": [
+        "--strategy",
+        "allreduce:collective=ring",
+        "--workers",
+        "2",
+        "--steps",
+        "300",
+    ],
+    "allreduce x 2, gloo": [
+        "--strategy",
+        "allreduce",
+        "--workers",
+        "2",
+        "--transport",
+        "gloo",
+        "--steps",
+        "300",
+    ],
+    "ps:consistency=async x 2, shm": [
+        "--strategy",
+        "ps:consistency=async",
+        "--workers",
+        "2",
+        "--steps",
+        "200",
+    ],
     "local-sgd x 2, shm": ["--strategy", "local-sgd", "--workers", "2", "--steps", "300"],
     "hogwild x 2": ["--strategy", "hogwild", "--workers", "2", "--steps", "300"],
-    "gossip x 2, gloo": ["--strategy", "gossip", "--workers", "2", "--transport", "gloo", "--steps", "300"],
+    "gossip x 2, gloo": [
+        "--strategy",
+        "gossip",
+        "--workers",
+        "2",
+        "--transport",
+        "gloo",
+        "--steps",
+        "300",
+    ],
 }
-COMMON = ["--data", "fashion-mini", "--model", "cnn", "--threads", "1", "--memory-format", "channels_last", "--epochs", "99"]
+COMMON = [
+    "--data",
+    "fashion-mini",
+    "--model",
+    "cnn",
+    "--threads",
+    "1",
+    "--memory-format",
+    "channels_last",
+    "--epochs",
+    "99",
+]
 COMMON += ["--evaluate-every", "1000000", "--evaluate-samples", "100", "--json", "--quiet"]
 START = "from paceline.cli.main import main; main()"
 
@@ -72,7 +117,11 @@ def main() -> None:
             rates = {which: samples_per_s(checkouts[which], options) for which in turns}
             logs[name].append(math.log(rates["new"] / rates["old"]))
             shown = f"{rates['new']:,.0f} against {rates['old']:,.0f}"
-            print(f"round {number + 1}/{asked.rounds}  {name}: {shown} samples/s", file=sys.stderr, flush=True)
+            print(
+                f"round {number + 1}/{asked.rounds}  {name}: {shown} samples/s",
+                file=sys.stderr,
+                flush=True,
+            )
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(f"{machine}; {asked.rounds} rounds")
     print("| setting | new / old | 95% interval | each |\n|---|--:|--:|---|")

@@ -1,6 +1,7 @@
 """A strategy of your own in 30 lines: average the weights less and less often.
 
-    paceline train --plugin examples/custom_strategy.py --strategy patient:growth=1.5 --workers 2 --data fashion-mini
+    paceline train --plugin examples/custom_strategy.py --strategy patient:growth=1.5 --workers 2
+    --data fashion-mini
 
 Nothing in Paceline was touched: its options, help, checks and records follow from this file.
 """

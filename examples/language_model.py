@@ -1,4 +1,5 @@
-"""A small language model: sentences have different lengths, so workers are weighted by tokens, not by rows.
+"""A small language model: sentences have different lengths, so workers are weighted by tokens, not
+by rows.
 
 paceline launch -n 2 examples/language_model.py
 """
@@ -31,7 +32,10 @@ class Sentences(torch.utils.data.Dataset):
 class LanguageModel(nn.Module):
     def __init__(self, width: int = 48) -> None:
         super().__init__()
-        self.embed, self.recur = nn.Embedding(len(LETTERS), width), nn.GRU(width, width, batch_first=True)
+        self.embed, self.recur = (
+            nn.Embedding(len(LETTERS), width),
+            nn.GRU(width, width, batch_first=True),
+        )
         self.read = nn.Linear(width, len(LETTERS))
 
     def forward(self, letters: torch.Tensor) -> torch.Tensor:
@@ -47,7 +51,9 @@ with paceline.join("allreduce", check_every=10) as pace:
         total = count = 0.0
         for x, y in batches:
             tokens = int((y != PAD).sum())
-            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=PAD)
+            loss = nn.functional.cross_entropy(
+                model(x).flatten(0, 1), y.flatten(), ignore_index=PAD
+            )
             pace.step(loss, weight=tokens)  # a mean over tokens counts by tokens
             total, count = total + loss.item() * tokens, count + tokens
         if pace.leads and epoch % 4 == 3:

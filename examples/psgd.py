@@ -1,4 +1,5 @@
-"""Parallel SGD by averaging once, as it is taught: every rank trains on its own part, the weights are averaged at the end.
+"""Parallel SGD by averaging once, as it is taught: every rank trains on its own part, the weights
+are averaged at the end.
 
     for P in 1 2 3 4 5; do mpirun -n $P python examples/psgd.py; done       (more ranks than cores: --oversubscribe)
 
@@ -31,4 +32,7 @@ with torch.no_grad():
     inputs, labels = test.batch(torch.arange(len(test)))
     accuracy = (model(inputs).argmax(1) == labels).float().mean()
 if pace.leads:
-    print(f"P = {pace.workers}: {seconds:.2f} s, {len(batches)} steps per epoch, accuracy {100 * accuracy:.1f}%")
+    print(
+        f"P = {pace.workers}: {seconds:.2f} s, {len(batches)} steps per epoch, accuracy"
+        f" {100 * accuracy:.1f}%"
+    )

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+BROWSER = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)"
+)
 
 LOOK = """<script>
 const found = { errors: [] };

@@ -21,14 +21,23 @@ from paceline.registry import ALL
 MNIST = Path(__file__).parent.parent / "data" / "MNIST" / "raw"
 
 
-torch.set_num_threads(1)  # also while tests are collected: a process that has once used torch's threads cannot be forked safely
+torch.set_num_threads(
+    1
+    # also while tests are collected: a process that has once used torch's threads cannot be forked
+    # safely
+)
 
-# A busy machine is no failure. The same examples every time, so that nobody's change fails for what it has not touched;
+# A busy machine is no failure. The same examples every time, so that nobody's change fails for what
+# it has not touched;
 # `make test-slow` looks for new ones.
-hypothesis.settings.register_profile("paceline", deadline=None, derandomize="PACELINE_EXPLORE" not in os.environ)
+hypothesis.settings.register_profile(
+    "paceline", deadline=None, derandomize="PACELINE_EXPLORE" not in os.environ
+)
 hypothesis.settings.load_profile("paceline")
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and so would what it starts
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job ignores Ctrl-C, and so would what it starts
 
 for registry in ALL.values():
     registry.discover()
@@ -45,7 +54,9 @@ def _registries_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test in a folder of its own, with a home of its own, one thread, and the same random numbers every time."""
+    """Every test in a folder of its own, with a home of its own, one thread, and the same random
+    numbers every time.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     torch.set_num_threads(1)
@@ -54,7 +65,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Workers are forked from this process, which is safe (and quick) only while it has one thread."""
+    """Workers are forked from this process, which is safe (and quick) only while it has
+    one thread.
+    """
     yield
     if "/unit/" not in str(request.path):
         until = time.monotonic() + 5
@@ -64,9 +77,15 @@ def _no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def make_pairs(
-    samples: int, inputs: int = 6, classes: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0
+    samples: int,
+    inputs: int = 6,
+    classes: int = 3,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    centres = torch.randn(classes, inputs, generator=torch.Generator().manual_seed(99), dtype=dtype) * 2
+    centres = (
+        torch.randn(classes, inputs, generator=torch.Generator().manual_seed(99), dtype=dtype) * 2
+    )
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (samples,), generator=random)
     return centres[labels] + torch.randn(samples, inputs, generator=random, dtype=dtype), labels

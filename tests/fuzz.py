@@ -1,4 +1,5 @@
-"""Requests and run folders that are wrong at random: whatever is asked or read, only errors of ours come out.
+"""Requests and run folders that are wrong at random: whatever is asked or read, only errors of ours
+come out.
 
 A case is a function of its seed. More of them, by hand: python -m tests.fuzz FIRST LAST [KIND].
 """
@@ -32,7 +33,12 @@ from paceline.request.config import CHOICES, Config
 from paceline.studies.grid import Study
 from paceline.studies.runner import _Session
 
-SMALL = {"data": "synthetic:samples=40,shape=1x4x4", "model": "mlp:hidden=4", "steps": "2", "transport": "inproc"}
+SMALL = {
+    "data": "synthetic:samples=40,shape=1x4x4",
+    "model": "mlp:hidden=4",
+    "steps": "2",
+    "transport": "inproc",
+}
 WORDS = (
     "",
     " ",
@@ -94,7 +100,14 @@ COMMON = {
     "checkpoint_every": ("1", "epoch"), "lr_scaling": ("linear", "sqrt", "linear:warmup=1"),
     "device": ("cpu", "cuda", "hpu", "meta"), "collective": ("ring", "star", "nosuch"),
 }  # fmt: skip
-ELSEWHERE = ("resume", "out", "launcher", "master", "network", "plugin")  # those that start or write things
+ELSEWHERE = (
+    "resume",
+    "out",
+    "launcher",
+    "master",
+    "network",
+    "plugin",
+)  # those that start or write things
 
 
 def text(r: random.Random) -> str:
@@ -125,9 +138,14 @@ def choice(r: random.Random, name: str) -> str:
     pairs = []
     for name in options:
         kind = entry.options[name].kind
-        pairs.append(f"{name}={r.choice(('true', 'false')) if kind is bool else value_of(r, name, kind)}")
+        pairs.append(
+            f"{name}={r.choice(('true', 'false')) if kind is bool else value_of(r, name, kind)}"
+        )
     if "synthetic" in entry.name:
-        pairs = [p for p in pairs if not p.startswith(("samples", "shape"))] + ["samples=40", "shape=1x4x4"]
+        pairs = [p for p in pairs if not p.startswith(("samples", "shape"))] + [
+            "samples=40",
+            "shape=1x4x4",
+        ]
     return entry.name + (":" + ",".join(pairs) if pairs else "")
 
 
@@ -136,24 +154,37 @@ def option(r: random.Random) -> tuple[str, str]:
     if name in PLURALS:
         return name, choice(r, name)
     if name == "privacy":
-        keys = r.sample(("epsilon", "delta", "noise", "clip", "sampling", "trust", "clipping", "accountant"), r.randrange(1, 4))
-        return name, ",".join(f"{k}={r.choice(('1.0', '1e-5', r.choice(NUMBERS), text(r)))}" for k in keys)
+        keys = r.sample(
+            ("epsilon", "delta", "noise", "clip", "sampling", "trust", "clipping", "accountant"),
+            r.randrange(1, 4),
+        )
+        return name, ",".join(
+            f"{k}={r.choice(('1.0', '1e-5', r.choice(NUMBERS), text(r)))}" for k in keys
+        )
     return name, value_of(r, name, Config.options()[name].metadata["kind"])
 
 
 def command_line(r: random.Random) -> None:
-    """`paceline train` with up to four wrong options, as far as a job that is small enough to be run at once."""
+    """`paceline train` with up to four wrong options, as far as a job that is small enough to be
+    run at once.
+    """
     given = {**SMALL, **dict(option(r) for _ in range(r.choice((1, 1, 2, 3))))}
     if r.random() < 0.5:
         given.setdefault("strategy", "allreduce")
         given.setdefault("workers", "2")
     arguments = ["train", "--quiet", "--out", "out"]
     for name, value in given.items():
-        arguments += [f"--{name.replace('_', '-')}", value] if Config.options()[name].metadata["kind"] is not bool else []
+        arguments += (
+            [f"--{name.replace('_', '-')}", value]
+            if Config.options()[name].metadata["kind"] is not bool
+            else []
+        )
     if r.random() < 0.2:
         arguments += [
             "--set",
-            f"{r.choice((*CHOICES, 'lr', text(r)))}{r.choice(('', '.', '.every'))}{r.choice(('=', ''))}{text(r)}",
+            (
+                f"{r.choice((*CHOICES, 'lr', text(r)))}{r.choice(('', '.', '.every'))}{r.choice(('=', ''))}{text(r)}"
+            ),
         ]
     with mock.patch("paceline.api.start", start):
         cli.main(arguments, prog_name="paceline", standalone_mode=False)
@@ -171,7 +202,9 @@ def toml_value(r: random.Random, depth: int = 0) -> str:
     if depth < 2 and r.random() < 0.25:
         inside = [toml_value(r, depth + 1) for _ in range(r.randrange(3))]
         return (
-            f"[{', '.join(inside)}]" if r.random() < 0.6 else "{" + ", ".join(f"k{i} = {v}" for i, v in enumerate(inside)) + "}"
+            f"[{', '.join(inside)}]"
+            if r.random() < 0.6
+            else "{" + ", ".join(f"k{i} = {v}" for i, v in enumerate(inside)) + "}"
         )
     plain = (
         "true",
@@ -198,7 +231,11 @@ def run_toml(r: random.Random) -> None:
     given = {**{k: json.dumps(v) for k, v in SMALL.items()}, **wrong}
     Path("run.toml").write_text("".join(f"{k} = {v}\n" for k, v in given.items()), encoding="utf-8")
     with mock.patch("paceline.api.start", start):
-        cli.main(["train", "run.toml", "--quiet", "--out", "out"], prog_name="paceline", standalone_mode=False)
+        cli.main(
+            ["train", "run.toml", "--quiet", "--out", "out"],
+            prog_name="paceline",
+            standalone_mode=False,
+        )
 
 
 STUDY = {
@@ -208,24 +245,44 @@ STUDY = {
 
 
 def study_toml(r: random.Random) -> None:
-    top = {k: toml_value(r) if r.random() < 0.2 else v for k, v in STUDY.items() if r.random() < 0.6}
+    top = {
+        k: toml_value(r) if r.random() < 0.2 else v for k, v in STUDY.items() if r.random() < 0.6
+    }
     tables = []
     for table in ("[base]", "[axes]", "[[also]]", "[short.base]", "[full]"):
         if r.random() < 0.5:
-            names = [r.choice([*Config.options(), *(f"{c}.{r.choice(('every', 'x'))}" for c in CHOICES)]) for _ in range(2)]
+            names = [
+                r.choice([*Config.options(), *(f"{c}.{r.choice(('every', 'x'))}" for c in CHOICES)])
+                for _ in range(2)
+            ]
             as_list = "[{}]" if "axes" in table else "{}"
-            pairs = {f'"{n}"': as_list.format(value_in_study(r, n)) if r.random() < 0.8 else toml_value(r) for n in names}
+            pairs = {
+                f'"{n}"': (
+                    as_list.format(value_in_study(r, n)) if r.random() < 0.8 else toml_value(r)
+                )
+                for n in names
+            }
             tables.append("\n".join([table, *(f"{k} = {v}" for k, v in pairs.items())]))
-    Path("study.toml").write_text("\n".join([*(f"{k} = {v}" for k, v in top.items()), *tables]), encoding="utf-8")
+    Path("study.toml").write_text(
+        "\n".join([*(f"{k} = {v}" for k, v in top.items()), *tables]), encoding="utf-8"
+    )
     study = Study.read("study.toml", r.choice(("", "", "short", "full")))
-    study = study.changed([f"{r.choice(('lr', 'workers', 'strategy.every', 'x'))}={text(r)}"] if r.random() < 0.2 else [])
+    study = study.changed(
+        [f"{r.choice(('lr', 'workers', 'strategy.every', 'x'))}={text(r)}"]
+        if r.random() < 0.2
+        else []
+    )
     json.dumps(study.described(), allow_nan=False)
     [(s.slug, s.label) for s in study.settings()]
 
 
 def value_in_study(r: random.Random, name: str) -> str:
     return json.dumps(
-        choice(r, name) if name in PLURALS else value_of(r, name, Config.options()[name.partition(".")[0]].metadata["kind"]),
+        (
+            choice(r, name)
+            if name in PLURALS
+            else value_of(r, name, Config.options()[name.partition(".")[0]].metadata["kind"])
+        ),
         ensure_ascii=False,
     )
 
@@ -261,10 +318,18 @@ def damage_file(r: random.Random, path: Path) -> None:
         path.write_bytes(content[: r.randrange(len(content) + 1)])
     elif how < 0.2:
         place = r.randrange(len(content))
-        path.write_bytes(content[:place] + bytes(r.randrange(256) for _ in range(r.randrange(1, 5))) + content[place + 1 :])
+        path.write_bytes(
+            content[:place]
+            + bytes(r.randrange(256) for _ in range(r.randrange(1, 5)))
+            + content[place + 1 :]
+        )
     elif how < 0.25:
         path.unlink()
-        path.mkdir() if r.random() < 0.5 else path.write_text(r.choice(("", "[]", "null", "[" * 100_000, "7", '{"schema": 1}')))
+        (
+            path.mkdir()
+            if r.random() < 0.5
+            else path.write_text(r.choice(("", "[]", "null", "[" * 100_000, "7", '{"schema": 1}')))
+        )
     elif path.suffix == ".jsonl":
         lines = content.decode(errors="replace").splitlines()
         for _ in range(r.randrange(1, 4)):
@@ -283,14 +348,30 @@ def damage_folder(r: random.Random, folder: Path, *patterns: str) -> None:
         if files:
             damage_file(r, r.choice(files))
     if r.random() < 0.2:
-        stray = r.choice(("events/worker-x.jsonl", "events/worker-.jsonl", "checkpoints/step-abc", "checkpoints/step-00000009"))
+        stray = r.choice(
+            (
+                "events/worker-x.jsonl",
+                "events/worker-.jsonl",
+                "checkpoints/step-abc",
+                "checkpoints/step-00000009",
+            )
+        )
         for place in folder.rglob("run.json"):
             (place.parent / stray).parent.mkdir(parents=True, exist_ok=True)
-            (place.parent / stray).write_text("{}") if r.random() < 0.5 else (place.parent / stray).mkdir(exist_ok=True)
+            (
+                (place.parent / stray).write_text("{}")
+                if r.random() < 0.5
+                else (place.parent / stray).mkdir(exist_ok=True)
+            )
 
 
 def options_here(**more: Any) -> dict[str, Any]:
-    return {**{k: v for k, v in SMALL.items() if k != "steps"}, "batch_size": 8, "threads": 1, **more}
+    return {
+        **{k: v for k, v in SMALL.items() if k != "steps"},
+        "batch_size": 8,
+        "threads": 1,
+        **more,
+    }
 
 
 def make_runs(folder: Path) -> None:
@@ -307,7 +388,13 @@ def make_runs(folder: Path) -> None:
     private = {"privacy": "noise=1.0,delta=1e-5", "steps": 3, "out": str(folder / "private")}
     paceline.train(**options_here(**private), progress=False)
     base = {**options_here(steps=3), "data_share": 0.9}
-    plan = Study.make({"base": base, "axes": {"strategy": ["serial", "local-sgd"], "workers": [1, 2]}, "all_cores": False})
+    plan = Study.make(
+        {
+            "base": base,
+            "axes": {"strategy": ["serial", "local-sgd"], "workers": [1, 2]},
+            "all_cores": False,
+        }
+    )
     paceline.api.run_study(plan, folder / "study")
 
 
@@ -332,7 +419,13 @@ def study_of_damage(r: random.Random, runs: Path) -> None:
     shutil.copytree(runs / "study", "copy")
     damage_folder(r, Path("copy"), "study.json", "run.json")
     base = {**options_here(steps=3), "data_share": 0.9}
-    plan = Study.make({"base": base, "axes": {"strategy": ["serial", "local-sgd"], "workers": [1, 2]}, "all_cores": False})
+    plan = Study.make(
+        {
+            "base": base,
+            "axes": {"strategy": ["serial", "local-sgd"], "workers": [1, 2]},
+            "all_cores": False,
+        }
+    )
     session = _Session.open(plan, Path("copy"))
     from paceline.studies.runner import rounds_of
 
@@ -363,9 +456,15 @@ def _own_folder() -> Iterator[None]:
 
 
 def failure(kind: str, seed: int, runs: Path) -> str | None:
-    """The traceback of what came out of a case, where that was neither a result nor an error of ours."""
+    """The traceback of what came out of a case, where that was neither a result nor an error of
+    ours.
+    """
     r = random.Random(f"{kind} {seed}")
-    with _own_folder(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        _own_folder(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         try:
             REQUESTS[kind](r) if kind in REQUESTS else FOLDERS[kind](r, runs)
         except WorkerFailed as error:
@@ -392,7 +491,10 @@ def main() -> None:
                     lines = [x for x in found.strip().splitlines() if x.strip()]
                     place = [x.strip() for x in lines if "/paceline/" in x][-1:]
                     seen.setdefault(f"{lines[-1][:160]}  {place}", []).append(seed)
-            print(f"{kind}: {int(last) - int(first)} cases, {sum(map(len, seen.values()))} failures", flush=True)
+            print(
+                f"{kind}: {int(last) - int(first)} cases, {sum(map(len, seen.values()))} failures",
+                flush=True,
+            )
             for what, seeds in seen.items():
                 print(f"   {len(seeds)} x {what}  seeds {seeds[:4]}", flush=True)
 

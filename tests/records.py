@@ -67,25 +67,45 @@ def run(
     }  # fmt: skip
 
 
-def write_study(folder: Path, runs: list[dict[str, Any]], events: bool = False, **about: Any) -> Path:
-    """A study's folder: runs of the same strategy, workers and varied options are seeds of one setting."""
+def write_study(
+    folder: Path, runs: list[dict[str, Any]], events: bool = False, **about: Any
+) -> Path:
+    """A study's folder: runs of the same strategy, workers and varied options are seeds of one
+    setting.
+    """
     planned, seeds = [], {}
     for record in runs:
         config = record["config"]
-        varied = {"strategy": config["strategy"], **{k: str(v) for k, v in config.get("varied", {}).items()}}
+        varied = {
+            "strategy": config["strategy"],
+            **{k: str(v) for k, v in config.get("varied", {}).items()},
+        }
         label = ", ".join(v if k == "strategy" else f"{k}={v}" for k, v in varied.items())
         key = (label, config["workers"], config["threads"])
         seed = seeds[key] = seeds.get(key, -1) + 1
         if config["threads"] > 1:
-            label, varied = f"{label}, threads={config['threads']}", {**varied, "threads": str(config["threads"])}
+            label, varied = (
+                f"{label}, threads={config['threads']}",
+                {**varied, "threads": str(config["threads"])},
+            )
         name = f"{label.replace(' ', '').replace(':', '-')}-p{config['workers']}-s{seed}"
         own = folder / "runs" / name
         (own / "events").mkdir(parents=True)
         (own / "run.json").write_text(json.dumps(record))
         if events:
             for w in record["workers"]:
-                (own / "events" / f"worker-{w['rank']}.jsonl").write_text("\n".join(json.dumps(e) for e in _events(record, w)))
-        planned.append({"name": name, "label": label, "workers": config["workers"], "seed": seed, "varied": varied})
+                (own / "events" / f"worker-{w['rank']}.jsonl").write_text(
+                    "\n".join(json.dumps(e) for e in _events(record, w))
+                )
+        planned.append(
+            {
+                "name": name,
+                "label": label,
+                "workers": config["workers"],
+                "seed": seed,
+                "varied": varied,
+            }
+        )
     content = {
         "schema": 1,
         "name": "made-up",
@@ -100,29 +120,65 @@ def write_study(folder: Path, runs: list[dict[str, Any]], events: bool = False, 
 def _events(record: dict[str, Any], w: dict[str, Any]) -> list[dict[str, Any]]:
     base = {"rank": w["rank"], "session": 0}
     steps = w["steps"]
-    found: list[dict[str, Any]] = [{**base, "kind": "start", "t": 0.0, "clock": 0.0, "role": "worker"}]
+    found: list[dict[str, Any]] = [
+        {**base, "kind": "start", "t": 0.0, "clock": 0.0, "role": "worker"}
+    ]
     for i in range(1, steps + 1):
         t = i * record["result"]["train_s"] / steps
-        times = {"compute_s": w["compute_s"] / steps, "sync_s": (w["sync_s"] or 0) / steps, "train_s": t}
-        step = {"step": i, "epoch": 0, "n": w["samples"] / steps, "loss": 1.0, "sent": 0, "received": 0, "messages": 0}
+        times = {
+            "compute_s": w["compute_s"] / steps,
+            "sync_s": (w["sync_s"] or 0) / steps,
+            "train_s": t,
+        }
+        step = {
+            "step": i,
+            "epoch": 0,
+            "n": w["samples"] / steps,
+            "loss": 1.0,
+            "sent": 0,
+            "received": 0,
+            "messages": 0,
+        }
         found.append({**base, "kind": "step", "t": t, **times, **step})
         if w["rank"] == 0 and i % 2 == 0:
             accuracy = (record["result"]["test_accuracy"] or 0.0) * i / steps
-            found.append({**base, "kind": "evaluation", "t": t, "step": i, "train_s": t, "loss": 1 / i, "accuracy": accuracy})
-        used = {"cpu_user_s": t, "cpu_system_s": 0.0, "rss_bytes": 10**8, "disk_read_bytes": 0, "disk_write_bytes": i}
+            found.append(
+                {
+                    **base,
+                    "kind": "evaluation",
+                    "t": t,
+                    "step": i,
+                    "train_s": t,
+                    "loss": 1 / i,
+                    "accuracy": accuracy,
+                }
+            )
+        used = {
+            "cpu_user_s": t,
+            "cpu_system_s": 0.0,
+            "rss_bytes": 10**8,
+            "disk_read_bytes": 0,
+            "disk_write_bytes": i,
+        }
         net = {"net_sent_bytes": 1000 * i, "net_received_bytes": 1000 * i}
         found.append({**base, "kind": "sample", "t": t, "elapsed_s": t, **used, **net})
     return found
 
 
 def recompute(folder: Path) -> int:
-    """Speedup, efficiency, bytes and the parts of a step, computed from the run.json files alone; how many settings "
-    "there were."""
+    """Speedup, efficiency, bytes and the parts of a step, computed from the run.json files alone;
+    how many settings " "there were.
+    """
     about = json.loads((folder / "study.json").read_text())
-    records = {p["name"]: json.loads((folder / "runs" / p["name"] / "run.json").read_text()) for p in about["runs"]}
+    records = {
+        p["name"]: json.loads((folder / "runs" / p["name"] / "run.json").read_text())
+        for p in about["runs"]
+    }
     settings: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for planned in about["runs"]:
-        settings.setdefault((planned["label"], planned["workers"]), []).append(records[planned["name"]])
+        settings.setdefault((planned["label"], planned["workers"]), []).append(
+            records[planned["name"]]
+        )
     rows = {(r["series"], r["workers"]): r for r in tables_of(read_study(folder))["lines"]}
     assert set(rows) == set(settings)
 
@@ -138,17 +194,28 @@ def recompute(folder: Path) -> int:
             assert row["speedup"] == pytest.approx(own, rel=1e-4)
             assert row["efficiency"] == pytest.approx(own / workers, rel=1e-4)
         each = [w for r in runs for w in r["workers"] if w["role"] == "worker"]
-        for column, key in (("sent_bytes", "payload_sent_bytes"), ("net_sent_bytes", "net_sent_bytes")):
+        for column, key in (
+            ("sent_bytes", "payload_sent_bytes"),
+            ("net_sent_bytes", "net_sent_bytes"),
+        ):
             assert row[column] == pytest.approx(fmean(w[key] / w["steps"] for w in each), rel=1e-4)
         for part in ("compute", "sync", "idle"):
-            assert row[f"{part}_ms"] == pytest.approx(fmean(1e3 * w[f"{part}_s"] / w["steps"] for w in each), rel=1e-4)
+            assert row[f"{part}_ms"] == pytest.approx(
+                fmean(1e3 * w[f"{part}_s"] / w["steps"] for w in each), rel=1e-4
+            )
         for run_ in runs:  # a worker's parts are its training time
-            slowest = max(w["compute_s"] + w["sync_s"] + w["idle_s"] for w in run_["workers"] if w["role"] == "worker")
+            slowest = max(
+                w["compute_s"] + w["sync_s"] + w["idle_s"]
+                for w in run_["workers"]
+                if w["role"] == "worker"
+            )
             assert slowest == pytest.approx(run_["result"]["train_s"], rel=0.02)
     with (folder / "results.csv").open() as file:
         table = list(csv.DictReader(file))
     assert len(table) == len(records)
     for line in table:
         assert float(line["train_s"]) == records[line["run"]]["result"]["train_s"]
-        assert float(line["speedup_serial"]) == pytest.approx(train_s(serial) / float(line["train_s"]), rel=1e-6)
+        assert float(line["speedup_serial"]) == pytest.approx(
+            train_s(serial) / float(line["train_s"]), rel=1e-6
+        )
     return len(settings)

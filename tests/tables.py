@@ -62,7 +62,9 @@ test = 0.25
 
 
 def write_table(folder: Path, rows: int = 400, seed: int = 0) -> Path:
-    """people.csv and towns.csv with a recipe beside them: blanks, quotes, missing words, bad numbers, broken lines."""
+    """people.csv and towns.csv with a recipe beside them: blanks, quotes, missing words, bad
+    numbers, broken lines.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(seed)
     towns = ["Aachen", "Bonn", 'Cologne, "the" city', "Dresden", "Ébène", "Fulda", "Nowhere"]
@@ -72,13 +74,24 @@ def write_table(folder: Path, rows: int = 400, seed: int = 0) -> Path:
         age = draw.choice(ages)
         income = draw.choice([*range(100), "NA", "17.5", "-3.25", "+4", ".5"])
         town = draw.choice(towns)
-        quoted = '"' + town.replace('"', '""') + '"' if "," in town else draw.choice([town, f" {town} ", f'"{town}"'])
-        lines.append(f"{i},{age},{quoted},{income},2013,{draw.randint(1, 12)},{draw.randint(1, 31)}")
+        quoted = (
+            '"' + town.replace('"', '""') + '"'
+            if "," in town
+            else draw.choice([town, f" {town} ", f'"{town}"'])
+        )
+        lines.append(
+            f"{i},{age},{quoted},{income},2013,{draw.randint(1, 12)},{draw.randint(1, 31)}"
+        )
         if i % 50 == 7:
             lines.append(draw.choice(["", "1,2,3", "a,b,c,d,e,f,g,h,i", "# a remark", "   "]))
     lines += ["7,8", lines[3]]  # one more broken line, and a copy of a row
     (folder / "people.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    known = zip((t.replace('"', '""') for t in towns[:6]), (250, 330, 1080, 560, "many", 68), "DDDDFD", strict=True)
+    known = zip(
+        (t.replace('"', '""') for t in towns[:6]),
+        (250, 330, 1080, 560, "many", 68),
+        "DDDDFD",
+        strict=True,
+    )
     sizes = "\n".join(f'"{town}",{size},{country}' for town, size, country in known)
     (folder / "towns.csv").write_text(f"town,size,country\n{sizes}\nbroken\n", encoding="utf-8")
     recipe = folder / "recipe.toml"

@@ -25,7 +25,12 @@ def test_the_table_of_strategies_is_the_registry() -> None:
 
 @pytest.mark.parametrize(
     ("file", "plural"),
-    [("codecs.md", "codecs"), ("optimizers.md", "optimizers"), ("optimizers.md", "schedules"), ("data.md", "data")],
+    [
+        ("codecs.md", "codecs"),
+        ("optimizers.md", "optimizers"),
+        ("optimizers.md", "schedules"),
+        ("data.md", "data"),
+    ],
 )
 def test_pages_name_everything(file: str, plural: str) -> None:
     text = (ROOT / "docs" / file).read_text()
@@ -44,7 +49,9 @@ def test_the_table_of_codecs_is_the_registry() -> None:
 def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+            assert target.startswith("http") or (page.parent / target).exists(), (
+                f"{page.name}: {target}"
+            )
 
 
 def test_the_readmes_flags_exist() -> None:
@@ -53,7 +60,9 @@ def test_the_readmes_flags_exist() -> None:
     from paceline.cli.study import study
     from paceline.cli.train import train
 
-    known = {flag for command in (train, study, fetch, report) for p in command.params for flag in p.opts}
+    known = {
+        flag for command in (train, study, fetch, report) for p in command.params for flag in p.opts
+    }
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for line in page.read_text().splitlines():
             if re.match(r"^\s*paceline (train|study|report|data)", line):

@@ -1,4 +1,6 @@
-"""Paceline: train any PyTorch model with a line of workers, and see which way of keeping them together is best."""
+"""Paceline: train any PyTorch model with a line of workers, and see which way of keeping them
+together is best.
+"""
 
 from __future__ import annotations
 

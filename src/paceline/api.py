@@ -37,7 +37,9 @@ __all__ = ["Run", "compare", "load_data", "render", "study", "train"]
 class Run:
     """A finished run: its record, and its model with the trained weights."""
 
-    def __init__(self, record: dict[str, Any], out: Path, make_model: Callable[[], nn.Module] | None = None) -> None:
+    def __init__(
+        self, record: dict[str, Any], out: Path, make_model: Callable[[], nn.Module] | None = None
+    ) -> None:
         self.record, self.out, self._make_model = record, out, make_model
 
     @classmethod
@@ -49,7 +51,9 @@ class Run:
     def model(self) -> nn.Module:
         """The trained model (the strategy's consensus weights), on the CPU, in evaluation mode."""
         if self._make_model is None:
-            raise BadRequest("this run was read from disk: build its model yourself and load `run.weights`")
+            raise BadRequest(
+                "this run was read from disk: build its model yourself and load `run.weights`"
+            )
         model = self._make_model()
         inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         inner.load_state_dict(self.weights)
@@ -75,24 +79,31 @@ class Run:
         r, c = self.record["result"], self.record["config"]
         accuracy = "" if r["test_accuracy"] is None else f", accuracy {r['test_accuracy']:.4f}"
         rate = "" if r["samples_per_s"] is None else f", {r['samples_per_s']:,.0f} samples/s"
-        return f"<Run {c['strategy']} x {c['workers']}: {r['steps']} steps{accuracy}{rate}, in {self.out}>"
+        return (
+            f"<Run {c['strategy']} x {c['workers']}: {r['steps']} steps{accuracy}{rate}, in"
+            f" {self.out}>"
+        )
 
 
 def train(*, progress: bool | None = None, **options: Any) -> Run:
     """Train a model with a line of workers. Options have the names of `paceline train --help`.
 
-    Besides names, `model` may be a Module, a class or a function that makes one; `data` a pair of tensors, a Dataset,
-    a DataLoader, an IterableDataset, or a pair (train, test) of them; `loss` a function of (outputs, targets) that is
-    a mean over rows; `optimizer` a function from parameters to an optimizer; `strategy` a Strategy.
+    Besides names, `model` may be a Module, a class or a function that makes one; `data` a pair of
+    tensors, a Dataset, a DataLoader, an IterableDataset, or a pair (train, test) of them; `loss` a
+    function of (outputs, targets) that is a mean over rows; `optimizer` a function from parameters
+    to an optimizer; `strategy` a Strategy.
 
         run = paceline.train(model=Net, data=(train_set, test_set), strategy="allreduce", workers=2)
         run.test_accuracy, run.samples_per_s, run.model
 
-    `progress`: True for a live bar, False for silence, None for a bar where there is a terminal or a notebook.
+    `progress`: True for a live bar, False for silence, None for a bar where there is a terminal or
+    a notebook.
     """
     meeting = meet()
     job = make_job(options, meeting)
-    with Watch(job, quiet=progress is False or silent(meeting), live=progress, lines=False) as watch:
+    with Watch(
+        job, quiet=progress is False or silent(meeting), live=progress, lines=False
+    ) as watch:
         return start(job, watch.listen, meeting=meeting)
 
 
@@ -105,17 +116,22 @@ def study(
     progress: bool | None = None,
     **base: Any,
 ) -> Study:
-    """Measure a grid of settings, write the report, and give back what was measured. Called again, it goes on where it stopped.
+    """Measure a grid of settings, write the report, and give back what was measured. Called again,
+    it goes on where it stopped.
 
-    `file` is a study file, a dict of the same shape, or nothing for the built-in study; further keywords are options of
-    `train` for all runs.
+    `file` is a study file, a dict of the same shape, or nothing for the built-in study; further
+    keywords are options of `train` for all runs.
 
         found = paceline.study("studies/stragglers.toml", variant="short")
         for line in found.lines:
             print(line.label, line.workers, line.train_s, line.accuracy)
         found.folder / "report.html"
     """
-    plan = Plan.make(file, variant=variant) if isinstance(file, dict) else Plan.read(file or BUILTIN, variant)
+    plan = (
+        Plan.make(file, variant=variant)
+        if isinstance(file, dict)
+        else Plan.read(file or BUILTIN, variant)
+    )
     plan = plan.changed(seeds=seeds, **base)
     folder = Path(out) if out else Path("runs") / "-".join(x for x in (plan.name, variant) if x)
     with Board(quiet=progress is False, live=progress) as board:
@@ -125,13 +141,17 @@ def study(
 
 
 def load_data(name: str, data_dir: str | None = None) -> tuple[Samples | Stream, Samples | None]:
-    """A registered data source's training and test set, for a loop of one's own: `.batch(indices)`, `len()`."""
+    """A registered data source's training and test set, for a loop of one's own: `.batch(indices)`,
+    `len()`.
+    """
     data = adopt(sources.build(name, data_dir=data_dir), name, True)
     return data.train, data.test
 
 
 def meet() -> Meeting | None:
-    """The other ranks, when a launcher (torchrun, mpirun, srun) has started this process as one of several."""
+    """The other ranks, when a launcher (torchrun, mpirun, srun) has started this process as one of
+    several.
+    """
     seat = find_seat()
     return Meeting(seat) if seat is not None else None
 
@@ -160,16 +180,27 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
         return {}
     saved = load_config(options["resume"])
     plugins = saved.pop("plugin", None)
-    if plugins and not options.get("plugin"):  # a folder that came from somewhere else must not be a program
-        given = " ".join(f"--plugin {path}" for path in (plugins if isinstance(plugins, list) else [plugins]))
-        raise BadRequest(f"{options['resume']} was made with a plugin, which is run only when you name it again: {given}")
+    if plugins and not options.get(
+        "plugin"
+    ):  # a folder that came from somewhere else must not be a program
+        given = " ".join(
+            f"--plugin {path}" for path in (plugins if isinstance(plugins, list) else [plugins])
+        )
+        raise BadRequest(
+            f"{options['resume']} was made with a plugin, which is run only when you name it again:"
+            f" {given}"
+        )
     for name, value in list(saved.items()):
         if "<" in str(value) and options.get(name) is None:
-            raise BadRequest(f"that run's {name} was given in Python ({value}): hand it over again to resume it")
+            raise BadRequest(
+                f"that run's {name} was given in Python ({value}): hand it over again to resume it"
+            )
     if options.get("batch_size") or options.get("global_batch_size"):
         saved.pop("batch_size", None)
         saved.pop("global_batch_size", None)
-    if options.get("epochs") is not None or options.get("steps") is not None:  # a new end replaces the old one
+    if (
+        options.get("epochs") is not None or options.get("steps") is not None
+    ):  # a new end replaces the old one
         saved.pop("epochs", None)
         saved.pop("steps", None)
     return saved
@@ -179,8 +210,15 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
     """Outside any launcher this process starts the workers, here or on a Spark cluster."""
     asked = str(options.get("launcher") or "auto")
     if asked in ("torchrun", "mpirun", "srun"):
-        how = {"torchrun": "torchrun --nproc-per-node 3", "mpirun": "mpirun -n 3", "srun": "srun -n 3"}[asked]
-        raise BadRequest(f"launcher={asked}: start the line with it ({how} ... paceline train ...; docs/clusters.md)")
+        how = {
+            "torchrun": "torchrun --nproc-per-node 3",
+            "mpirun": "mpirun -n 3",
+            "srun": "srun -n 3",
+        }[asked]
+        raise BadRequest(
+            f"launcher={asked}: start the line with it ({how} ... paceline train ...;"
+            " docs/clusters.md)"
+        )
     if asked != "spark":
         return {**options, "launcher": "local"}
     filled = {k: v for k, v in options.items() if v is not None}
@@ -211,7 +249,14 @@ def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
     config = job.config
     for notice in job.notices:
         listen("notice", {"text": notice})
-    return run_on_spark(seated, job.asked, str(config.master), job.ranks, job.out, lambda line: listen("line", {"text": line}))
+    return run_on_spark(
+        seated,
+        job.asked,
+        str(config.master),
+        job.ranks,
+        job.out,
+        lambda line: listen("line", {"text": line}),
+    )
 
 
 def seated(options: dict[str, Any]) -> dict[str, Any] | None:
@@ -232,6 +277,8 @@ def default_out(config: Config) -> Path:
     described = config.described()
     parts = [described["model"], described["data"], described["strategy"]]
     parts = [str(p).removeprefix("__main__:") for p in parts]
-    words = [re.sub(r"[^A-Za-z0-9._-]+", "-", str(p).split(":")[0].strip("<>()"))[:24] for p in parts]
+    words = [
+        re.sub(r"[^A-Za-z0-9._-]+", "-", str(p).split(":")[0].strip("<>()"))[:24] for p in parts
+    ]
     stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *words, str(config.workers)])
     return Path("runs") / stem

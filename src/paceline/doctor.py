@@ -58,7 +58,11 @@ def _gloo() -> Finding:
         transport.barrier()
         transport.close()
     except (OSError, RuntimeError, PacelineError) as error:
-        return Finding("transport gloo", False, f"{str(error).splitlines()[0]}: processes cannot talk over loopback")
+        return Finding(
+            "transport gloo",
+            False,
+            f"{str(error).splitlines()[0]}: processes cannot talk over loopback",
+        )
     return Finding("transport gloo", True, "processes on this machine, over TCP")
 
 
@@ -79,8 +83,12 @@ def _privacy() -> Finding:
         Noise(draw_key(None))
     except PacelineError as error:
         return Finding("privacy", False, str(error))
-    quick = "noise compiled from C" if loops() is not None else "no C compiler, so noise takes longer"
-    return Finding("privacy", True, f"--privacy epsilon=3,delta=1e-5: dp-accounting, cryptography; {quick}")
+    quick = (
+        "noise compiled from C" if loops() is not None else "no C compiler, so noise takes longer"
+    )
+    return Finding(
+        "privacy", True, f"--privacy epsilon=3,delta=1e-5: dp-accounting, cryptography; {quick}"
+    )
 
 
 def _shared_memory() -> Finding:
@@ -88,7 +96,9 @@ def _shared_memory() -> Finding:
     from paceline.transport.shm.transport import SharedBytes, ShmTransport
 
     if not ShmTransport.available():
-        return Finding("transport shm", False, "needs Linux with memfd and pidfd: gloo is used instead")
+        return Finding(
+            "transport shm", False, "needs Linux with memfd and pidfd: gloo is used instead"
+        )
     try:
         mine = SharedBytes(4096)
         SharedBytes(4096, mine.address).tensor().fill_(7)
@@ -104,15 +114,23 @@ def _mpi() -> Finding:
     missing = MpiTransport.missing()
     if missing is not None:
         return Finding("transport mpi", False, missing)
-    answer = subprocess.run([str(mpirun()), "--version"], capture_output=True, text=True, check=False)
-    return Finding("transport mpi", answer.returncode == 0, (answer.stdout or answer.stderr).strip().splitlines()[0])
+    answer = subprocess.run(
+        [str(mpirun()), "--version"], capture_output=True, text=True, check=False
+    )
+    return Finding(
+        "transport mpi",
+        answer.returncode == 0,
+        (answer.stdout or answer.stderr).strip().splitlines()[0],
+    )
 
 
 def _reports() -> Finding:
     try:
         import vl_convert
 
-        vl_convert.vegalite_to_svg({"data": {"values": [{"a": 1}]}, "mark": "point", "encoding": {"x": {"field": "a"}}})
+        vl_convert.vegalite_to_svg(
+            {"data": {"values": [{"a": 1}]}, "mark": "point", "encoding": {"x": {"field": "a"}}}
+        )
     except Exception as error:  # whatever a foreign library raises
         return Finding("reports", False, f"{error}: pip install vl-convert-python")
     return Finding("reports", True, "charts as a page, PNG and SVG")
@@ -122,7 +140,9 @@ def _network_bytes() -> Finding:
     from paceline.record.network import Sockets
 
     if Sockets().bytes() is None:
-        return Finding("network bytes", False, "this system does not count them per socket: net_* stays empty")
+        return Finding(
+            "network bytes", False, "this system does not count them per socket: net_* stays empty"
+        )
     return Finding("network bytes", True, "counted per worker by the kernel (TCP_INFO)")
 
 
@@ -133,8 +153,14 @@ def _testbed() -> Finding:
     if (reason := missing()) is not None:
         return Finding("testbed", False, reason)
     if not can_make():
-        return Finding("testbed", False, "network namespaces cannot be made here: it takes CAP_SYS_ADMIN and CAP_NET_ADMIN")
-    slow = "hosts with slow links" + ("" if can_delay() else "; no latency, for this kernel has no netem")
+        return Finding(
+            "testbed",
+            False,
+            "network namespaces cannot be made here: it takes CAP_SYS_ADMIN and CAP_NET_ADMIN",
+        )
+    slow = "hosts with slow links" + (
+        "" if can_delay() else "; no latency, for this kernel has no netem"
+    )
     return Finding("testbed", True, slow)
 
 
@@ -159,31 +185,50 @@ def _spark() -> Finding:
     if (reason := pyspark_missing()) is not None:
         return Finding("spark", False, reason)
     found, home = version("pyspark"), spark_home()
-    if not ((home / "bin" / "spark-class").is_file() and any((home / "jars").glob("spark-core_*.jar"))):
-        return Finding("spark", False, f"pyspark {found} in {home} is the client only, without Spark itself: {HOW_TO_GET}")
+    if not (
+        (home / "bin" / "spark-class").is_file() and any((home / "jars").glob("spark-core_*.jar"))
+    ):
+        return Finding(
+            "spark",
+            False,
+            f"pyspark {found} in {home} is the client only, without Spark itself: {HOW_TO_GET}",
+        )
     try:
         find_java()
     except PacelineError:
         return Finding("spark", False, f"pyspark {found}, but no Java to run it")
-    return Finding("spark", True, f"pyspark {found}: paceline cluster up, paceline prepare --engine spark")
+    return Finding(
+        "spark", True, f"pyspark {found}: paceline cluster up, paceline prepare --engine spark"
+    )
 
 
 def _slurm() -> Finding:
     if shutil.which("srun") is None:
         return Finding(
-            "slurm", False, "no srun here: paceline launch --slurm writes a job, and inside one Slurm's variables are read"
+            "slurm",
+            False,
+            "no srun here: paceline launch --slurm writes a job, and inside one Slurm's variables"
+            " are read",
         )
     try:
-        answer = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=5)
+        answer = subprocess.run(
+            ["srun", "--version"], capture_output=True, text=True, check=False, timeout=5
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("slurm", False, f"srun does not answer: {error}")
-    return Finding("slurm", answer.returncode == 0, f"{(answer.stdout or answer.stderr).strip()}: paceline launch --slurm")
+    return Finding(
+        "slurm",
+        answer.returncode == 0,
+        f"{(answer.stdout or answer.stderr).strip()}: paceline launch --slurm",
+    )
 
 
 def _npm() -> Finding:
     found = shutil.which("npm")
     return Finding(
-        "npm", found is not None, "used to fetch data" if found else "missing: data comes from public mirrors instead"
+        "npm",
+        found is not None,
+        "used to fetch data" if found else "missing: data comes from public mirrors instead",
     )
 
 

@@ -43,7 +43,9 @@ class UnknownName(BadRequest):
         near = difflib.get_close_matches(given, self.known, n=1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         names = ", ".join(self.known) or "none"
-        super().__init__(f"unknown {kind} {given!r}.{guess} There is: {names}.{' ' + hint if hint else ''}")
+        super().__init__(
+            f"unknown {kind} {given!r}.{guess} There is: {names}.{' ' + hint if hint else ''}"
+        )
 
     def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str]]:
         return type(self), (self.kind, self.given, self.known, self.hint)
@@ -86,13 +88,18 @@ class PeerLost(TransportError):
 
 
 class PeerSlow(TransportError):
-    """A rank did not answer within the deadline, where nothing would tell that it is gone. No strategy goes on without it."""
+    """A rank did not answer within the deadline, where nothing would tell that it is gone. No
+    strategy goes on without it.
+    """
 
     def __init__(self, rank: int | None, waited_s: float, what: str = "") -> None:
         self.rank, self.waited_s, self.what = rank, waited_s, what
         who = "a rank" if rank is None else f"rank {rank}"
         doing = f", while waiting for {what}" if what else ""
-        super().__init__(f"no answer from {who} within {waited_s:g} s{doing}: if it is only slow, give a longer --deadline-s")
+        super().__init__(
+            f"no answer from {who} within {waited_s:g} s{doing}: if it is only slow, give a longer"
+            " --deadline-s"
+        )
 
     def __reduce__(self) -> tuple[type, tuple[int | None, float, str]]:
         return type(self), (self.rank, self.waited_s, self.what)
@@ -117,7 +124,8 @@ class Interrupted(KeyboardInterrupt):
 def to_plain(error: PacelineError) -> dict[str, Any]:
     """An error as JSON can hold it: the name of its class and the arguments that it is made from.
 
-    A class that is not in this file (a plugin's) travels as the nearest one that is, with its sentence.
+    A class that is not in this file (a plugin's) travels as the nearest one that is, with its
+    sentence.
     """
     kind = type(error)
     if BY_NAME.get(kind.__name__) is kind and str(kind(*error.__reduce__()[1])) == str(error):
@@ -127,14 +135,25 @@ def to_plain(error: PacelineError) -> dict[str, Any]:
 
 
 def from_plain(said: Any) -> PacelineError:
-    """The error that `to_plain` wrote. Only classes of this file are made, so that a stranger's text can do no harm."""
+    """The error that `to_plain` wrote. Only classes of this file are made, so that a stranger's
+    text can do no harm.
+    """
     try:
         return BY_NAME[said["error"]](*said["arguments"])
     except (KeyError, TypeError, ValueError, AttributeError):
         return TransportError("another rank told of a failure in words that are not ours")
 
 
-_ALL: list[type[PacelineError]] = [BadRequest, UnknownName, DataUnavailable, RunFailed, DataCorrupt, NotFinite]
+_ALL: list[type[PacelineError]] = [
+    BadRequest,
+    UnknownName,
+    DataUnavailable,
+    RunFailed,
+    DataCorrupt,
+    NotFinite,
+]
 _ALL += [ReplicasDiffer, TransportError, PeerLost, PeerSlow, WorkerFailed]
 BY_NAME: dict[str, type[PacelineError]] = {kind.__name__: kind for kind in _ALL}
-PLAIN = tuple(kind for kind in _ALL if "__init__" not in vars(kind))  # made from their sentence alone
+PLAIN = tuple(
+    kind for kind in _ALL if "__init__" not in vars(kind)
+)  # made from their sentence alone

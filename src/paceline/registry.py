@@ -1,8 +1,9 @@
 """Names to things: one registry per kind, filled by decorators, found by discovery.
 
-A registered thing is a dataclass or a function. Its parameters *with* a default are the options a person may set
-(`name:key=value,key=value`); its parameters *without* one are injected by whoever builds it. Options, `paceline list`,
-the documentation table and the contract tests all follow from the signature:
+A registered thing is a dataclass or a function. Its parameters *with* a default are the options a
+person may set (`name:key=value,key=value`); its parameters *without* one are injected by whoever
+builds it. Options, `paceline list`, the documentation table and the contract tests all follow from
+the signature:
 
     @strategies.register("local-sgd")
     @dataclass
@@ -35,11 +36,14 @@ PLUGIN_GROUP = "paceline.plugins"
 
 @dataclass(frozen=True)
 class Spec:
-    """A parameterised choice as a person writes it: `ps:consistency=ssp,staleness=4`, `imagefolder:PATH`."""
+    """A parameterised choice as a person writes it: `ps:consistency=ssp,staleness=4`,
+    `imagefolder:PATH`.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    rest: str = ""  # what stood after the colon where it is not key=value: a path, a list, an attribute's name
+    # what stood after the colon where it is not key=value: a path, a list, an attribute's name
+    rest: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Spec:
@@ -57,7 +61,9 @@ class Spec:
             return cls.parse(value)
         table = dict(value)
         if "name" not in table:
-            raise BadRequest(f"a table of options needs a `name`, got only {', '.join(table) or 'nothing'}")
+            raise BadRequest(
+                f"a table of options needs a `name`, got only {', '.join(table) or 'nothing'}"
+            )
         parsed = cls.parse(str(table.pop("name")))
         return cls(parsed.name, {**parsed.options, **table}, parsed.rest)
 
@@ -86,6 +92,11 @@ class Entry(Generic[T]):
     positional: str | None = None  # the option that may follow the colon without its name
 
     @property
+    def declared(self) -> Any:
+        """The registered class, for what it declares about itself (`runs_as`, `available`)."""
+        return self.make
+
+    @property
     def summary(self) -> str:
         text = inspect.getdoc(self.make) or ""
         return text.split("\n\n")[0].replace("\n", " ").strip()
@@ -103,11 +114,16 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
         self._discovered = False
 
-    def register(self, name: str, *, positional: str | None = None) -> Callable[[Callable[..., T]], Any]:
+    def register(
+        self, name: str, *, positional: str | None = None
+    ) -> Callable[[Callable[..., T]], Any]:
         def decorate(make: Callable[..., T]) -> Callable[..., T]:
             old = self._entries.get(name)
             if old is not None and old.make.__module__ != make.__module__:
-                raise BadRequest(f"{self.kind} {name!r} is registered twice: {old.make.__module__}, {make.__module__}")
+                raise BadRequest(
+                    f"{self.kind} {name!r} is registered twice: {old.make.__module__},"
+                    f" {make.__module__}"
+                )
             self._entries[name] = Entry(name, make, positional)
             if isinstance(make, type):
                 make.name = name  # type: ignore[attr-defined]
@@ -116,7 +132,9 @@ class Registry(Generic[T]):
         return decorate
 
     def discover(self) -> None:
-        """Import every module of the package (and every entry point), so that each registers itself."""
+        """Import every module of the package (and every entry point), so that each registers
+        itself.
+        """
         if self._discovered:
             return
         self._discovered = True
@@ -139,18 +157,26 @@ class Registry(Generic[T]):
         return name in self._entries
 
     def entry(self, choice: Spec | str) -> Entry[T]:
-        """The entry of a name; a registered name wins, otherwise `package.module:factory` is imported."""
+        """The entry of a name; a registered name wins, otherwise `package.module:factory` is
+        imported.
+        """
         self.discover()
         spec = Spec.of(choice)
         if spec.name in self._entries:
             return self._entries[spec.name]
         if spec.rest and "=" not in spec.rest.split(":")[0]:
             return self._import(spec)
-        hint = "" if self.kind in {"codec", "transport"} else "Your own: package.module:factory, or --plugin FILE."
+        hint = (
+            ""
+            if self.kind in {"codec", "transport"}
+            else "Your own: package.module:factory, or --plugin FILE."
+        )
         raise UnknownName(self.kind, spec.name, self._entries, hint)
 
     def resolve(self, choice: Spec | str) -> Spec:
-        """The same choice with its options checked, converted and named: what is saved with a run."""
+        """The same choice with its options checked, converted and named: what is saved
+        with a run.
+        """
         spec = Spec.of(choice)
         entry = self.entry(spec)
         given, rest = dict(spec.options), spec.rest
@@ -160,7 +186,11 @@ class Registry(Generic[T]):
         if rest:
             if entry.positional and rest.partition("=")[0].strip() not in options:
                 head, pairs = _split_positional(rest, options)
-                given = {entry.positional: head, **parse_pairs(pairs, f"{self.kind} {spec.name}"), **given}
+                given = {
+                    entry.positional: head,
+                    **parse_pairs(pairs, f"{self.kind} {spec.name}"),
+                    **given,
+                }
             else:
                 given = {**parse_pairs(rest, f"{self.kind} {spec.name}"), **given}
         checked = {key: self._check(entry, options, key, value) for key, value in given.items()}
@@ -169,7 +199,9 @@ class Registry(Generic[T]):
         return Spec(spec.name, checked)
 
     def build(self, choice: Spec | str, **injected: Any) -> T:
-        """Make the thing: options from the choice, the rest injected (only what its signature asks for)."""
+        """Make the thing: options from the choice, the rest injected (only what its signature asks
+        for).
+        """
         spec = self.resolve(choice)
         make = self.entry(spec).make
         parameters = inspect.signature(make).parameters
@@ -181,14 +213,18 @@ class Registry(Generic[T]):
             raise
         except (Exception, SystemExit) as error:
             reason = str(error).splitlines()[0] if str(error) else "no message"
-            raise BadRequest(f"{self.kind} {spec} cannot be made: {type(error).__name__}: {reason}") from error
+            raise BadRequest(
+                f"{self.kind} {spec} cannot be made: {type(error).__name__}: {reason}"
+            ) from error
 
     def _check(self, entry: Entry[T], options: Mapping[str, Option], key: str, value: Any) -> Any:
         if key not in options:
             near = difflib.get_close_matches(key, options, n=1)
             allowed = ", ".join(options) or "none"
             guess = f" Did you mean {near[0]!r}?" if near else ""
-            raise BadRequest(f"{self.kind} {entry.name!r} has no option {key!r}.{guess} It has: {allowed}.")
+            raise BadRequest(
+                f"{self.kind} {entry.name!r} has no option {key!r}.{guess} It has: {allowed}."
+            )
         return convert(value, options[key].kind, f"{self.kind} {entry.name}: {key}")
 
     def _import(self, spec: Spec) -> Entry[T]:
@@ -198,9 +234,14 @@ class Registry(Generic[T]):
         try:
             make = getattr(importlib.import_module(spec.name), attribute)
         except (Exception, SystemExit) as error:  # importing runs a person's own code
-            raise UnknownName(self.kind, f"{spec.name}:{spec.rest}", self._entries, f"(Importing it: {error}.)") from error
+            raise UnknownName(
+                self.kind, f"{spec.name}:{spec.rest}", self._entries, f"(Importing it: {error}.)"
+            ) from error
         if not callable(make):
-            raise BadRequest(f"{spec.name}:{attribute} is a {type(make).__name__}; a {self.kind} needs a class or a function")
+            raise BadRequest(
+                f"{spec.name}:{attribute} is a {type(make).__name__}; a {self.kind} needs a class"
+                " or a function"
+            )
         return Entry(f"{spec.name}:{attribute}", make)
 
 
@@ -215,7 +256,8 @@ def load_plugin(path: str | Path) -> None:
     if not path.is_file():
         raise BadRequest(f"plugin {path} is not a file")
     for registry in ALL.values():
-        registry.discover()  # so that a name which is taken is refused here, and not where it is looked up
+        # so that a name which is taken is refused here, and not where it is looked up
+        registry.discover()
     before = {registry: dict(registry._entries) for registry in ALL.values()}
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -228,13 +270,22 @@ def load_plugin(path: str | Path) -> None:
         del sys.modules[name]
         for registry, entries in before.items():
             registry._entries = entries  # of a plugin that failed nothing stays
-        told = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        told = (
+            str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        )
         raise BadRequest(f"plugin {path} failed while it was loaded: {told}") from error
 
 
 def interactive_entries() -> list[tuple[str, Entry[Any]]]:
-    """What a person registered in a notebook or in the script that runs: another process cannot import it."""
-    return [(r.plural, e) for r in ALL.values() for e in r._entries.values() if e.make.__module__ == "__main__"]
+    """What a person registered in a notebook or in the script that runs: another process cannot
+    import it.
+    """
+    return [
+        (r.plural, e)
+        for r in ALL.values()
+        for e in r._entries.values()
+        if e.make.__module__ == "__main__"
+    ]
 
 
 def adopt_entries(entries: list[tuple[str, Entry[Any]]]) -> None:
@@ -264,7 +315,11 @@ def options_of(make: Callable[..., Any]) -> dict[str, Option]:
     for parameter in inspect.signature(make).parameters.values():
         if parameter.default is parameter.empty:
             continue
-        plain = type(parameter.default) if isinstance(parameter.default, (bool, int, float, str)) else Any
+        plain = (
+            type(parameter.default)
+            if isinstance(parameter.default, (bool, int, float, str))
+            else Any
+        )
         kind, text = hints.get(parameter.name, plain), ""
         if typing.get_origin(kind) is Annotated:
             kind, *notes = typing.get_args(kind)
@@ -274,7 +329,9 @@ def options_of(make: Callable[..., Any]) -> dict[str, Option]:
 
 
 strategies: Registry[Any] = Registry("strategy", "strategies", "paceline.strategies")
-collectives: Registry[Any] = Registry("collective", "collectives", "paceline.collectives.algorithms")
+collectives: Registry[Any] = Registry(
+    "collective", "collectives", "paceline.collectives.algorithms"
+)
 operations: Registry[Any] = Registry("operation", "operations", "paceline.collectives.algorithms")
 codecs: Registry[Any] = Registry("codec", "codecs", "paceline.codecs")
 transports: Registry[Any] = Registry("transport", "transports", "paceline.transport")

@@ -1,4 +1,6 @@
-"""The few shapes that layers agree on, so that strategies need not import the classes behind them."""
+"""The few shapes that layers agree on, so that strategies need not import the classes
+behind them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Batch:
 
     @property
     def share(self) -> float:
-        """This worker's part of the step: the weighted mean of the ranks' gradients *is* the serial gradient."""
+        """This worker's part of the step: the weighted mean of the ranks' gradients *is* the serial
+        gradient.
+        """
         return self.weight / self.global_weight if self.global_weight else 0.0
 
 
@@ -74,7 +78,9 @@ class RecorderLike(Protocol):
 
 
 class RegionLike(Protocol):
-    """The flat buffers of one (device, dtype): trainable parameters come first in `params`, in the order of `grads`."""
+    """The flat buffers of one (device, dtype): trainable parameters come first in `params`, in the
+    order of `grads`.
+    """
 
     params: Tensor
 

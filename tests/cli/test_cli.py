@@ -1,4 +1,6 @@
-"""The command line as a new user meets it: one clear sentence for every mistake, the right exit code, nothing lost."""
+"""The command line as a new user meets it: one clear sentence for every mistake, the right exit
+code, nothing lost.
+"""
 
 import gzip
 import json
@@ -37,12 +39,20 @@ QUICK = ["train", "--data", "fashion-mini", "--model", "linear", "--steps", "3",
         (["--strategy", "nosuch"], 2, "unknown strategy 'nosuch'"),
         (["--strategy", "alreduce"], 2, "Did you mean 'allreduce'?"),
         (["--strategy", "allreduce:colective=native"], 2, "has no option 'colective'"),
-        (["--strategy", "allreduce:collective=nosuch", "--workers", "2"], 2, "unknown collective 'nosuch'"),
+        (
+            ["--strategy", "allreduce:collective=nosuch", "--workers", "2"],
+            2,
+            "unknown collective 'nosuch'",
+        ),
         (["--workers", "0"], 2, "workers=0"),
         (["--workers", "2", "--strategy", "serial"], 2, "runs 1 worker"),
         (["--workers", "7000", "--strategy", "allreduce"], 2, "7000 workers for 6000"),
         (["--batch-size", "-1"], 2, "batch_size=-1"),
-        (["--batch-size", "4,4", "--strategy", "allreduce", "--workers", "3"], 2, "2 sizes for 3 workers"),
+        (
+            ["--batch-size", "4,4", "--strategy", "allreduce", "--workers", "3"],
+            2,
+            "2 sizes for 3 workers",
+        ),
         (["--data", "mnist"], 2, "paceline data fetch mnist"),
         (["--data", "nosuch"], 2, "unknown data source"),
         (["--data", "imagefolder:nowhere"], 2, "no folder nowhere/train"),
@@ -67,7 +77,11 @@ QUICK = ["train", "--data", "fashion-mini", "--model", "linear", "--steps", "3",
         (["--device", "hpu"], 2, "device='hpu' is not available here, use --device cpu"),
         (["--device", "cpu:7"], 2, "write --device cpu"),
         (["--plugin", "a" * 3000], 2, "(3,002 letters) is not a path"),
-        (["--transport", "nccl", "--strategy", "allreduce", "--workers", "2"], 2, "transport nccl is not available here"),
+        (
+            ["--transport", "nccl", "--strategy", "allreduce", "--workers", "2"],
+            2,
+            "transport nccl is not available here",
+        ),
         (["--data-share", "1e-9"], 2, "of 6000 training samples is none"),
         (["--momentum", "1"], 2, "less than 1"),
     ],
@@ -99,7 +113,9 @@ def test_a_model_that_returns_nan(cli, tmp_path: Path) -> None:
         "    def __init__(self): super().__init__(784, 10)\n"
         "    def forward(self, x): return super().forward(x.flatten(1)) * float('nan')\n"
     )
-    code, _, err = cli("train", "--data", "fashion-mini", "--model", "bad_model:Bad", "--out", "nan-run")
+    code, _, err = cli(
+        "train", "--data", "fashion-mini", "--model", "bad_model:Bad", "--out", "nan-run"
+    )
     assert code == 1
     assert "the loss is nan at step 1" in err
     assert json.loads((tmp_path / "nan-run" / "run.json").read_text())["status"] == "failed"
@@ -156,16 +172,25 @@ def test_a_full_disk(cli) -> None:
 
 def test_toml_flags_and_set(cli, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
-        'data = "fashion-mini"\nsteps = 2\nlr = 0.5\n[model]\nname = "mlp"\nhidden = "8x4"\n[strategy]\nname = "allreduce"\n'
+        'data = "fashion-mini"\nsteps = 2\nlr = 0.5\n[model]\nname = "mlp"\nhidden ='
+        ' "8x4"\n[strategy]\nname = "allreduce"\n'
     )
-    code, out, _ = cli("train", "run.toml", "--lr", "0.25", "--set", "model.activation=tanh", "--json", "--quiet")
+    code, out, _ = cli(
+        "train", "run.toml", "--lr", "0.25", "--set", "model.activation=tanh", "--json", "--quiet"
+    )
     assert code == 0
     config = json.loads(out)["config"]
-    assert (config["lr"], config["model"], config["strategy"]) == (0.25, "mlp:hidden=8x4,activation=tanh", "allreduce")
+    assert (config["lr"], config["model"], config["strategy"]) == (
+        0.25,
+        "mlp:hidden=8x4,activation=tanh",
+        "allreduce",
+    )
 
 
 def test_resume_is_bit_identical_with_one_worker(cli, tmp_path: Path) -> None:
-    """Dropout, momentum, a schedule, measured memory format: killed at step 30, it ends with the same bytes."""
+    """Dropout, momentum, a schedule, measured memory format: killed at step 30, it ends with the
+    same bytes.
+    """
     common = [
         "train",
         "--data",
@@ -180,7 +205,12 @@ def test_resume_is_bit_identical_with_one_worker(cli, tmp_path: Path) -> None:
         "60",
     ]
     assert cli(*common, "--memory-format", "channels_last", "--out", "whole")[0] == 0
-    assert cli(*common, "--memory-format", "channels_last", "--checkpoint-every", "30", "--out", "part")[0] == 0
+    assert (
+        cli(
+            *common, "--memory-format", "channels_last", "--checkpoint-every", "30", "--out", "part"
+        )[0]
+        == 0
+    )
     final = (tmp_path / "part" / "model.safetensors").read_bytes()
     for late in (tmp_path / "part" / "checkpoints").glob("step-00000060"):
         for file in late.iterdir():
@@ -213,13 +243,14 @@ def test_stopping_rules(cli) -> None:
     )  # fmt: skip
     result = json.loads(out)["result"]
     assert code == 0
-    assert 1 < result["steps"] < 100, "full-batch descent: one step per epoch, until an epoch changes little"
+    assert 1 < result["steps"] < 100, (
+        "full-batch descent: one step per epoch, until an epoch changes little"
+    )
     assert result["samples"] == 64 * result["steps"]
 
 
 def test_a_strategy_from_a_file(cli, tmp_path: Path) -> None:
-    (tmp_path / "lazy.py").write_text(
-        '''
+    (tmp_path / "lazy.py").write_text('''
 from dataclasses import dataclass
 from typing import Annotated
 from paceline.registry import strategies
@@ -236,14 +267,21 @@ class Lazy(Strategy):
             for region in replica.regions:
                 self.ctx.peers.all_reduce(region.grads)
         replica.update()
-'''
-    )
+''')
     code, out, _ = cli("list", "strategies", "--plugin", "lazy.py")
     assert code == 0
     assert "lazy-allreduce" in out
     assert "every=2" in out
     code, out, err = cli(
-        *QUICK, "--plugin", "lazy.py", "--strategy", "lazy-allreduce:every=3", "--workers", "2", "--json", "--quiet"
+        *QUICK,
+        "--plugin",
+        "lazy.py",
+        "--strategy",
+        "lazy-allreduce:every=3",
+        "--workers",
+        "2",
+        "--json",
+        "--quiet",
     )
     assert code == 0, err
     assert json.loads(out)["config"]["strategy"] == "lazy-allreduce:every=3"
@@ -286,7 +324,10 @@ def test_doctor_and_completion(cli) -> None:
 def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> None:
     code, out, err = cli("study", "--short", "--out", "s")
     assert code == 0, err
-    assert all(word in out for word in ("serial", "allreduce", "local-sgd", "against", "cores", "report: file://"))
+    assert all(
+        word in out
+        for word in ("serial", "allreduce", "local-sgd", "against", "cores", "report: file://")
+    )
     files = {p.name for p in (tmp_path / "s").iterdir()}
     assert files == {"study.json", "results.csv", "report.html", "figures", "runs", ".lock"}
     assert {p.suffix for p in (tmp_path / "s" / "figures").iterdir()} == {".png", ".svg"}
@@ -301,7 +342,9 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
     assert code == 0
     assert f"{len(runs)} of {len(runs)} runs are here already" in err
     assert {f: f.stat().st_mtime_ns for f in runs} == when  # nothing was run again
-    code, _, err = cli("study", "--short", "--out", "s", "--seeds", "2", "--no-figures")  # more seeds: only those are run
+    code, _, err = cli(
+        "study", "--short", "--out", "s", "--seeds", "2", "--no-figures"
+    )  # more seeds: only those are run
     assert (code, f"{len(runs)} of {2 * len(runs)} runs are here already" in err) == (0, True)
     assert {f: f.stat().st_mtime_ns for f in runs} == when
     code, _, err = cli("study", "--short", "--out", "s", "--set", "lr=0.5")
@@ -338,39 +381,60 @@ def test_a_dry_run_lists_and_runs_nothing(cli, tmp_path: Path) -> None:
 def test_two_studies_are_compared(cli, tmp_path: Path) -> None:
     from tests.records import run, write_study
 
-    write_study(tmp_path / "a", [run(train_s=2.0), run(train_s=2.1), run("psgd", 2, 1.0), run("psgd", 2, 1.1)])
-    write_study(tmp_path / "b", [run(train_s=2.0), run(train_s=2.1), run("psgd", 2, 0.5), run("psgd", 2, 0.6)])
+    write_study(
+        tmp_path / "a",
+        [run(train_s=2.0), run(train_s=2.1), run("psgd", 2, 1.0), run("psgd", 2, 1.1)],
+    )
+    write_study(
+        tmp_path / "b",
+        [run(train_s=2.0), run(train_s=2.1), run("psgd", 2, 0.5), run("psgd", 2, 0.6)],
+    )
     code, _out, err = cli("report", "a", "b", "--out", "c.html")
     assert code == 0, err
     text = (tmp_path / "c.html").read_text()
-    assert "2 settings are in both: 1 became faster, 0 slower, of 1 these runs tell no change" in text
+    assert (
+        "2 settings are in both: 1 became faster, 0 slower, of 1 these runs tell no change" in text
+    )
     assert "1.91x as fast" in text
     write_study(tmp_path / "d", [run("hogwild", 2)])
     code, _, err = cli("report", "a", "d")
     assert (code, "nothing to compare" in err) == (2, True)
 
 
-def test_a_study_without_a_network_goes_on_with_what_is_built_in(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_without_a_network_goes_on_with_what_is_built_in(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from paceline.data import fetch as fetching
 
     def unreachable(work: Path, say: object) -> None:
         raise fetching.Unreachable("no network")
 
     recipe = fetching.RECIPES["mnist"]
-    monkeypatch.setitem(fetching.RECIPES, "mnist", fetching.Recipe(recipe.folder, recipe.sha256, (("a mirror", unreachable),)))
+    monkeypatch.setitem(
+        fetching.RECIPES,
+        "mnist",
+        fetching.Recipe(recipe.folder, recipe.sha256, (("a mirror", unreachable),)),
+    )
     file = tmp_path / "tiny.toml"
-    file.write_text("all_cores = false\n[base]\nmodel = 'linear'\nglobal_batch_size = 1000\n[axes]\nstrategy = ['serial']\n")
+    file.write_text(
+        "all_cores = false\n[base]\nmodel = 'linear'\nglobal_batch_size = 1000\n[axes]\nstrategy ="
+        " ['serial']\n"
+    )
     code, _out, err = cli("study", str(file), "--fetch", "--no-figures")
     assert code == 0, err
     assert "going on with fashion-mini" in err
-    (record,) = [json.loads(f.read_text()) for f in (tmp_path / "runs" / "tiny" / "runs").glob("*/run.json")]
+    (record,) = [
+        json.loads(f.read_text()) for f in (tmp_path / "runs" / "tiny" / "runs").glob("*/run.json")
+    ]
     assert record["config"]["data"] == "fashion-mini"
 
 
 def test_help_is_quick_and_needs_no_torch() -> None:
     check = "import sys, paceline.cli.main, paceline.cli.train; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=30, check=False).returncode == 0
-    done = subprocess.run([PACELINE, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        [PACELINE, "--version"], capture_output=True, text=True, timeout=30, check=True
+    )
     assert done.stdout.startswith("paceline, version")
 
 
@@ -418,15 +482,24 @@ def test_bench_codecs(cli) -> None:
 
 @pytest.mark.slow
 def test_pytorchs_hooks_do_not_end_the_process() -> None:
-    """Their callbacks hold the group in gloo's own threads: let go at the wrong moment, it aborts (once in fifty times)."""
-    program = "from paceline.bench.codecs import bench_codecs\nfor _ in range(150): bench_codecs('cnn', 4, 1, 20_000, print)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    """Their callbacks hold the group in gloo's own threads: let go at the wrong moment, it aborts
+    (once in fifty times).
+    """
+    program = (
+        "from paceline.bench.codecs import bench_codecs\nfor _ in range(150): bench_codecs('cnn',"
+        " 4, 1, 20_000, print)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr[-500:]
 
 
 @pytest.mark.slow
 def test_bench_balance(cli) -> None:
-    code, out, err = cli("bench", "balance", "--rounds", "1", "--steps", "30", "--slower", "2", "--json")
+    code, out, err = cli(
+        "bench", "balance", "--rounds", "1", "--steps", "30", "--slower", "2", "--json"
+    )
     assert code == 0, err
     titles = [r["title"] for r in json.loads(out)["rows"]]
     assert "balanced / ideal" in titles
@@ -434,12 +507,23 @@ def test_bench_balance(cli) -> None:
 
 @pytest.mark.slow
 def test_bench_collectives(cli) -> None:
-    code, out, err = cli("bench", "collectives", "--workers", "2", "--sizes", "4KB", "--rounds", "1", "--json")
+    code, out, err = cli(
+        "bench", "collectives", "--workers", "2", "--sizes", "4KB", "--rounds", "1", "--json"
+    )
     assert code == 0, err
     rows = json.loads(out)["rows"]
-    assert {(r["transport"], r["collective"]) for r in rows} >= {("gloo", "native"), ("shm", "native"), ("shm", "ring")}
+    assert {(r["transport"], r["collective"]) for r in rows} >= {
+        ("gloo", "native"),
+        ("shm", "native"),
+        ("shm", "ring"),
+    }
     assert all(r["median_s"] > 0 for r in rows)
-    assert next(r for r in rows if (r["transport"], r["collective"]) == ("gloo", "native"))["times_gloo"] == 1.0
+    assert (
+        next(r for r in rows if (r["transport"], r["collective"]) == ("gloo", "native"))[
+            "times_gloo"
+        ]
+        == 1.0
+    )
     code, out, _ = cli("bench", "collectives", "--workers", "2", "--sizes", "4096", "--rounds", "1")
     assert "x gloo" in out
     for bad in (["--sizes", "big"], ["--workers", "1"], ["--workers", "two"]):
@@ -449,8 +533,14 @@ def test_bench_collectives(cli) -> None:
 @pytest.mark.parametrize(
     ("options", "notice"),
     [
-        (["--partition", "by-label"], "note: partition=by-label changes nothing: one worker has all labels"),
-        (["--global-batch-size", "1" + 30 * "0"], "there are 40 training samples, and all of them are one batch"),
+        (
+            ["--partition", "by-label"],
+            "note: partition=by-label changes nothing: one worker has all labels",
+        ),
+        (
+            ["--global-batch-size", "1" + 30 * "0"],
+            "there are 40 training samples, and all of them are one batch",
+        ),
         (
             ["--strategy", "allreduce:collective=hierarchical:group=100", "--workers", "4"],
             "is one group, a tree",
@@ -458,7 +548,16 @@ def test_bench_collectives(cli) -> None:
     ],
 )
 def test_what_has_no_effect_is_told(cli, options: list[str], notice: str) -> None:
-    small = ["--data", "synthetic:samples=40", "--model", "mlp:hidden=4", "--steps", "1", "--transport", "inproc"]
+    small = [
+        "--data",
+        "synthetic:samples=40",
+        "--model",
+        "mlp:hidden=4",
+        "--steps",
+        "1",
+        "--transport",
+        "inproc",
+    ]
     code, _, err = cli("train", *small, *options)
     assert (code, notice in " ".join(err.split())) == (0, True), err
 

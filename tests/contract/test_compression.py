@@ -1,4 +1,6 @@
-"""Codecs with every strategy: what composes learns, what does not is refused with the reason, and the mathematics is kept."""
+"""Codecs with every strategy: what composes learns, what does not is refused with the reason, and
+the mathematics is kept.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +43,10 @@ PAIRS = [(s, c) for s in COMPOSE for c in LOSSY]
 QUICK = [(s, c) for s, c in PAIRS if c in FEW or s == "allreduce"]
 
 
-@pytest.mark.parametrize(("strategy", "codec"), [p if p in QUICK else pytest.param(*p, marks=pytest.mark.slow) for p in PAIRS])
+@pytest.mark.parametrize(
+    ("strategy", "codec"),
+    [p if p in QUICK else pytest.param(*p, marks=pytest.mark.slow) for p in PAIRS],
+)
 def test_everything_composes_and_learns(run_inproc: RunInproc, strategy: str, codec: str) -> None:
     run = run_inproc(strategy=strategy, workers=3, codec=codec, epochs=6, lr=0.05, momentum=0.5)
     assert run.test_accuracy > 0.8
@@ -49,10 +54,16 @@ def test_everything_composes_and_learns(run_inproc: RunInproc, strategy: str, co
     assert all(w["encode_s"] > 0 and w["decode_s"] > 0 for w in own)
 
 
-@pytest.mark.parametrize("strategy", ["stepwise", "stepwise:exchange=gradients", "stepwise:full_every=4", "ring-reduce"])
+@pytest.mark.parametrize(
+    "strategy", ["stepwise", "stepwise:exchange=gradients", "stepwise:full_every=4", "ring-reduce"]
+)
 @pytest.mark.parametrize("codec", HOPS)
-def test_hop_codecs_compose_with_what_passes_sums_on(run_inproc: RunInproc, strategy: str, codec: str) -> None:
-    assert run_inproc(strategy=strategy, workers=3, codec=codec, epochs=8, lr=0.05).test_accuracy > 0.8
+def test_hop_codecs_compose_with_what_passes_sums_on(
+    run_inproc: RunInproc, strategy: str, codec: str
+) -> None:
+    assert (
+        run_inproc(strategy=strategy, workers=3, codec=codec, epochs=8, lr=0.05).test_accuracy > 0.8
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,9 +78,17 @@ def test_hop_codecs_compose_with_what_passes_sums_on(run_inproc: RunInproc, stra
         ("ring-reduce", "topk", "use allreduce"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(run_inproc: RunInproc, strategy: str, codec: str, reason: str) -> None:
+def test_what_makes_no_sense_is_refused_with_the_reason(
+    run_inproc: RunInproc, strategy: str, codec: str, reason: str
+) -> None:
     with pytest.raises(BadRequest, match=reason):
-        run_inproc(strategy=strategy, workers=1 if strategy == "serial" else 2, codec=codec, transport="auto", steps=1)
+        run_inproc(
+            strategy=strategy,
+            workers=1 if strategy == "serial" else 2,
+            codec=codec,
+            transport="auto",
+            steps=1,
+        )
 
 
 def test_a_rank_that_is_too_large_is_refused_before_anything_starts(run_inproc: RunInproc) -> None:
@@ -78,7 +97,9 @@ def test_a_rank_that_is_too_large_is_refused_before_anything_starts(run_inproc: 
 
 
 @pytest.mark.parametrize("codec", LOSSY)
-def test_one_worker_sends_nothing_and_is_serial_bit_for_bit(run_inproc: RunInproc, codec: str) -> None:
+def test_one_worker_sends_nothing_and_is_serial_bit_for_bit(
+    run_inproc: RunInproc, codec: str
+) -> None:
     serial, alone = run_inproc(steps=6), run_inproc(strategy="allreduce", codec=codec, steps=6)
     assert identical(serial.weights, alone.weights)
     assert all(w["payload_sent_bytes"] == 0 for w in alone.record["workers"])
@@ -92,7 +113,9 @@ def test_one_worker_sends_nothing_and_is_serial_bit_for_bit(run_inproc: RunInpro
 def test_momentum_before_a_codec_that_leaves_nothing_out_is_plain_momentum(
     run_inproc: RunInproc, strategy: str, options: str
 ) -> None:
-    """top-k with ratio 1 is biased by name only: the velocities that travel add up to the velocity of the sum."""
+    """top-k with ratio 1 is biased by name only: the velocities that travel add up to the velocity
+    of the sum.
+    """
     serial = run_inproc(batch_size=12, steps=15, optimizer=options, weight_decay=0.01, lr=0.05)
     coded = run_inproc(
         strategy=strategy,
@@ -107,10 +130,16 @@ def test_momentum_before_a_codec_that_leaves_nothing_out_is_plain_momentum(
     assert weights_distance(serial.weights, coded.weights) < 1e-5
 
 
-@pytest.mark.parametrize("strategy", ["local-sgd:every=2", "diloco:every=2", "gossip", "allreduce:exchange=weights"])
-def test_differences_that_leave_nothing_out_are_the_weights(run_inproc: RunInproc, strategy: str) -> None:
+@pytest.mark.parametrize(
+    "strategy", ["local-sgd:every=2", "diloco:every=2", "gossip", "allreduce:exchange=weights"]
+)
+def test_differences_that_leave_nothing_out_are_the_weights(
+    run_inproc: RunInproc, strategy: str
+) -> None:
     plain = run_inproc(strategy=strategy, workers=3, batch_size=4, steps=12, lr=0.05)
-    coded = run_inproc(strategy=strategy, workers=3, batch_size=4, steps=12, lr=0.05, codec="topk:ratio=1")
+    coded = run_inproc(
+        strategy=strategy, workers=3, batch_size=4, steps=12, lr=0.05, codec="topk:ratio=1"
+    )
     assert weights_distance(plain.weights, coded.weights) < 1e-4
 
 
@@ -120,7 +149,9 @@ def test_momentum_is_taken_from_the_optimizer_once(run_inproc: RunInproc) -> Non
 
     class Bare:
         regions: tuple[object, ...] = ()
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = torch.optim.SGD(
+            [torch.nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9, weight_decay=0.1
+        )
 
     class Unclipped(Bare):
         clip_norm = None
@@ -152,9 +183,12 @@ def test_the_record_says_what_a_message_costs(run_inproc: RunInproc, codec: str)
 
 @pytest.mark.parametrize(
     ("strategy", "codec"),
-    [("allreduce", c) for c in LOSSY] + [("local-sgd:every=2", c) for c in ("sign", "qsgd", "powersgd:rank=2")],
+    [("allreduce", c) for c in LOSSY]
+    + [("local-sgd:every=2", c) for c in ("sign", "qsgd", "powersgd:rank=2")],
 )
-def test_a_compressed_run_resumes_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str) -> None:
+def test_a_compressed_run_resumes_bit_for_bit(
+    run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str
+) -> None:
     """The error memory, the velocity, the draws: all of it is in the checkpoint."""
     assert resumes_exactly(run_inproc, tmp_path, strategy, codec)
 
@@ -169,7 +203,9 @@ def resumes_exactly(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec:
 
 @pytest.mark.parametrize("strategy", ["ps", "gossip"])
 @pytest.mark.parametrize("codec", ["qsgd", "topk:ratio=0.2,warmup=9", "powersgd", "sign"])
-def test_pairs_resume_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str) -> None:
+def test_pairs_resume_bit_for_bit(
+    run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str
+) -> None:
     """What each side knows of the other, and what its codec remembers, is in the checkpoint too."""
     assert resumes_exactly(run_inproc, tmp_path, strategy, codec)
 
@@ -182,10 +218,16 @@ def test_another_codec_is_another_run(run_inproc: RunInproc, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("codec", ["fp16", "qsgd:bits=8", "int8"])
-def test_local_steps_begin_where_averaging_every_step_ended(run_inproc: RunInproc, codec: str) -> None:
-    """post: the first average takes differences from the weights of that moment, not from the start."""
+def test_local_steps_begin_where_averaging_every_step_ended(
+    run_inproc: RunInproc, codec: str
+) -> None:
+    """post: the first average takes differences from the weights of that moment, not from the
+    start.
+    """
     plain = run_inproc(strategy="local-sgd:every=2,post=8", workers=2, steps=12, lr=0.05)
-    coded = run_inproc(strategy="local-sgd:every=2,post=8", workers=2, steps=12, lr=0.05, codec=codec)
+    coded = run_inproc(
+        strategy="local-sgd:every=2,post=8", workers=2, steps=12, lr=0.05, codec=codec
+    )
     assert weights_distance(plain.weights, coded.weights) < 0.05
     with pytest.raises(BadRequest, match="post=8 has momentum after the codec"):
         run_inproc(strategy="local-sgd:post=8", workers=2, steps=2, codec="sign")
@@ -215,7 +257,9 @@ def test_models_of_several_dtypes(run_inproc: RunInproc, strategy: str, codec: s
 
 def test_overlap_needs_gradients_as_they_are(run_inproc: RunInproc) -> None:
     with pytest.raises(BadRequest, match="overlap=on: codec sign needs all gradients at once"):
-        run_inproc(strategy="allreduce", workers=2, codec="sign", overlap="on", transport="gloo", steps=1)
+        run_inproc(
+            strategy="allreduce", workers=2, codec="sign", overlap="on", transport="gloo", steps=1
+        )
 
 
 def test_a_compressed_server_resumes(run_inproc: RunInproc, tmp_path: Path) -> None:
@@ -226,7 +270,9 @@ def test_a_compressed_server_resumes(run_inproc: RunInproc, tmp_path: Path) -> N
 
 
 def test_gossip_keeps_the_sum_whatever_a_codec_leaves_out(run_inproc: RunInproc) -> None:
-    """With lr 0 nobody moves, and what is averaged is what all had: a codec changes nothing at all."""
+    """With lr 0 nobody moves, and what is averaged is what all had: a codec changes
+    nothing at all.
+    """
     start = run_inproc(strategy="gossip", workers=4, steps=1, lr=0.0, batch_size=4)
     later = run_inproc(strategy="gossip", workers=4, steps=6, lr=0.0, batch_size=4, codec="sign")
     assert weights_distance(start.weights, later.weights) < 1e-6

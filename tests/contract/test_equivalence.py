@@ -57,16 +57,25 @@ def gradient_of_two_workers(weighted: bool) -> float:
 def test_the_worked_example() -> None:
     net = lecture_net()
     forward = net(X[:2]).detach()
-    torch.testing.assert_close(forward, torch.tensor([[0.941, 0.873], [0.950, 0.868]], dtype=torch.float64), atol=5e-4, rtol=0)
+    torch.testing.assert_close(
+        forward,
+        torch.tensor([[0.941, 0.873], [0.950, 0.868]], dtype=torch.float64),
+        atol=5e-4,
+        rtol=0,
+    )
     half_square(net(X), Y).backward()
     assert float(net[0].weight.grad[0, 0]) == pytest.approx(0.0014978, abs=5e-8)
-    assert gradient_of_two_workers(weighted=True) == pytest.approx(float(net[0].weight.grad[0, 0]), abs=1e-16)
+    assert gradient_of_two_workers(weighted=True) == pytest.approx(
+        float(net[0].weight.grad[0, 0]), abs=1e-16
+    )
     assert gradient_of_two_workers(weighted=False) == pytest.approx(0.0014838, abs=5e-8)
 
 
 def images(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(1)
-    return torch.randn(count, 1, 28, 28, generator=random, dtype=dtype), torch.randint(0, 10, (count,), generator=random)
+    return torch.randn(count, 1, 28, 28, generator=random, dtype=dtype), torch.randint(
+        0, 10, (count,), generator=random
+    )
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
@@ -75,24 +84,34 @@ def images(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def test_several_workers_follow_serial_for_50_steps(
     run_inproc: RunInproc, dtype: torch.dtype, bound: float, batch_sizes: str, memory_format: str
 ) -> None:
-    """The course's network, uneven batches, momentum, no dropout, partial last steps of every epoch."""
+    """The course's network, uneven batches, momentum, no dropout, partial last steps of every
+    epoch.
+    """
     options = {
-        "model": lambda: models.build("cnn:dropout=0", input_shape=(1, 28, 28), classes=10).to(dtype),
+        "model": (
+            lambda: models.build("cnn:dropout=0", input_shape=(1, 28, 28), classes=10).to(dtype)
+        ),
         "data": images(201, dtype),
         "lr": 0.05,
         "steps": 50,
         "memory_format": memory_format,
     }
     serial = run_inproc(**options, strategy="serial", batch_size=13)
-    many = run_inproc(**options, strategy="allreduce", workers=len(batch_sizes.split(",")), batch_size=batch_sizes)
+    many = run_inproc(
+        **options, strategy="allreduce", workers=len(batch_sizes.split(",")), batch_size=batch_sizes
+    )
     assert weights_distance(serial.weights, many.weights) < bound
     assert many.steps == serial.steps == 50
     assert many.samples == serial.samples
-    assert not identical(serial.weights, run_inproc(**{**options, "steps": 1}, batch_size=13).weights)
+    assert not identical(
+        serial.weights, run_inproc(**{**options, "steps": 1}, batch_size=13).weights
+    )
 
 
 def test_untouched_parameters_follow_serial_too(run_inproc: RunInproc) -> None:
-    """Each row goes through one of two heads; steps where a head is used by one worker only, or by none."""
+    """Each row goes through one of two heads; steps where a head is used by one worker only, or by
+    none.
+    """
 
     class TwoHeads(nn.Module):
         def __init__(self) -> None:
@@ -108,15 +127,27 @@ def test_untouched_parameters_follow_serial_too(run_inproc: RunInproc) -> None:
             return out
 
     random = torch.Generator().manual_seed(0)
-    data = torch.randn(40, 2, generator=random, dtype=torch.float64), torch.randint(0, 2, (40,), generator=random)
-    options = {"model": TwoHeads, "data": data, "lr": 0.1, "weight_decay": 0.1, "steps": 30, "optimizer": "adam"}
+    data = (
+        torch.randn(40, 2, generator=random, dtype=torch.float64),
+        torch.randint(0, 2, (40,), generator=random),
+    )
+    options = {
+        "model": TwoHeads,
+        "data": data,
+        "lr": 0.1,
+        "weight_decay": 0.1,
+        "steps": 30,
+        "optimizer": "adam",
+    }
     serial = run_inproc(**options, batch_size=3)
     many = run_inproc(**options, strategy="allreduce", workers=3, batch_size=1)
     assert weights_distance(serial.weights, many.weights) < 1e-10
 
 
 def test_batch_statistics_are_averaged_by_samples(run_inproc: RunInproc) -> None:
-    """One step, so the running mean is 0.1 x the mean input; uneven workers must average to the mean over all rows."""
+    """One step, so the running mean is 0.1 x the mean input; uneven workers must average to the
+    mean over all rows.
+    """
     rows = torch.arange(12.0).view(12, 1)
     options = {"data": (rows, torch.zeros(12, 1)), "steps": 1, "loss": "mse", "metric": "none"}
     make = lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))  # noqa: E731
@@ -125,7 +156,9 @@ def test_batch_statistics_are_averaged_by_samples(run_inproc: RunInproc) -> None
     assert int(run.weights["0.num_batches_tracked"]) == 1
 
 
-def test_another_number_of_workers_goes_on_from_the_checkpoint(run_inproc: RunInproc, tmp_path: Path) -> None:
+def test_another_number_of_workers_goes_on_from_the_checkpoint(
+    run_inproc: RunInproc, tmp_path: Path
+) -> None:
     """Same global batch: 2 workers for a while, then 3, then 1, end where serial ends."""
     options = {
         "model": lambda: models.build("linear", input_shape=(1, 28, 28), classes=10).double(),
@@ -133,10 +166,27 @@ def test_another_number_of_workers_goes_on_from_the_checkpoint(run_inproc: RunIn
     }
     serial = run_inproc(**options, global_batch_size=12, steps=20)
     out = str(tmp_path / "changing")
-    run_inproc(**options, strategy="allreduce", workers=2, global_batch_size=12, steps=8, checkpoint_every=4, out=out)
     run_inproc(
-        **options, strategy="allreduce", workers=3, global_batch_size=12, steps=15, checkpoint_every=15, out=out, resume=out
+        **options,
+        strategy="allreduce",
+        workers=2,
+        global_batch_size=12,
+        steps=8,
+        checkpoint_every=4,
+        out=out,
     )
-    last = run_inproc(**options, strategy="serial", workers=1, global_batch_size=12, steps=20, out=out, resume=out)
+    run_inproc(
+        **options,
+        strategy="allreduce",
+        workers=3,
+        global_batch_size=12,
+        steps=15,
+        checkpoint_every=15,
+        out=out,
+        resume=out,
+    )
+    last = run_inproc(
+        **options, strategy="serial", workers=1, global_batch_size=12, steps=20, out=out, resume=out
+    )
     assert weights_distance(serial.weights, last.weights) < 1e-12
     assert (last.steps, last.samples) == (serial.steps, serial.samples)

@@ -1,4 +1,6 @@
-"""Which strategies are serial SGD on the whole batch, and when: what docs/strategies.md says, row by row."""
+"""Which strategies are serial SGD on the whole batch, and when: what docs/strategies.md says, row
+by row.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,12 @@ from paceline import Run
 RunInproc = Callable[..., Run]
 GRADIENTS = ["allreduce", "ring-reduce:exchange=gradients", "ps"]
 WEIGHTS = ["ring-reduce", "allreduce:exchange=weights", "local-sgd:every=1", "ps:exchange=weights"]
-UNEVEN, EVEN = 60, 55  # samples, in batches of 4 and 7: the last step of an epoch has 2 and 3, or the same as all others
+UNEVEN, EVEN = (
+    60,
+    55,
+    # samples, in batches of 4 and 7: the last step of an epoch has 2 and 3, or the same as all
+    # others
+)
 
 
 def adam(parameters: object) -> torch.optim.Optimizer:
@@ -21,21 +28,35 @@ def adam(parameters: object) -> torch.optim.Optimizer:
 
 def from_serial(run_inproc: RunInproc, strategy: str, samples: int, **how: object) -> float:
     """How far two workers' weights are from one's, after 30 steps."""
-    options = {"model": lambda: small_net(torch.float64), "data": make_pairs(samples, dtype=torch.float64), "steps": 30, **how}
+    options = {
+        "model": lambda: small_net(torch.float64),
+        "data": make_pairs(samples, dtype=torch.float64),
+        "steps": 30,
+        **how,
+    }
     serial = run_inproc(**options, strategy="serial", batch_size=11)
-    return weights_distance(serial.weights, run_inproc(**options, strategy=strategy, workers=2, batch_size="4,7").weights)
+    return weights_distance(
+        serial.weights,
+        run_inproc(**options, strategy=strategy, workers=2, batch_size="4,7").weights,
+    )
 
 
 @pytest.mark.parametrize("strategy", GRADIENTS)
-def test_exchanged_gradients_are_serial_sgd_whatever_the_shares(run_inproc: RunInproc, strategy: str) -> None:
+def test_exchanged_gradients_are_serial_sgd_whatever_the_shares(
+    run_inproc: RunInproc, strategy: str
+) -> None:
     for momentum in (0.0, 0.9):
         assert from_serial(run_inproc, strategy, UNEVEN, lr=0.05, momentum=momentum) < 1e-12
     assert from_serial(run_inproc, strategy, UNEVEN, optimizer=adam) < 1e-9
 
 
 @pytest.mark.parametrize("strategy", WEIGHTS)
-def test_averaged_weights_are_serial_sgd_only_where_the_shares_stay(run_inproc: RunInproc, strategy: str) -> None:
-    """If one of these bounds no longer holds, docs/strategies.md and the strategies' docstrings are to be changed too."""
+def test_averaged_weights_are_serial_sgd_only_where_the_shares_stay(
+    run_inproc: RunInproc, strategy: str
+) -> None:
+    """If one of these bounds no longer holds, docs/strategies.md and the strategies' docstrings are
+    to be changed too.
+    """
     assert from_serial(run_inproc, strategy, UNEVEN, lr=0.05, momentum=0.0) < 1e-12
     assert from_serial(run_inproc, strategy, EVEN, lr=0.05, momentum=0.9) < 1e-12
     assert from_serial(run_inproc, strategy, UNEVEN, lr=0.05, momentum=0.9) > 1e-3
@@ -43,7 +64,12 @@ def test_averaged_weights_are_serial_sgd_only_where_the_shares_stay(run_inproc: 
 
 
 def test_averaged_momentum_makes_averaged_weights_exact(run_inproc: RunInproc) -> None:
-    assert from_serial(run_inproc, "local-sgd:every=1,optimizer_state=average", UNEVEN, lr=0.05, momentum=0.9) < 1e-12
+    assert (
+        from_serial(
+            run_inproc, "local-sgd:every=1,optimizer_state=average", UNEVEN, lr=0.05, momentum=0.9
+        )
+        < 1e-12
+    )
 
 
 def test_the_documentation_says_when() -> None:

@@ -29,7 +29,13 @@ def test_a_slow_worker_computes_and_the_other_waits(tmp_path: Path) -> None:
             return super().forward(x)
 
     options = {"strategy": "allreduce", "workers": 2, "threads": 1, "batch_size": 4, "epochs": 3}
-    run = paceline.train(model=Steady, data=make_pairs(64), out=str(tmp_path / "r"), faults="slow:rank=1,factor=6", **options)
+    run = paceline.train(
+        model=Steady,
+        data=make_pairs(64),
+        out=str(tmp_path / "r"),
+        faults="slow:rank=1,factor=6",
+        **options,
+    )
     quick, slow = run.record["workers"]
     assert slow["compute_s"] > 3 * quick["compute_s"]
     assert quick["idle_s"] > 3 * slow["idle_s"]
@@ -40,7 +46,13 @@ def test_a_slow_worker_computes_and_the_other_waits(tmp_path: Path) -> None:
 def test_death_at_a_step(tmp_path: Path, run_inproc: RunInproc, fault: str) -> None:
     with pytest.raises(RunFailed, match="before step 3"):
         run_inproc(strategy="allreduce", workers=2, faults=fault)
-    options = {"strategy": "allreduce", "workers": 2, "threads": 1, "batch_size": 8, "faults": fault}
+    options = {
+        "strategy": "allreduce",
+        "workers": 2,
+        "threads": 1,
+        "batch_size": 8,
+        "faults": fault,
+    }
     with pytest.raises(RunFailed, match="worker 1"):
         paceline.train(model=small_net, data=make_pairs(60), out=str(tmp_path / "r"), **options)
     assert Run.open(tmp_path / "r").steps == 2

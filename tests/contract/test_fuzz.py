@@ -1,11 +1,20 @@
-"""Whatever is asked, and whatever lies in a run's folder: a result or one of our errors, never another exception."""
+"""Whatever is asked, and whatever lies in a run's folder: a result or one of our errors, never
+another exception.
+"""
 
 from pathlib import Path
 
 import pytest
 from tests.fuzz import FOLDERS, REQUESTS, failure, make_runs
 
-CASES = {"command line": 120, "run.toml": 80, "study.toml": 110, "report": 50, "resume": 30, "study": 40}
+CASES = {
+    "command line": 120,
+    "run.toml": 80,
+    "study.toml": 110,
+    "report": 50,
+    "resume": 30,
+    "study": 40,
+}
 
 
 @pytest.fixture(scope="module")
@@ -17,5 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", [*REQUESTS, *FOLDERS])
 def test_only_errors_of_ours_come_out(kind: str, runs: Path) -> None:
-    found = {seed: said for seed in range(CASES[kind]) if (said := failure(kind, seed, runs)) is not None}
+    found = {
+        seed: said for seed in range(CASES[kind]) if (said := failure(kind, seed, runs)) is not None
+    }
     assert not found, next(iter(found.values()))

@@ -19,7 +19,9 @@ DOUBLE = {"model": lambda: small_net(torch.float64), "data": make_pairs(60, dtyp
 
 
 def sent(run: Run, phase: str = "payload") -> int:
-    return sum(w[f"{phase}_sent_bytes"] or 0 for w in run.record["workers"] if w["role"] == "worker")
+    return sum(
+        w[f"{phase}_sent_bytes"] or 0 for w in run.record["workers"] if w["role"] == "worker"
+    )
 
 
 # --- the same as all-reduce
@@ -41,24 +43,40 @@ def sent(run: Run, phase: str = "payload") -> int:
     ],
 )
 @pytest.mark.parametrize("batch_size", ["6,4", "6,2,4"])
-def test_these_are_the_mean_gradient_in_every_step(run_inproc: RunInproc, strategy: str, batch_size: str) -> None:
-    """With SGD and momentum, which are linear, averaging weights in every step is averaging gradients (shares that stay)."""
+def test_these_are_the_mean_gradient_in_every_step(
+    run_inproc: RunInproc, strategy: str, batch_size: str
+) -> None:
+    """With SGD and momentum, which are linear, averaging weights in every step is averaging
+    gradients (shares that stay).
+    """
     workers, whole = batch_size.count(",") + 1, sum(map(int, batch_size.split(",")))
     serial = run_inproc(**DOUBLE, batch_size=whole, epochs=3, lr=0.05)
-    many = run_inproc(**DOUBLE, strategy=strategy, workers=workers, batch_size=batch_size, epochs=3, lr=0.05)
+    many = run_inproc(
+        **DOUBLE, strategy=strategy, workers=workers, batch_size=batch_size, epochs=3, lr=0.05
+    )
     assert weights_distance(serial.weights, many.weights) < 1e-10
 
 
 def test_gradients_once_per_epoch_are_full_batch_descent(run_inproc: RunInproc) -> None:
     whole = run_inproc(**DOUBLE, batch_size="all", epochs=4, lr=0.2)
-    parts = run_inproc(**DOUBLE, strategy="allreduce:when=epoch", workers=3, batch_size=7, epochs=4, lr=0.2)
+    parts = run_inproc(
+        **DOUBLE, strategy="allreduce:when=epoch", workers=3, batch_size=7, epochs=4, lr=0.2
+    )
     assert weights_distance(whole.weights, parts.weights) < 1e-10
 
 
 @pytest.mark.parametrize("servers", [2, 3])
 def test_several_servers_are_one_server(run_inproc: RunInproc, servers: int) -> None:
     one, many = (
-        run_inproc(strategy="ps", workers=3, servers=k, epochs=2, lr_schedule="cosine", optimizer="adam", weight_decay=0.01)
+        run_inproc(
+            strategy="ps",
+            workers=3,
+            servers=k,
+            epochs=2,
+            lr_schedule="cosine",
+            optimizer="adam",
+            weight_decay=0.01,
+        )
         for k in (1, servers)
     )
     assert identical(one.weights, many.weights)
@@ -68,9 +86,13 @@ def test_several_servers_are_one_server(run_inproc: RunInproc, servers: int) -> 
 def test_psgd_is_the_mean_of_workers_who_never_met(run_inproc: RunInproc) -> None:
     """Two halves of the data, trained alone from the same start, averaged by hand."""
     inputs, targets = make_pairs(60, dtype=torch.float64)
-    together = run_inproc(**DOUBLE, strategy="psgd", workers=2, epochs=2, shard="static", batch_size=30)
+    together = run_inproc(
+        **DOUBLE, strategy="psgd", workers=2, epochs=2, shard="static", batch_size=30
+    )
     halves = [
-        run_inproc(model=DOUBLE["model"], data=(inputs[part], targets[part]), batch_size=30, epochs=2)
+        run_inproc(
+            model=DOUBLE["model"], data=(inputs[part], targets[part]), batch_size=30, epochs=2
+        )
         for part in (slice(0, 30), slice(30, 60))
     ]
     mean = {k: (halves[0].weights[k] + halves[1].weights[k]) / 2 for k in together.weights}
@@ -88,19 +110,29 @@ def test_psgd_workers_may_stop_each_when_it_has_converged(run_inproc: RunInproc)
 
 
 def test_stepwise_holds_the_mean_till_each_worker(run_inproc: RunInproc) -> None:
-    """One step, literal: replicas differ by exactly who has been heard; the exact average at the end is the serial step."""
+    """One step, literal: replicas differ by exactly who has been heard; the exact average at the
+    end is the serial step.
+    """
     serial = run_inproc(**DOUBLE, batch_size=12, steps=1)
     for options in ("", ":chunked=false,rotate=false", ":exchange=gradients", ":full_every=1"):
         many = run_inproc(**DOUBLE, strategy=f"stepwise{options}", workers=3, batch_size=4, steps=1)
         distances = [w["replica_distance_max"] for w in many.record["workers"]]
         assert max(distances) < 1e-12  # the average at the end, or after the step
-        assert 0 < weights_distance(serial.weights, many.weights) < 0.1  # the last workers in line count more than the first
+        assert (
+            0 < weights_distance(serial.weights, many.weights) < 0.1
+        )  # the last workers in line count more than the first
 
 
 def test_gossip_spreads_to_all(run_inproc: RunInproc) -> None:
     for topology in ("random", "ring"):
         for workers in (2, 3, 4, 5):
-            run = run_inproc(strategy=f"gossip:topology={topology}", workers=workers, batch_size=4, epochs=6, lr=0.05)
+            run = run_inproc(
+                strategy=f"gossip:topology={topology}",
+                workers=workers,
+                batch_size=4,
+                epochs=6,
+                lr=0.05,
+            )
             assert run.test_accuracy > 0.8
             assert all(w["replica_distance_max"] < 0.5 for w in run.record["workers"])
 
@@ -110,26 +142,43 @@ def test_gossip_spreads_to_all(run_inproc: RunInproc) -> None:
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(2, 4))
-def test_nobody_runs_further_ahead_than_staleness_allows(run_inproc: RunInproc, seed: int, s: int, workers: int) -> None:
-    run = run_inproc(strategy=f"ps:consistency=ssp,staleness={s}", workers=workers, steps=12, batch_size=4, seed=seed)
+def test_nobody_runs_further_ahead_than_staleness_allows(
+    run_inproc: RunInproc, seed: int, s: int, workers: int
+) -> None:
+    run = run_inproc(
+        strategy=f"ps:consistency=ssp,staleness={s}",
+        workers=workers,
+        steps=12,
+        batch_size=4,
+        seed=seed,
+    )
     own = [w for w in run.record["workers"] if w["role"] == "worker"]
     assert all(w["staleness_max"] <= s for w in own)
     assert run.record["status"] == "completed"
 
 
 def test_asynchronous_workers_miss_updates_and_it_is_recorded(run_inproc: RunInproc) -> None:
-    own = run_inproc(strategy="ps:consistency=async", workers=3, steps=20, batch_size=4).record["workers"][:3]
+    own = run_inproc(strategy="ps:consistency=async", workers=3, steps=20, batch_size=4).record[
+        "workers"
+    ][:3]
     assert max(w["missed_mean"] for w in own) > 0
     sync = run_inproc(strategy="ps", workers=3, steps=20, batch_size=4).record["workers"][:3]
     assert all(w["staleness_max"] == 0 for w in sync)
-    assert all(w["missed_mean"] == 3 for w in sync)  # everybody's gradient of the clock, its own too
+    assert all(
+        w["missed_mean"] == 3 for w in sync
+    )  # everybody's gradient of the clock, its own too
 
 
 def test_hogwild_shares_one_set_of_weights(run_inproc: RunInproc) -> None:
     for state in ("private", "shared"):
         for optimizer in ("momentum", "adam"):
             run = run_inproc(
-                strategy=f"hogwild:optimizer_state={state}", workers=3, batch_size=4, epochs=6, lr=0.01, optimizer=optimizer
+                strategy=f"hogwild:optimizer_state={state}",
+                workers=3,
+                batch_size=4,
+                epochs=6,
+                lr=0.01,
+                optimizer=optimizer,
             )
             assert run.test_accuracy > 0.8
             assert all(w["staleness_mean"] > 0 for w in run.record["workers"])
@@ -142,13 +191,23 @@ def test_hogwild_shares_one_set_of_weights(run_inproc: RunInproc) -> None:
 def test_bytes_are_those_of_the_schedule(run_inproc: RunInproc, workers: int) -> None:
     steps, whole = 12, 2 * (workers - 1) * 4 * N
     options = {"workers": workers, "steps": steps, "batch_size": 4}
-    for strategy in ("allreduce:collective=ring", "allreduce:collective=ring,exchange=weights", "ring-reduce"):
+    for strategy in (
+        "allreduce:collective=ring",
+        "allreduce:collective=ring,exchange=weights",
+        "ring-reduce",
+    ):
         assert sent(run_inproc(strategy=strategy, **options)) == steps * whole
     assert sent(run_inproc(strategy="stepwise", **options)) == steps * whole // 2
-    assert sent(run_inproc(strategy="stepwise:full_every=4", **options)) == steps * whole // 2 + 3 * whole
+    assert (
+        sent(run_inproc(strategy="stepwise:full_every=4", **options))
+        == steps * whole // 2 + 3 * whole
+    )
     assert sent(run_inproc(strategy="local-sgd:every=4,collective=ring", **options)) == 3 * whole
     assert sent(run_inproc(strategy="diloco:every=6,collective=ring", **options)) == 2 * whole
-    assert sent(run_inproc(strategy="local-sgd:every=4,post=6,collective=ring", **options)) == 6 * whole + 2 * whole
+    assert (
+        sent(run_inproc(strategy="local-sgd:every=4,post=6,collective=ring", **options))
+        == 6 * whole + 2 * whole
+    )
     psgd = run_inproc(strategy="psgd", **options)
     assert sent(psgd) == 0
     assert sent(psgd, "finish") >= whole  # the one average
@@ -157,8 +216,15 @@ def test_bytes_are_those_of_the_schedule(run_inproc: RunInproc, workers: int) ->
         for consistency in ("sync", "async", "ssp"):
             run = run_inproc(strategy=f"ps:consistency={consistency}", servers=servers, **options)
             for worker in run.record["workers"][:workers]:
-                assert worker["payload_sent_bytes"] == worker["payload_received_bytes"] == steps * 4 * N
-            assert sum(w["payload_received_bytes"] for w in run.record["workers"][workers:]) == workers * steps * 4 * N
+                assert (
+                    worker["payload_sent_bytes"]
+                    == worker["payload_received_bytes"]
+                    == steps * 4 * N
+                )
+            assert (
+                sum(w["payload_received_bytes"] for w in run.record["workers"][workers:])
+                == workers * steps * 4 * N
+            )
 
 
 # --- what is refused
@@ -189,7 +255,10 @@ def test_servers_hold_every_tensor_once_and_whole(sizes: list[int], servers: int
         def __init__(self) -> None:
             offsets = [sum(sizes[:i]) for i in range(len(sizes))]
             self.grad_layout = Layout(
-                tuple(Slot(str(i), (n,), (1,), o, n, 0) for i, (n, o) in enumerate(zip(sizes, offsets, strict=True)))
+                tuple(
+                    Slot(str(i), (n,), (1,), o, n, 0)
+                    for i, (n, o) in enumerate(zip(sizes, offsets, strict=True))
+                )
             )
             self.grads = torch.zeros(sum(sizes))
 

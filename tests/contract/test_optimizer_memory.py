@@ -1,4 +1,6 @@
-"""What optimizers remember (momentum, squared gradients): averaged among the workers, shared by them, resumed."""
+"""What optimizers remember (momentum, squared gradients): averaged among the workers, shared by
+them, resumed.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +50,9 @@ def averaged(
     rounds: int = 1,
     counts: bool = False,
 ) -> tuple[list[dict[str, dict[str, Tensor]]], list[dict[str, dict[str, Tensor]]], list[int]]:
-    """The optimizers' state of two workers before and after an average, and how many all-reduces it took beyond one each."""
+    """The optimizers' state of two workers before and after an average, and how many all-reduces it
+    took beyond one each.
+    """
 
     def body(transport: InprocTransport) -> tuple[dict, dict, int]:
         torch.manual_seed(0)
@@ -67,7 +71,10 @@ def averaged(
             reduce(tensor, op)
 
         def state() -> dict[str, dict[str, Tensor]]:
-            return {n: {k: v.clone() for k, v in made.state.get(p, {}).items()} for n, p in model.named_parameters()}
+            return {
+                n: {k: v.clone() for k, v in made.state.get(p, {}).items()}
+                for n, p in model.named_parameters()
+            }
 
         for number in range(rounds):
             for sign in (1, -1) if both_touch else (1 if transport.rank == 0 else -1,):
@@ -81,7 +88,11 @@ def averaged(
             else:
                 strategy.exchange(replica, 0.25 + 0.5 * transport.rank)
             ctx.peers.all_reduce = reduce  # type: ignore[method-assign]
-        return before, state(), len(calls) - rounds * sum(len([k for k in s if k != "step"]) for s in state().values())
+        return (
+            before,
+            state(),
+            len(calls) - rounds * sum(len([k for k in s if k != "step"]) for s in state().values()),
+        )
 
     results = Hub(2).run(body)
     return [r[0] for r in results], [r[1] for r in results], [r[2] for r in results]
@@ -116,13 +127,21 @@ def test_the_agreement_costs_one_small_all_reduce_until_all_have_all() -> None:
         return averaged((2, 3), OPTIMIZERS[optimizer], both_touch, rounds, counts=True)[2]
 
     assert extra("momentum", both_touch=True, rounds=4) == [1, 1]
-    assert extra("momentum", both_touch=False, rounds=3) == [2, 2]  # the second sees that all have all
+    assert extra("momentum", both_touch=False, rounds=3) == [
+        2,
+        2,
+    ]  # the second sees that all have all
     assert extra("adam", both_touch=True, rounds=4) == [4, 4]  # the counts of steps go with it
 
 
 def test_making_state_changes_nothing_else() -> None:
     model = Two()
-    optimizer = torch.optim.Adam([{"params": [model.a.weight], "weight_decay": 0.5}, {"params": [model.b.weight, model.scale]}])
+    optimizer = torch.optim.Adam(
+        [
+            {"params": [model.a.weight], "weight_decay": 0.5},
+            {"params": [model.b.weight, model.scale]},
+        ]
+    )
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     before = {n: (p.data_ptr(), p.detach().clone(), p.grad) for n, p in model.named_parameters()}
@@ -145,7 +164,9 @@ def test_states_of_different_kinds_are_refused() -> None:
         ctx = line_up(transport, LocalSGD(), 2, codec="none", seed=0, recorder=Silent())
         replica = Replica(model, made, lambda y, _: y.mean())
         made.state[model.a.weight] = {"x" if transport.rank else "y": torch.zeros(4)}
-        with pytest.raises(BadRequest, match=r"different kinds of state for a\.weight: use optimizer_state=keep"):
+        with pytest.raises(
+            BadRequest, match=r"different kinds of state for a\.weight: use optimizer_state=keep"
+        ):
             OptimizerAverage(ctx).average(replica, 0.5)
         return "refused"
 
@@ -161,7 +182,9 @@ def state_at(out: Path, step: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("transport", ["inproc", "shm"])
-def test_hogwilds_shared_optimizer_survives_a_resume(run_inproc: RunInproc, tmp_path: Path, transport: str) -> None:
+def test_hogwilds_shared_optimizer_survives_a_resume(
+    run_inproc: RunInproc, tmp_path: Path, transport: str
+) -> None:
     out = tmp_path / "run"
     options = {
         "strategy": "hogwild:optimizer_state=shared", "workers": 2, "optimizer": "adam", "lr": 1e-9, "transport": transport,
@@ -177,7 +200,8 @@ def test_hogwilds_shared_optimizer_survives_a_resume(run_inproc: RunInproc, tmp_
     else:  # two workers that count at the same moment count once
         assert 10 <= counted[0] <= 20
         assert 2 <= counted[1] - counted[0] <= 4
-    # Four more gradients of nearly the same weights: squared gradients grow, slowly, by a thousandth of each square.
+    # Four more gradients of nearly the same weights: squared gradients grow, slowly, by a
+    # thousandth of each square.
     assert bool((after["exp_avg_sq"] >= before["exp_avg_sq"] * 0.999**4 * 0.99).all())
     assert float(before["exp_avg_sq"].abs().sum()) > 0
 
@@ -189,14 +213,26 @@ def test_shared_memory_begins_as_a_plain_optimizers_does() -> None:
             model = Two()
             replica = Replica(model, optimizer(model.parameters()), lambda y, _: y.mean())
             before = [p.detach().clone() for p in model.parameters()]
-            share_optimizer(line_up(transport, Hogwild(), 2, codec="none", seed=0, recorder=Silent()), replica)
+            share_optimizer(
+                line_up(transport, Hogwild(), 2, codec="none", seed=0, recorder=Silent()), replica
+            )
             assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
             state = replica.optimizer.state[model.a.weight]
-            found.append({k: [float(v.sum()), v.data_ptr()] for k, v in state.items() if isinstance(v, Tensor)})
+            found.append(
+                {
+                    k: [float(v.sum()), v.data_ptr()]
+                    for k, v in state.items()
+                    if isinstance(v, Tensor)
+                }
+            )
         return found
 
     first, second = Hub(2).run(body)
     assert first == second  # the same memory
     sums = [{key: value[0] for key, value in state.items()} for state in first]
     assert all(value == 0 for state in sums[:-1] for value in state.values())
-    assert sums[-1] == {"step": 0.0, "prev": 0.0, "step_size": pytest.approx(0.4)}  # the learning rate, four times
+    assert sums[-1] == {
+        "step": 0.0,
+        "prev": 0.0,
+        "step_size": pytest.approx(0.4),
+    }  # the learning rate, four times

@@ -1,4 +1,6 @@
-"""A person's own model, data and loop mean here what they mean in plain PyTorch. The numbers are those of issue 15."""
+"""A person's own model, data and loop mean here what they mean in plain PyTorch. The numbers are
+those of issue 15.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +12,14 @@ from hypothesis import strategies as st
 from tests.conftest import make_pairs, small_net
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Subset,
+    TensorDataset,
+)
 
 import paceline
 from paceline.data.adopt import adopt
@@ -31,7 +40,9 @@ cross_entropy = nn.functional.cross_entropy
 
 def on_paces(workers: int, body: Callable[[Pace], Any], strategy: str = "allreduce") -> list[Any]:
     """`body(pace)` on every rank of an in-process line."""
-    results = Hub(workers).run(lambda line: body(Pace(strategies.build(strategy), line, workers, "none", 0, 0)))
+    results = Hub(workers).run(
+        lambda line: body(Pace(strategies.build(strategy), line, workers, "none", 0, 0))
+    )
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -56,8 +67,16 @@ class Tutorial(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.pool, self.conv2 = nn.Conv2d(3, 6, 5), nn.MaxPool2d(2, 2), nn.Conv2d(6, 16, 5)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(16 * 5 * 5, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+        self.conv1, self.pool, self.conv2 = (
+            nn.Conv2d(3, 6, 5),
+            nn.MaxPool2d(2, 2),
+            nn.Conv2d(6, 16, 5),
+        )
+        self.fc1, self.fc2, self.fc3 = (
+            nn.Linear(16 * 5 * 5, 120),
+            nn.Linear(120, 84),
+            nn.Linear(84, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(torch.relu(self.conv1(x)))
@@ -96,7 +115,9 @@ def test_04_the_trial_leaves_every_random_state_alone() -> None:
 
     class Drawing(Tutorial):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x * (1 + 0 * (random.random() + np.random.rand() + float(torch.rand(())))))
+            return super().forward(
+                x * (1 + 0 * (random.random() + np.random.rand() + float(torch.rand(()))))
+            )
 
     model, (inputs, targets) = Drawing(), images()
     before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
@@ -122,7 +143,9 @@ class Rows(Dataset):
         return self.inputs[i], self.labels[i]
 
 
-def test_05_prepare_honours_a_loaders_batch_size_and_drop_last(capfd: pytest.CaptureFixture[str]) -> None:
+def test_05_prepare_honours_a_loaders_batch_size_and_drop_last(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     loader = DataLoader(Rows(), batch_size=8, drop_last=True, shuffle=True, num_workers=2)
     pace = paceline.join("serial")
     _, _, batches = pace.prepare(*made(small_net), loader)
@@ -146,16 +169,28 @@ def test_05_train_honours_drop_last_and_says_what_it_does_not_use(run_inproc: Ru
     assert "num_workers=2, shuffle=False" in said[0]
 
 
-@given(st.integers(1, 60), st.lists(st.integers(0, 7), min_size=1, max_size=4), st.booleans(), st.booleans(), st.booleans())
+@given(
+    st.integers(1, 60),
+    st.lists(st.integers(0, 7), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_05_every_batch_is_full_where_the_rest_is_dropped(
     n: int, sizes: list[int], drop: bool, norm: bool, static: bool
 ) -> None:
-    """And every sample comes exactly once where it is not; no batch has one row that could have two."""
+    """And every sample comes exactly once where it is not; no batch has one row that could have
+    two.
+    """
     if not sum(sizes):
         return
     cuts = Cuts(drop, norm)
     try:
-        shards: Any = StaticShards(n, tuple(sizes), cuts=cuts) if static else GlobalShards(n, tuple(sizes), cuts=cuts)
+        shards: Any = (
+            StaticShards(n, tuple(sizes), cuts=cuts)
+            if static
+            else GlobalShards(n, tuple(sizes), cuts=cuts)
+        )
     except BadRequest:
         assert drop
         return
@@ -178,7 +213,9 @@ def test_05_every_batch_is_full_where_the_rest_is_dropped(
 # --- 6: pace.backward means what loss.backward() means
 
 
-def plain_loop(net: Callable[[], nn.Module], batches: list[tuple[Tensor, Tensor]], accumulate: int) -> nn.Module:
+def plain_loop(
+    net: Callable[[], nn.Module], batches: list[tuple[Tensor, Tensor]], accumulate: int
+) -> nn.Module:
     model, optimizer = made(net)
     for number, (x, y) in enumerate(batches):
         (cross_entropy(model(x), y) / accumulate).backward()
@@ -202,7 +239,9 @@ def test_06_accumulation_with_one_worker_is_the_plain_loop_bit_for_bit() -> None
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_06_uneven_slices_that_accumulate_follow_serial_training(workers: int) -> None:
-    """Seven rows a batch over two or three workers, two batches a step, as `loss / 2` is written everywhere."""
+    """Seven rows a batch over two or three workers, two batches a step, as `loss / 2` is written
+    everywhere.
+    """
     inputs, targets = make_pairs(28, dtype=torch.float64)
 
     def net() -> nn.Module:
@@ -219,7 +258,9 @@ def test_06_uneven_slices_that_accumulate_follow_serial_training(workers: int) -
         pace.finish()
         return weights(model)
 
-    expected = weights(plain_loop(net, list(zip(inputs.split(7), targets.split(7), strict=True)), 2))
+    expected = weights(
+        plain_loop(net, list(zip(inputs.split(7), targets.split(7), strict=True)), 2)
+    )
     for found in on_paces(workers, body):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
@@ -243,7 +284,9 @@ class Routed(nn.Module):
 
 @pytest.mark.parametrize("strategy", ["allreduce", "local-sgd:every=1"])
 def test_07_an_empty_slice_leaves_no_trace(strategy: str) -> None:
-    """Eight samples in batches of three, two workers: of the last two rows one worker has both, the other none."""
+    """Eight samples in batches of three, two workers: of the last two rows one worker has both, the
+    other none.
+    """
     data = make_pairs(8, dtype=torch.float64)
 
     def body(pace: Pace) -> dict[str, Any]:
@@ -262,9 +305,13 @@ def test_07_an_empty_slice_leaves_no_trace(strategy: str) -> None:
             empty = batches._given.weight == 0
             pace.step(cross_entropy(model(x), y))
             if empty:
-                same = torch.equal(before[1], model.norm.running_mean) and before[2] == int(model.norm.num_batches_tracked)
+                same = torch.equal(before[1], model.norm.running_mean) and before[2] == int(
+                    model.norm.num_batches_tracked
+                )
                 found = {"same": same, "random": torch.equal(before[3], torch.get_rng_state())}
-                found["untouched"] = [bool(torch.signbit(r.grads).all()) for r in pace.replica.regions]
+                found["untouched"] = [
+                    bool(torch.signbit(r.grads).all()) for r in pace.replica.regions
+                ]
                 found["states"] = len(optimizer.state)
         return found
 
@@ -273,12 +320,16 @@ def test_07_an_empty_slice_leaves_no_trace(strategy: str) -> None:
     assert len(empty) == 1, "one worker had an empty slice"
     assert empty[0]["same"]
     assert empty[0]["random"]
-    if strategy != "allreduce":  # there the exchange has brought the other worker's gradients by now
+    if (
+        strategy != "allreduce"
+    ):  # there the exchange has brought the other worker's gradients by now
         assert empty[0]["untouched"] == [True]
 
 
 def test_07_it_equals_a_plain_loop_with_adamw_on_a_model_that_routes() -> None:
-    """truth.md F2: 15 samples, two workers x 7, eight steps in float64; what is not used is not touched."""
+    """truth.md F2: 15 samples, two workers x 7, eight steps in float64; what is not used is not
+    touched.
+    """
     inputs, targets = make_pairs(15, dtype=torch.float64)
 
     class Two(nn.Module):
@@ -376,7 +427,9 @@ def test_08_passes_behave_as_a_dataloaders() -> None:
     whole = one_pass(0)
     assert (len(left), len(whole)) == (2, 5), "after a break the next pass is a whole one"
     assert first[0] != left[0] != whole[0], "every epoch has an order of its own"
-    assert sorted(v for batch in whole for v in batch) == sorted(v for batch in first for v in batch)
+    assert sorted(v for batch in whole for v in batch) == sorted(
+        v for batch in first for v in batch
+    )
 
 
 def test_08_a_second_prepare_raises() -> None:
@@ -442,14 +495,23 @@ def test_09_frozen_batch_norm_stays_frozen(run_inproc: RunInproc) -> None:
 
 @pytest.mark.parametrize("shard", ["global", "static"])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_09_a_last_step_does_not_cut_batch_norm_into_single_rows(run_inproc: RunInproc, shard: str, workers: int) -> None:
+def test_09_a_last_step_does_not_cut_batch_norm_into_single_rows(
+    run_inproc: RunInproc, shard: str, workers: int
+) -> None:
     def net() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
     for samples in range(3 * workers, 7 * workers):
         if shard == "global" and samples % (4 * workers) == 1:
             continue  # one row is left in all: serial training with this batch fails there too
-        run = run_inproc(model=net, data=(make_pairs(samples), None), workers=workers, batch_size=4, shard=shard, epochs=1)
+        run = run_inproc(
+            model=net,
+            data=(make_pairs(samples), None),
+            workers=workers,
+            batch_size=4,
+            shard=shard,
+            epochs=1,
+        )
         assert run.record["result"]["samples"] == samples
 
 

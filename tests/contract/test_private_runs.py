@@ -1,4 +1,6 @@
-"""Private runs from beginning to end: every strategy that has a guarantee, budgets, checkpoints, and what is refused."""
+"""Private runs from beginning to end: every strategy that has a guarantee, budgets, checkpoints,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,23 @@ STATED = [
 @pytest.mark.parametrize("strategy", STATED)
 def test_every_strategy_with_a_guarantee(run_inproc, strategy: str) -> None:
     workers = 1 if strategy == "serial" else 3
-    run = run_inproc(**QUICK, strategy=strategy, workers=workers, privacy="noise=1.0,clip=0.5,secure=false")
+    run = run_inproc(
+        **QUICK, strategy=strategy, workers=workers, privacy="noise=1.0,clip=0.5,secure=false"
+    )
     told = run.record["privacy"]
     assert told["epsilon"] == pytest.approx(epsilon_of([Spent(1.0, 12 * workers / 240, 6)], 1e-5))
-    assert (told["steps"], told["noise"], told["clip"], told["trust"], told["sampling"]) == (6, 1.0, 0.5, "peers", "poisson")
+    assert (told["steps"], told["noise"], told["clip"], told["trust"], told["sampling"]) == (
+        6,
+        1.0,
+        0.5,
+        "peers",
+        "poisson",
+    )
     assert told["epsilon_rdp"] > told["epsilon"]
     assert len(told["guarantee"]) == 2
-    again = run_inproc(**QUICK, strategy=strategy, workers=workers, privacy="noise=1.0,clip=0.5,secure=false")
+    again = run_inproc(
+        **QUICK, strategy=strategy, workers=workers, privacy="noise=1.0,clip=0.5,secure=false"
+    )
     assert identical(run.weights, again.weights)  # noise from the seed can be repeated
 
 
@@ -48,17 +60,25 @@ def test_every_strategy_has_said_what_it_reveals() -> None:
     assert silent == {"hogwild", "ddp"}
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "ps", "local-sgd:every=1", "stepwise:full_every=1"])
+@pytest.mark.parametrize(
+    "strategy", ["allreduce", "ps", "local-sgd:every=1", "stepwise:full_every=1"]
+)
 def test_without_noise_and_without_clipping_it_is_plain_training(run_inproc, strategy: str) -> None:
-    """Clip norms that nobody reaches, noise that nobody sees, batches that are not drawn: the same weights."""
+    """Clip norms that nobody reaches, noise that nobody sees, batches that are not drawn: the same
+    weights.
+    """
     common = {**QUICK, "strategy": strategy, "workers": 2, "shard": "static"}
     plain = run_inproc(**common)
-    private = run_inproc(**common, privacy="noise=1e-7,clip=100,sampling=shuffle,secure=false,trust=curator")
+    private = run_inproc(
+        **common, privacy="noise=1e-7,clip=100,sampling=shuffle,secure=false,trust=curator"
+    )
     assert weights_distance(plain.weights, private.weights) < 2e-5
 
 
 def test_workers_together_are_one_worker_with_their_batch(run_inproc) -> None:
-    """The clipped sum of everybody, whoever has drawn them: one worker and three, full batches, no noise to speak of."""
+    """The clipped sum of everybody, whoever has drawn them: one worker and three, full batches, no
+    noise to speak of.
+    """
     options = {
         **QUICK,
         "batch_size": None,
@@ -74,7 +94,12 @@ def test_workers_together_are_one_worker_with_their_batch(run_inproc) -> None:
 
 def test_collectives_give_the_same_private_weights(run_inproc) -> None:
     runs = [
-        run_inproc(**QUICK, workers=4, strategy=f"allreduce:collective={name}", privacy="noise=1.0,secure=false")
+        run_inproc(
+            **QUICK,
+            workers=4,
+            strategy=f"allreduce:collective={name}",
+            privacy="noise=1.0,secure=false",
+        )
         for name in ("native", "ring", "tree", "halving-doubling")
     ]
     for other in runs[1:]:
@@ -86,7 +111,9 @@ def mixup(samples: list[Any]) -> Any:
     return 0.5 * inputs + 0.5 * inputs.roll(1, 0), targets
 
 
-def test_a_collate_function_that_mixes_people_is_given_one_at_a_time(run_inproc, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_collate_function_that_mixes_people_is_given_one_at_a_time(
+    run_inproc, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With nobody else in sight there is nobody to mix with: the weights of training without it."""
     loader = DataLoader(TensorDataset(*DATA[0]), batch_size=12, shuffle=True, collate_fn=mixup)
     options = {"strategy": "allreduce", "workers": 2, "privacy": "noise=1.0,clip=0.5,secure=false"}
@@ -113,7 +140,9 @@ def test_samples_of_unequal_length_are_refused_in_words(run_inproc) -> None:
     """Padded to the longest of the batch, a row would tell how long others are."""
 
     def padded(samples: list[Any]) -> Any:
-        return pad_sequence([x[: 1 + int(y)] for x, y in samples], batch_first=True), torch.stack([y for _, y in samples])
+        return pad_sequence([x[: 1 + int(y)] for x, y in samples], batch_first=True), torch.stack(
+            [y for _, y in samples]
+        )
 
     loader = DataLoader(TensorDataset(*DATA[0]), batch_size=12, collate_fn=padded)
     with pytest.raises(paceline.BadRequest, match="pad all samples to one fixed length"):
@@ -129,10 +158,14 @@ def test_secret_runs_differ(run_inproc) -> None:
 
 def test_trust_decides_who_adds_how_much(run_inproc) -> None:
     for trust, each in (("peers", 1.0), ("curator", 0.5)):
-        told = run_inproc(**QUICK, strategy="allreduce", workers=4, privacy=f"noise=1.0,trust={trust}").record["privacy"]
+        told = run_inproc(
+            **QUICK, strategy="allreduce", workers=4, privacy=f"noise=1.0,trust={trust}"
+        ).record["privacy"]
         assert told["noise_per_worker"] == each
         assert told["noise"] == 1.0
-    told = run_inproc(**QUICK, strategy="local-sgd", workers=4, privacy="noise=1.0,trust=curator").record["privacy"]
+    told = run_inproc(
+        **QUICK, strategy="local-sgd", workers=4, privacy="noise=1.0,trust=curator"
+    ).record["privacy"]
     assert told["noise_per_worker"] == 1.0  # steps of one's own are protected by one's own noise
 
 
@@ -146,7 +179,9 @@ def test_losses_and_sizes_are_not_recorded_unless_asked_for(run_inproc) -> None:
         assert [e["n"] for e in steps] == [12] * 6  # what was expected
         assert all(e["loss"] is None and "drawn" not in e for e in steps)
     assert silent.record["result"]["train_loss"] is None
-    drawn = [e["drawn"] for own in read_worker_events(open_book.out) for e in own if e["kind"] == "step"]
+    drawn = [
+        e["drawn"] for own in read_worker_events(open_book.out) for e in own if e["kind"] == "step"
+    ]
     assert len(set(drawn)) > 1
     assert open_book.record["result"]["train_loss"] > 0
 
@@ -159,7 +194,9 @@ def test_noise_follows_from_epsilon(run_inproc) -> None:
 
 
 def test_training_stops_before_the_budget_is_exceeded(run_inproc) -> None:
-    run = run_inproc(**{**QUICK, "steps": 500}, strategy="allreduce", workers=2, privacy="noise=1.0,epsilon=3.0")
+    run = run_inproc(
+        **{**QUICK, "steps": 500}, strategy="allreduce", workers=2, privacy="noise=1.0,epsilon=3.0"
+    )
     told = run.record["privacy"]
     assert told["cut_short"]
     assert told["epsilon"] <= 3.0 < epsilon_of([Spent(1.0, 0.1, told["steps"] + 2)], 1e-5)
@@ -167,15 +204,25 @@ def test_training_stops_before_the_budget_is_exceeded(run_inproc) -> None:
 
 
 def test_a_resume_goes_on_counting(run_inproc, tmp_path: Path) -> None:
-    options = {**QUICK, "strategy": "allreduce", "workers": 2, "privacy": "noise=1.0", "checkpoint_every": "4"}
+    options = {
+        **QUICK,
+        "strategy": "allreduce",
+        "workers": 2,
+        "privacy": "noise=1.0",
+        "checkpoint_every": "4",
+    }
     first = run_inproc(**options, out=str(tmp_path / "run"))
     assert first.record["privacy"]["steps"] == 6
     more = paceline.train(resume=str(tmp_path / "run"), steps=10, **_objects(options))
     told = more.record["privacy"]
-    assert told["steps"] == 12  # six, and from the checkpoint at step 4 six more: nothing is given back
+    assert (
+        told["steps"] == 12
+    )  # six, and from the checkpoint at step 4 six more: nothing is given back
     assert [s["steps"] for s in told["sessions"]] == [6, 6]
     assert told["epsilon"] == pytest.approx(epsilon_of([Spent(1.0, 0.1, 12)], 1e-5), rel=0.01)
-    back = paceline.train(resume=str(tmp_path / "run" / "checkpoints" / "step-00000008"), steps=9, **_objects(options))
+    back = paceline.train(
+        resume=str(tmp_path / "run" / "checkpoints" / "step-00000008"), steps=9, **_objects(options)
+    )
     assert back.record["privacy"]["steps"] == 13
 
 
@@ -183,7 +230,12 @@ def test_a_budget_that_is_spent_stays_spent(run_inproc, tmp_path: Path) -> None:
     options = {**QUICK, "privacy": "noise=1.0,epsilon=1.5", "checkpoint_every": "2"}
     run_inproc(**options, out=str(tmp_path / "run"))
     with pytest.raises(paceline.BadRequest, match=r"spent.*gives nothing back"):
-        paceline.train(resume=str(tmp_path / "run"), privacy="noise=1.0,epsilon=0.5", steps=20, **_objects(options))
+        paceline.train(
+            resume=str(tmp_path / "run"),
+            privacy="noise=1.0,epsilon=0.5",
+            steps=20,
+            **_objects(options),
+        )
     with pytest.raises(paceline.BadRequest, match="no room for another step"):
         run_inproc(**{**QUICK, "privacy": "noise=0.3,epsilon=0.1"})
 
@@ -202,7 +254,9 @@ def test_a_private_run_goes_on_in_its_own_folder(run_inproc, tmp_path: Path) -> 
     options = {**QUICK, "privacy": "noise=1.0", "checkpoint_every": "3"}
     run_inproc(**options, out=str(tmp_path / "run"))
     with pytest.raises(paceline.BadRequest, match="in its own folder"):
-        paceline.train(resume=str(tmp_path / "run"), out=str(tmp_path / "fork"), steps=9, **_objects(options))
+        paceline.train(
+            resume=str(tmp_path / "run"), out=str(tmp_path / "fork"), steps=9, **_objects(options)
+        )
 
 
 def test_a_checkpoint_that_is_taken_elsewhere_keeps_its_past(run_inproc, tmp_path: Path) -> None:
@@ -212,7 +266,10 @@ def test_a_checkpoint_that_is_taken_elsewhere_keeps_its_past(run_inproc, tmp_pat
     other.mkdir()
     shutil.copytree(tmp_path / "run" / "checkpoints", other / "checkpoints")
     shutil.copy(tmp_path / "run" / "config.json", other)
-    for steps, spent in ((8, 6 + 2), (9, 6 + 2 + 1 + 2)):  # the second from the checkpoint at step 6
+    for steps, spent in (
+        (8, 6 + 2),
+        (9, 6 + 2 + 1 + 2),
+    ):  # the second from the checkpoint at step 6
         more = paceline.train(resume=str(other), steps=steps, **_objects(options))
         assert more.record["privacy"]["steps"] == spent
 
@@ -228,7 +285,9 @@ def test_what_was_spent_does_not_depend_on_the_events(run_inproc, tmp_path: Path
 def test_a_weaker_promise_is_not_forgotten(run_inproc, tmp_path: Path) -> None:
     options = {**QUICK, "strategy": "allreduce", "workers": 2, "checkpoint_every": "6"}
     run_inproc(**options, privacy="noise=1.0,secure=false,trust=curator", out=str(tmp_path / "run"))
-    more = paceline.train(resume=str(tmp_path / "run"), privacy="noise=1.0", steps=8, **_objects(options))
+    more = paceline.train(
+        resume=str(tmp_path / "run"), privacy="noise=1.0", steps=8, **_objects(options)
+    )
     told = more.record["privacy"]
     assert told["private"] is False
     assert told["trust"] == "curator"
@@ -236,7 +295,9 @@ def test_a_weaker_promise_is_not_forgotten(run_inproc, tmp_path: Path) -> None:
 
 
 def test_shuffled_epochs_that_are_begun_again_count_again(run_inproc, tmp_path: Path) -> None:
-    """Ten steps an epoch: nine, and from the checkpoint at step 5 ten more: some were seen three times."""
+    """Ten steps an epoch: nine, and from the checkpoint at step 5 ten more: some were seen three
+    times.
+    """
     options = {
         **QUICK,
         "data": (make_pairs(120), None),
@@ -246,12 +307,18 @@ def test_shuffled_epochs_that_are_begun_again_count_again(run_inproc, tmp_path: 
     }
     run_inproc(**options, out=str(tmp_path / "run"))
     more = paceline.train(resume=str(tmp_path / "run"), steps=15, **_objects(options))
-    assert more.record["privacy"]["epsilon"] == pytest.approx(epsilon_of([Spent(2.0, 1.0, 3)], 1e-5))
+    assert more.record["privacy"]["epsilon"] == pytest.approx(
+        epsilon_of([Spent(2.0, 1.0, 3)], 1e-5)
+    )
 
 
-def test_a_shuffled_epoch_that_goes_on_with_other_workers_counts_by_what_was_seen(run_inproc, tmp_path: Path) -> None:
-    """Ten steps are one epoch of 120 people. From step 5 on, two workers deal out the 60 who are left in fewer than five steps;
-    what comes after is another epoch. So some people are seen three times."""
+def test_a_shuffled_epoch_that_goes_on_with_other_workers_counts_by_what_was_seen(
+    run_inproc, tmp_path: Path
+) -> None:
+    """Ten steps are one epoch of 120 people. From step 5 on, two workers deal out the 60 who are
+    left in fewer than five steps; what comes after is another epoch. So some people are seen three
+    times.
+    """
     options = {
         **QUICK,
         "data": (make_pairs(120), None),
@@ -262,8 +329,12 @@ def test_a_shuffled_epoch_that_goes_on_with_other_workers_counts_by_what_was_see
     }
     run_inproc(**options, out=str(tmp_path / "run"))
     again = str(tmp_path / "run" / "checkpoints" / "step-00000005")
-    more = paceline.train(resume=again, steps=10, workers=2, checkpoint_every="6", **_objects(options))
-    assert more.record["privacy"]["epsilon"] == pytest.approx(epsilon_of([Spent(2.0, 1.0, 3)], 1e-5))
+    more = paceline.train(
+        resume=again, steps=10, workers=2, checkpoint_every="6", **_objects(options)
+    )
+    assert more.record["privacy"]["epsilon"] == pytest.approx(
+        epsilon_of([Spent(2.0, 1.0, 3)], 1e-5)
+    )
     budget = epsilon_of([Spent(2.0, 1.0, 4)], 1e-5)  # one epoch more: the one that was begun
     last = paceline.train(resume=str(tmp_path / "run"), steps=99, privacy=f"epsilon={budget + 1e-6},noise=2.0,sampling=shuffle",
                           **_objects(options))  # fmt: skip
@@ -286,10 +357,20 @@ class Zero(nn.Module):
 @pytest.mark.parametrize("trust", ["peers", "curator"])
 @pytest.mark.parametrize(
     "strategy",
-    ["allreduce", "allreduce:collective=ring", "ps", "local-sgd:every=1", "psgd", "stepwise", "gossip", "ring-reduce"],
+    [
+        "allreduce",
+        "allreduce:collective=ring",
+        "ps",
+        "local-sgd:every=1",
+        "psgd",
+        "stepwise",
+        "gossip",
+        "ring-reduce",
+    ],
 )
 def test_the_noise_that_reaches_the_weights(run_inproc, strategy: str, trust: str) -> None:
-    """One step with lr 1 and unequal batches: the released weights have moved by the noise that the rule says.
+    """One step with lr 1 and unequal batches: the released weights have moved by the noise that the
+    rule says.
 
     Each test is wrongly refused once in a million.
     """
@@ -302,19 +383,26 @@ def test_the_noise_that_reaches_the_weights(run_inproc, strategy: str, trust: st
     whole = sum(sizes)
     joins = trust == "curator" and strategy.partition(":")[0] in ("allreduce", "ps")
     variance = float(moved.square().mean())
-    if strategy in ("stepwise", "gossip"):  # partial averages weigh workers differently: between the best and the worst
+    if strategy in (
+        "stepwise",
+        "gossip",
+    ):  # partial averages weigh workers differently: between the best and the worst
         assert (sigma * clip / 30) ** 2 / 3 < variance < (sigma * clip / 10) ** 2
     else:
         expected = (sigma * clip / whole) ** 2 * (1 if joins else 3)
         assert abs(variance / expected - 1) < 4.9 * (2 / 20_000) ** 0.5
 
 
-def test_going_on_without_privacy_is_refused_and_so_is_the_reverse(run_inproc, tmp_path: Path) -> None:
+def test_going_on_without_privacy_is_refused_and_so_is_the_reverse(
+    run_inproc, tmp_path: Path
+) -> None:
     options = {**QUICK, "checkpoint_every": "3"}
     run_inproc(**options, privacy="noise=1.0", out=str(tmp_path / "private"))
     run_inproc(**options, out=str(tmp_path / "plain"))
     with pytest.raises(paceline.BadRequest, match="cannot be taken back"):
-        paceline.train(resume=str(tmp_path / "plain"), privacy="noise=1.0", steps=9, **_objects(options))
+        paceline.train(
+            resume=str(tmp_path / "plain"), privacy="noise=1.0", steps=9, **_objects(options)
+        )
     config = tmp_path / "private" / "config.json"
     saved = json.loads(config.read_text())
     config.write_text(json.dumps({**saved, "privacy": None}))
@@ -330,7 +418,9 @@ def test_no_secret_is_in_a_checkpoint(run_inproc, tmp_path: Path) -> None:
     assert own["privacy"] == {"clip": 1.0}
     assert own["batches"] == {"step": 3, "shards": {"kind": "poisson", "epoch": 0}}
     said = json.loads((folder / "checkpoint.json").read_text())["privacy"]
-    assert [set(line) for line in said] == [{"session", "noise", "rate", "steps", "per", "start", "trust", "secure"}]
+    assert [set(line) for line in said] == [
+        {"session", "noise", "rate", "steps", "per", "start", "trust", "secure"}
+    ]
 
 
 def _objects(options: dict[str, Any]) -> dict[str, Any]:
@@ -345,11 +435,20 @@ def test_codecs_after_whole_noise(run_inproc, codec: str) -> None:
 
 
 def test_adaptive_clip_norms_of_workers_in_step_are_one(run_inproc) -> None:
-    options = {**QUICK, "batch_size": 40, "strategy": "allreduce", "workers": 2, "checkpoint_every": "6"}
+    options = {
+        **QUICK,
+        "batch_size": 40,
+        "strategy": "allreduce",
+        "workers": 2,
+        "checkpoint_every": "6",
+    }
     for trust in ("peers", "curator"):
         run = run_inproc(**options, privacy=f"noise=0.8,adaptive=0.5,trust={trust}")
         folder = Path(run.out) / "checkpoints" / "step-00000006"
-        bounds = {torch.load(folder / f"worker-{w}.pt", weights_only=True)["privacy"]["clip"] for w in range(2)}
+        bounds = {
+            torch.load(folder / f"worker-{w}.pt", weights_only=True)["privacy"]["clip"]
+            for w in range(2)
+        }
         assert len(bounds) == 1
         assert bounds != {1.0}
 
@@ -429,9 +528,17 @@ def test_what_has_no_guarantee_is_refused(run_inproc, options: dict[str, Any], s
 
 
 def test_what_is_collected_over_an_epoch_is_not_in_a_checkpoint_at_its_end(run_inproc) -> None:
-    options = {**QUICK, "strategy": "allreduce:when=epoch", "workers": 2, "steps": 20, "checkpoint_every": "epoch"}
+    options = {
+        **QUICK,
+        "strategy": "allreduce:when=epoch",
+        "workers": 2,
+        "steps": 20,
+        "checkpoint_every": "epoch",
+    }
     run = run_inproc(**options, privacy="noise=1,trust=curator")
-    own = torch.load(Path(run.out) / "checkpoints" / "step-00000010" / "worker-1.pt", weights_only=True)
+    own = torch.load(
+        Path(run.out) / "checkpoints" / "step-00000010" / "worker-1.pt", weights_only=True
+    )
     assert all(not bool(collected.any()) for collected in own["strategy"]["collected"])
 
 

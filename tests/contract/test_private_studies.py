@@ -40,7 +40,9 @@ class Hears(Listener):
 
 
 def study(privacy: str, **more: Any) -> Study:
-    return Study.make({"all_cores": False, "base": {**BASE, "privacy": privacy, "strategy": "serial", **more}})
+    return Study.make(
+        {"all_cores": False, "base": {**BASE, "privacy": privacy, "strategy": "serial", **more}}
+    )
 
 
 def interrupted(out: Path, privacy: str) -> int:
@@ -59,11 +61,15 @@ def test_an_interrupted_private_run_stays_in_the_account_of_the_next(tmp_path: P
     assert record["status"] == "completed"
     assert record["result"]["steps"] == 30
     assert [line["steps"] for line in record["privacy"]["sessions"]] == [made, 30]
-    assert record["privacy"]["epsilon"] == pytest.approx(epsilon_of([Spent(1.0, 0.05, made + 30)], 1e-5), rel=1e-3)
+    assert record["privacy"]["epsilon"] == pytest.approx(
+        epsilon_of([Spent(1.0, 0.05, made + 30)], 1e-5), rel=1e-3
+    )
     assert any("has spent epsilon" in text and "covers both" in text for text in told.notices)
 
 
-def test_so_it_does_when_it_is_interrupted_again_and_when_a_failed_one_is_tried_again(tmp_path: Path) -> None:
+def test_so_it_does_when_it_is_interrupted_again_and_when_a_failed_one_is_tried_again(
+    tmp_path: Path,
+) -> None:
     made = [interrupted(tmp_path / "s", "noise=1.0") for _ in range(2)]
     assert made[1] > made[0]
     path = tmp_path / "s" / "runs" / RUN / "run.json"
@@ -73,7 +79,9 @@ def test_so_it_does_when_it_is_interrupted_again_and_when_a_failed_one_is_tried_
 
 
 @pytest.mark.parametrize("privacy", ["epsilon=3", "epsilon=2.3,noise=1.0"])
-def test_a_budget_that_an_interrupted_run_has_used_is_not_given_twice(tmp_path: Path, privacy: str) -> None:
+def test_a_budget_that_an_interrupted_run_has_used_is_not_given_twice(
+    tmp_path: Path, privacy: str
+) -> None:
     """Alone, 30 steps with noise 1.0 take epsilon 2.24."""
     interrupted(tmp_path / "s", privacy)
     record = run_study(study(privacy), tmp_path / "s")[RUN]
@@ -93,7 +101,11 @@ def test_a_budget_with_room_for_both_is_used(tmp_path: Path) -> None:
 def test_private_runs_that_a_study_adds_by_itself_are_told_of(tmp_path: Path) -> None:
     told = Hears()
     run_study(study("noise=1.0", strategy="allreduce", workers=2), tmp_path / "s", told)
-    assert [text for text in told.notices if "2 private runs" in text and "1 of them are serial runs" in text]
+    assert [
+        text
+        for text in told.notices
+        if "2 private runs" in text and "1 of them are serial runs" in text
+    ]
     silent = Hears()
     run_study(study("noise=1.0"), tmp_path / "serial", silent)
     assert silent.notices == []

@@ -36,7 +36,14 @@ def test_a_lossy_codec_does_not_hide_a_gradient(run_inproc: RunInproc) -> None:
             return (x * self.weight).sum(1)
 
     data = torch.tensor([[-1e-9, -1.0, -1.0, -1.0]] * 8), torch.zeros(8)
-    options = {"model": One, "data": data, "loss": lambda out, y: out.mean(), "strategy": "allreduce", "workers": 2, "steps": 1}
+    options = {
+        "model": One,
+        "data": data,
+        "loss": lambda out, y: out.mean(),
+        "strategy": "allreduce",
+        "workers": 2,
+        "steps": 1,
+    }
     assert float(run_inproc(**options, codec="fp16").weights["weight"][1]) > 0
 
 
@@ -47,7 +54,9 @@ class ShuffleBuffer(IterableDataset):
         waiting = list(range(64))
         while waiting:
             pick = int(torch.randint(len(waiting), (1,)))
-            pick = (pick + random.randrange(len(waiting)) + np.random.randint(len(waiting))) % len(waiting)
+            pick = (pick + random.randrange(len(waiting)) + np.random.randint(len(waiting))) % len(
+                waiting
+            )
             number = waiting.pop(pick)
             yield torch.full((6,), float(number)), number % 3
 
@@ -71,7 +80,15 @@ class Notes(nn.Module):
 def test_random_streams_are_the_same_for_all_workers(run_inproc: RunInproc, workers: int) -> None:
     Notes.seen.clear()
     strategy = "serial" if workers == 1 else "allreduce"
-    run_inproc(model=Notes, data=ShuffleBuffer(), strategy=strategy, workers=workers, batch_size=4, epochs=1, lr=1e-6)
+    run_inproc(
+        model=Notes,
+        data=ShuffleBuffer(),
+        strategy=strategy,
+        workers=workers,
+        batch_size=4,
+        epochs=1,
+        lr=1e-6,
+    )
     assert sorted(Notes.seen) == [float(i) for i in range(64)]
 
 
@@ -104,11 +121,19 @@ def test_regression_with_ones_own_loss_has_no_accuracy(run_inproc: RunInproc) ->
 
 def test_per_position_targets(run_inproc: RunInproc) -> None:
     data = torch.randn(16, 2, 4, 4), torch.randint(0, 3, (16, 4, 4))
-    run = run_inproc(model=lambda: nn.Conv2d(2, 3, 1), data=(data, data), loss="cross-entropy", metric="accuracy", steps=2)
+    run = run_inproc(
+        model=lambda: nn.Conv2d(2, 3, 1),
+        data=(data, data),
+        loss="cross-entropy",
+        metric="accuracy",
+        steps=2,
+    )
     assert 0 <= run.test_accuracy <= 1
 
 
-def test_what_does_not_fit_is_refused_before_the_first_step(run_inproc: RunInproc, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_before_the_first_step(
+    run_inproc: RunInproc, tmp_path: Path
+) -> None:
     for options in ({"loss": "mse"}, {"metric": "auc"}):
         out = tmp_path / str(options)
         with pytest.raises(BadRequest, match=r"fit|needs"):
@@ -139,7 +164,10 @@ class Augmented(Dataset):
         return 40
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return torch.full((6,), i / 40 + random.random() + np.random.random(), dtype=torch.float32), i % 3
+        return (
+            torch.full((6,), i / 40 + random.random() + np.random.random(), dtype=torch.float32),
+            i % 3,
+        )
 
 
 def test_resuming_restores_every_random_state(run_inproc: RunInproc, tmp_path: Path) -> None:
@@ -165,7 +193,9 @@ def test_resume_by_another_name_and_from_another_place(
     assert elsewhere.samples == sum(min(8, 60 - 8 * (i % 8)) for i in range(10))
 
 
-def test_a_resume_that_cannot_start_leaves_the_run_as_it_was(run_inproc: RunInproc, tmp_path: Path) -> None:
+def test_a_resume_that_cannot_start_leaves_the_run_as_it_was(
+    run_inproc: RunInproc, tmp_path: Path
+) -> None:
     out = tmp_path / "good"
     run_inproc(out=str(out), steps=4, checkpoint_every=4)
     before = {f: (out / f).read_bytes() for f in ("run.json", "config.json")}
@@ -192,8 +222,13 @@ def test_options_given_on_resume_are_used(run_inproc: RunInproc, tmp_path: Path)
 def test_going_back_undoes_later_checkpoints(run_inproc: RunInproc, tmp_path: Path) -> None:
     out = tmp_path / "back"
     run_inproc(out=str(out), steps=8, checkpoint_every=4)
-    run_inproc(out=str(out), resume=str(out / "checkpoints" / "step-00000004"), steps=6, checkpoint_every=6)
-    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-00000004", "step-00000006"]
+    run_inproc(
+        out=str(out), resume=str(out / "checkpoints" / "step-00000004"), steps=6, checkpoint_every=6
+    )
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
+        "step-00000004",
+        "step-00000006",
+    ]
     assert Run.open(out).steps == 6
 
 
@@ -208,7 +243,12 @@ def test_payload_covers_all_sessions(run_inproc: RunInproc, tmp_path: Path) -> N
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own() -> None:
-    runs = [paceline.train(data=make_pairs(20), model=small_net, steps=1, transport="inproc", progress=False) for _ in range(3)]
+    runs = [
+        paceline.train(
+            data=make_pairs(20), model=small_net, steps=1, transport="inproc", progress=False
+        )
+        for _ in range(3)
+    ]
     assert len({r.out for r in runs}) == 3
 
 
@@ -280,7 +320,7 @@ def test_interrupting_threads_ends_them() -> None:
 
 
 def test_every_process_transport_says_whether_it_is_available() -> None:
-    assert all(isinstance(e.make.available(), bool) for e in transports)
+    assert all(isinstance(e.declared.available(), bool) for e in transports)
 
 
 def test_a_workers_traceback_reaches_a_python_caller(tmp_path: Path) -> None:
@@ -330,14 +370,22 @@ def test_a_refused_request_does_not_burn_its_folder(run_inproc: RunInproc, tmp_p
 
 def test_own_optimizers(run_inproc: RunInproc) -> None:
     run = run_inproc(optimizer=torch.optim.Adam, lr=0.05, steps=2)
-    assert not identical(run.weights, run_inproc(optimizer=torch.optim.Adam, lr=0.001, steps=2).weights)
+    assert not identical(
+        run.weights, run_inproc(optimizer=torch.optim.Adam, lr=0.001, steps=2).weights
+    )
     for options, message in (
         ({"optimizer": torch.optim.Adam(small_net().parameters())}, "every worker makes"),
-        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "lr": 0.5}, "your own optimizer function"),
+        (
+            {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "lr": 0.5},
+            "your own optimizer function",
+        ),
         ({"model": 5}, "model cannot be"),
         ({"model": nn.Linear}, "without arguments"),
         ({"metric": lambda: 1}, "metric cannot be"),
-        ({"until_accuracy": 0.9, "data": ((torch.randn(9, 6), torch.randn(9, 3)),) * 2}, "targets that are classes"),
+        (
+            {"until_accuracy": 0.9, "data": ((torch.randn(9, 6), torch.randn(9, 3)),) * 2},
+            "targets that are classes",
+        ),
         ({"out": ""}, "not a path"),
         ({"data_dir": "nowhere"}, "not a folder"),
         ({"data": DataLoader(Stream(), batch_size=4), "batch_size": 5}, "batch_size=5 contradicts"),
@@ -370,7 +418,12 @@ def test_a_metric_of_none_is_none(run_inproc: RunInproc) -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return super().forward(x), x
 
-    run = run_inproc(model=Pair, loss=lambda out, y: nn.functional.cross_entropy(out[0], y), metric="none", steps=2)
+    run = run_inproc(
+        model=Pair,
+        loss=lambda out, y: nn.functional.cross_entropy(out[0], y),
+        metric="none",
+        steps=2,
+    )
     assert run.test_accuracy is None
     assert run.test_loss > 0
 

@@ -1,4 +1,6 @@
-"""Models whose numbers are of types that a file of weights may not know: saved, or refused before the first step."""
+"""Models whose numbers are of types that a file of weights may not know: saved, or refused before
+the first step.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +29,12 @@ class Complex(nn.Module):
         return self.last((x.to(self.weight.dtype) @ self.weight * self.phase).abs().float())
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("serial", 1), ("allreduce", 2), ("local-sgd:every=2", 2)])
-def test_a_complex128_model_is_saved_and_resumed(run_inproc: RunInproc, tmp_path: Path, strategy: str, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "workers"), [("serial", 1), ("allreduce", 2), ("local-sgd:every=2", 2)]
+)
+def test_a_complex128_model_is_saved_and_resumed(
+    run_inproc: RunInproc, tmp_path: Path, strategy: str, workers: int
+) -> None:
     options = {"model": Complex, "strategy": strategy, "workers": workers}
     whole = run_inproc(**options, steps=6)
     assert whole.weights["weight"].dtype is torch.complex128
@@ -36,15 +42,22 @@ def test_a_complex128_model_is_saved_and_resumed(run_inproc: RunInproc, tmp_path
     assert whole.weights["phase"].shape == ()
     assert whole.model.weight.dtype is torch.complex128
     run_inproc(**options, steps=4, checkpoint_every=2, out=str(tmp_path / "parts"))
-    parts = run_inproc(**options, steps=6, out=str(tmp_path / "parts"), resume=str(tmp_path / "parts"))
+    parts = run_inproc(
+        **options, steps=6, out=str(tmp_path / "parts"), resume=str(tmp_path / "parts")
+    )
     assert (
-        weights_distance({"w": torch.view_as_real(whole.weights["weight"])}, {"w": torch.view_as_real(parts.weights["weight"])})
+        weights_distance(
+            {"w": torch.view_as_real(whole.weights["weight"])},
+            {"w": torch.view_as_real(parts.weights["weight"])},
+        )
         < 1e-12
     )
 
 
 def test_distances_between_complex_weights_have_both_parts(run_inproc: RunInproc) -> None:
-    """The replicas' distance, and the change over an epoch that ends a run: warnings are errors, so a lost part is one."""
+    """The replicas' distance, and the change over an epoch that ends a run: warnings are errors, so
+    a lost part is one.
+    """
     options = {"model": Complex, "strategy": "local-sgd:every=3", "workers": 2}
     run = run_inproc(**options, epochs=2, until_converged=1e-9)
     assert run.record["status"] == "completed"
@@ -52,7 +65,15 @@ def test_distances_between_complex_weights_have_both_parts(run_inproc: RunInproc
 
 
 def test_weights_of_every_type_come_back(tmp_path: Path) -> None:
-    kinds = (torch.float32, torch.bfloat16, torch.complex64, torch.complex128, torch.int64, torch.bool, torch.uint16)
+    kinds = (
+        torch.float32,
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+        torch.int64,
+        torch.bool,
+        torch.uint16,
+    )
     state = {str(kind): torch.arange(6).view(2, 3).to(kind) for kind in kinds}
     state["conjugate"] = (torch.arange(3) * (1 + 2j)).to(torch.complex128).conj()
     state["empty"] = torch.zeros(0, 3, dtype=torch.complex128)
@@ -60,7 +81,9 @@ def test_weights_of_every_type_come_back(tmp_path: Path) -> None:
     back = checkpoint.load_weights(tmp_path / "w")
     assert {k: v.dtype for k, v in back.items()} == {k: v.dtype for k, v in state.items()}
     assert all(torch.equal(back[k], state[k]) for k in state)
-    plain = load_file(tmp_path / "w")["torch.complex128"]  # what other programs see: real and imaginary parts
+    plain = load_file(tmp_path / "w")[
+        "torch.complex128"
+    ]  # what other programs see: real and imaginary parts
     assert (plain.dtype, plain.shape) == (torch.float64, (2, 3, 2))
 
 
@@ -72,7 +95,9 @@ def test_a_damaged_list_of_complex_weights_is_one_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-def test_a_type_that_cannot_be_saved_is_refused_before_the_first_step(run_inproc: RunInproc) -> None:
+def test_a_type_that_cannot_be_saved_is_refused_before_the_first_step(
+    run_inproc: RunInproc,
+) -> None:
     stepped: list[int] = []
 
     class Half(nn.Module):
@@ -85,6 +110,9 @@ def test_a_type_that_cannot_be_saved_is_refused_before_the_first_step(run_inproc
             stepped.append(1)
             return self.last(x)
 
-    with pytest.raises(BadRequest, match=r"table is torch\.complex32, which cannot be saved.*\.to\(torch\.complex64\)"):
+    with pytest.raises(
+        BadRequest,
+        match=r"table is torch\.complex32, which cannot be saved.*\.to\(torch\.complex64\)",
+    ):
         run_inproc(model=Half, steps=1)
     assert not stepped

@@ -1,4 +1,5 @@
-"""What every strategy promises, checked over the registry on the in-process transport with many scheduler seeds.
+"""What every strategy promises, checked over the registry on the in-process transport with many
+scheduler seeds.
 
 Strategies that need real processes (they say so) are checked in tests/multiprocess.
 """
@@ -47,7 +48,9 @@ def net_with_dropout(share: float) -> nn.Module:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_one_worker_is_serial_bit_for_bit(run_inproc: RunInproc, name: str, dropout: float) -> None:
     model = lambda: net_with_dropout(dropout)  # noqa: E731
-    run = run_inproc(model=model, strategy=name, epochs=3, lr=0.05, seed=5, evaluate_every=4, shard="global")
+    run = run_inproc(
+        model=model, strategy=name, epochs=3, lr=0.05, seed=5, evaluate_every=4, shard="global"
+    )
     assert identical(run.weights, plain_loop(5, 3, dropout))
 
 
@@ -65,7 +68,14 @@ class Checked(Strategy):
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
-        for attribute in ("exchanges", "shard", "serves", "flat", "replicas_identical", "skips_empty"):
+        for attribute in (
+            "exchanges",
+            "shard",
+            "serves",
+            "flat",
+            "replicas_identical",
+            "skips_empty",
+        ):
             setattr(self, attribute, getattr(inner, attribute))
 
     name = "checked"
@@ -85,11 +95,17 @@ class Checked(Strategy):
         return self.inner.consensus(replica)
 
 
-@pytest.mark.parametrize("name", [n for n in SEVERAL if strategies.entry(n).make.replicas_identical])
+@pytest.mark.parametrize(
+    "name", [n for n in SEVERAL if strategies.entry(n).make.replicas_identical]
+)
 @pytest.mark.parametrize("scheduler", range(4))
 @pytest.mark.parametrize("init", ["broadcast", "seed"])
-def test_replicas_are_identical_where_declared(run_inproc: RunInproc, name: str, scheduler: int, init: str) -> None:
-    run = run_inproc(strategy=Checked(strategies.build(name)), workers=3, seed=scheduler, init=init, steps=6)
+def test_replicas_are_identical_where_declared(
+    run_inproc: RunInproc, name: str, scheduler: int, init: str
+) -> None:
+    run = run_inproc(
+        strategy=Checked(strategies.build(name)), workers=3, seed=scheduler, init=init, steps=6
+    )
     assert run.record["status"] == "completed"
 
 
@@ -101,7 +117,9 @@ def test_the_loss_falls(run_inproc: RunInproc, name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in SEVERAL if strategies.entry(n).make.resumes_exactly])
 @pytest.mark.parametrize("stop", [5, 9])
-def test_a_run_resumes_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, name: str, stop: int) -> None:
+def test_a_run_resumes_bit_for_bit(
+    run_inproc: RunInproc, tmp_path: Path, name: str, stop: int
+) -> None:
     model = lambda: net_with_dropout(0.3)  # noqa: E731
     options = {"model": model, "strategy": name, "workers": 2, "lr": 0.05}
     whole = run_inproc(**options, steps=12)
@@ -114,14 +132,18 @@ def test_a_run_resumes_bit_for_bit(run_inproc: RunInproc, tmp_path: Path, name: 
 
 
 def test_metered_bytes_are_the_predicted_ones(run_inproc: RunInproc) -> None:
-    """All-reduce by ring bytes: summed over workers 2(P-1)*4n per step, per worker as the formula says."""
+    """All-reduce by ring bytes: summed over workers 2(P-1)*4n per step, per worker as the formula
+    says.
+    """
     for workers in (1, 2, 3, 4):
         run = run_inproc(strategy="allreduce", workers=workers, steps=5)
         n = sum(p.numel() for p in small_net().parameters())
         sent = [w["payload_sent_bytes"] for w in run.record["workers"]]
         assert sum(sent) == 2 * (workers - 1) * 4 * n * 5
         assert sent == [5 * ring_bytes(n, 4, r, workers)[0] for r in range(workers)]
-        assert [w["messages_sent"] for w in run.record["workers"]] == [5 * 2 * (workers - 1)] * workers
+        assert [w["messages_sent"] for w in run.record["workers"]] == [
+            5 * 2 * (workers - 1)
+        ] * workers
 
 
 class DiesAt(nn.Module):
@@ -139,14 +161,18 @@ class DiesAt(nn.Module):
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_a_dead_worker_ends_the_run_with_its_record(run_inproc: RunInproc, tmp_path: Path, name: str) -> None:
+def test_a_dead_worker_ends_the_run_with_its_record(
+    run_inproc: RunInproc, tmp_path: Path, name: str
+) -> None:
     out = tmp_path / "dead"
     with pytest.raises(PeerLost):
         run_inproc(model=DiesAt, strategy=name, workers=2, batch_size="4,5", out=str(out))
     record = Run.open(out).record
     assert record["status"] == "failed"
     assert record["error"]
-    steps = [e["step"] for e in read_events(out / "events" / "worker-0.jsonl") if e["kind"] == "step"]
+    steps = [
+        e["step"] for e in read_events(out / "events" / "worker-0.jsonl") if e["kind"] == "step"
+    ]
     every_step = name in ("allreduce", "ring-reduce", "stepwise", "ps")
     assert steps == [1, 2] if every_step else steps[:2] == [1, 2]
 

@@ -20,7 +20,12 @@ from paceline.record.lock import LOCK, alone_in
 from paceline.record.reader import read_run
 
 ROOT = Path(__file__).parent.parent.parent
-OPTIONS = {"model": small_net, "data": (make_pairs(60), None), "transport": "inproc", "memory_format": "contiguous"}
+OPTIONS = {
+    "model": small_net,
+    "data": (make_pairs(60), None),
+    "transport": "inproc",
+    "memory_format": "contiguous",
+}
 BEGUN = {**OPTIONS, "batch_size": 8, "steps": 2, "checkpoint_every": "1", "progress": False}
 
 # A run that says "ready" at its third step, and makes it when it is told to.
@@ -50,7 +55,9 @@ def process(script: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     where = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": where}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as running:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as running:
         try:
             assert running.stdout is not None
             assert running.stdout.readline() == "ready\n"
@@ -77,11 +84,17 @@ def test_two_processes_cannot_go_on_with_one_run(tmp_path: Path, privacy: str | 
 
 
 def test_a_folder_in_which_a_run_begins_anew_is_not_taken_away(tmp_path: Path) -> None:
-    """A request was refused there, so that a run may begin in it again: the first that does has it."""
+    """A request was refused there, so that a run may begin in it again: the first that
+    does has it.
+    """
     out = tmp_path / "run"
     (out / "events").mkdir(parents=True)
     (out / "run.json").write_text(json.dumps({"schema": 1}))
-    with process(HELD_UP.replace("== 3", "== 2").format(options=f"out={str(out)!r}, steps=3, transport='inproc'")) as first:
+    with process(
+        HELD_UP.replace("== 3", "== 2").format(
+            options=f"out={str(out)!r}, steps=3, transport='inproc'"
+        )
+    ) as first:
         assert (out / "events" / "worker-0.jsonl").is_file()
         with pytest.raises(BadRequest, match="is being continued by another process"):
             paceline.train(**BEGUN, out=str(out))
@@ -108,7 +121,9 @@ def test_a_child_that_outlives_its_killed_parent_does_not_keep_the_folder(tmp_pa
             pass
         parent.kill()
         parent.wait(30)
-        with alone_in(tmp_path, "taken"):  # its child is alive: it reads from a pipe that we have not closed
+        with alone_in(
+            tmp_path, "taken"
+        ):  # its child is alive: it reads from a pipe that we have not closed
             pass
         assert parent.stdin is not None
         parent.stdin.close()
@@ -119,14 +134,23 @@ def test_one_process_cannot_hold_a_folder_twice(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(BadRequest, match="taken"), alone_in(tmp_path, "taken"):
                 pass
-        other = "import pathlib, paceline.record.lock as lock\nwith lock.alone_in(pathlib.Path('.'), 'taken'): pass"
-        done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=60, check=False)
-        assert "BadRequest: .: taken" in done.stderr  # the refusals above have not given the lock up
+        other = (
+            "import pathlib, paceline.record.lock as lock\nwith lock.alone_in(pathlib.Path('.'),"
+            " 'taken'): pass"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", other], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (
+            "BadRequest: .: taken" in done.stderr
+        )  # the refusals above have not given the lock up
     with alone_in(tmp_path, "taken"):
         pass
 
 
-def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_used_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import errno
     import fcntl
 

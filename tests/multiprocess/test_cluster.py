@@ -1,4 +1,6 @@
-"""A Spark cluster on this machine: a stand-in that starts at once for what can go wrong, a real one for what must hold."""
+"""A Spark cluster on this machine: a stand-in that starts at once for what can go wrong, a real one
+for what must hold.
+"""
 
 import json
 import os
@@ -30,7 +32,8 @@ def lacking() -> str | None:
 
 needs_spark = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 
-# Master and worker in few lines: a worker is registered by a file, and the master's page counts these.
+# Master and worker in few lines: a worker is registered by a file, and the master's page counts
+# these.
 FAKE = """#!{python}
 import glob, http.server, json, os, signal, subprocess, sys
 if sys.argv[1].endswith("Master"):
@@ -58,7 +61,9 @@ def _home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java.find_java().home))
 
 
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str = GOOD, host: str = "127.0.0.1") -> None:
+def fake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str = GOOD, host: str = "127.0.0.1"
+) -> None:
     script = tmp_path / "spark" / "bin" / "spark-class"
     script.parent.mkdir(parents=True)
     script.write_text(FAKE.format(python=sys.executable, worker=worker, host=host))
@@ -70,7 +75,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str = GOOD, ho
 
 def leftovers(cluster: Cluster) -> list[str]:
     """Processes that have anything to do with it, by mark or by command line."""
-    mentions = [p for p in psutil.process_iter() if str(cluster.folder) in " ".join(marked.command(p))]
+    mentions = [
+        p for p in psutil.process_iter() if str(cluster.folder) in " ".join(marked.command(p))
+    ]
     return [" ".join(marked.command(p)) for p in (*mentions, *cluster.processes())]
 
 
@@ -79,13 +86,17 @@ def gone(cluster: Cluster) -> bool:
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([PACELINE, *words], capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(
+        [PACELINE, *words], capture_output=True, text=True, timeout=110, check=False
+    )
 
 
 # --- with the stand-in
 
 
-def test_it_is_remembered_until_it_is_taken_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_remembered_until_it_is_taken_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(tmp_path, monkeypatch)
     assert standalone.standing() is None
     assert not standalone.down()
@@ -96,10 +107,15 @@ def test_it_is_remembered_until_it_is_taken_down(tmp_path: Path, monkeypatch: py
         assert standalone.standing() == cluster
         assert (list(cluster.pids), cluster.ended()) == (["master", "worker-0", "worker-1"], [])
         assert len(cluster.processes()) == 5  # and what the workers have started
-        assert len({os.getsid(pid) for pid in cluster.pids.values()} - {os.getsid(0)}) == 3  # Ctrl-C here is none there
+        assert (
+            len({os.getsid(pid) for pid in cluster.pids.values()} - {os.getsid(0)}) == 3
+        )  # Ctrl-C here is none there
         state = tmp_path / ".cache" / "paceline" / "cluster" / "cluster.json"
         assert stat.S_IMODE(state.stat().st_mode) == 0o600
-        with pytest.raises(BadRequest, match=r"up already \(2 workers, spark://127.0.0.1:1\).*paceline cluster down"):
+        with pytest.raises(
+            BadRequest,
+            match=r"up already \(2 workers, spark://127.0.0.1:1\).*paceline cluster down",
+        ):
             standalone.up()
         os.kill(cluster.pids["worker-1"], signal.SIGKILL)
         psutil.Process(cluster.pids["worker-1"]).wait(10)
@@ -111,7 +127,9 @@ def test_it_is_remembered_until_it_is_taken_down(tmp_path: Path, monkeypatch: py
     assert not state.exists()
 
 
-def test_what_ignores_a_polite_word_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ignores_a_polite_word_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(
         tmp_path,
         monkeypatch,
@@ -126,33 +144,55 @@ def test_what_ignores_a_polite_word_is_killed(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("folder", [None, "mine"])
-def test_a_worker_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None) -> None:
+def test_a_worker_that_fails_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
+) -> None:
     fake(tmp_path, monkeypatch, "sys.exit('no such thing as a port')")
-    with pytest.raises(RunFailed, match=r"(?s)worker 0 of the Spark cluster ended at its start.*no such thing as a port"):
+    with pytest.raises(
+        RunFailed,
+        match=r"(?s)worker 0 of the Spark cluster ended at its start.*no such thing as a port",
+    ):
         standalone.up(1, folder=folder)
     assert standalone.standing() is None
     assert not (tmp_path / "mine").exists()
-    assert not [p for p in psutil.process_iter() if str(tmp_path / "spark") in " ".join(marked.command(p))]
+    assert not [
+        p for p in psutil.process_iter() if str(tmp_path / "spark") in " ".join(marked.command(p))
+    ]
 
 
-def test_a_worker_that_never_comes_is_waited_for_until_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, monkeypatch, "print('still thinking', flush=True)\nsubprocess.run(['sleep', '1000'])")
+def test_a_worker_that_never_comes_is_waited_for_until_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(
+        tmp_path,
+        monkeypatch,
+        "print('still thinking', flush=True)\nsubprocess.run(['sleep', '1000'])",
+    )
     monkeypatch.setattr(standalone, "START_S", 1.5)
-    with pytest.raises(RunFailed, match=r"(?s)not up within 2 s, with 2 of 2 processes.*still thinking"):
+    with pytest.raises(
+        RunFailed, match=r"(?s)not up within 2 s, with 2 of 2 processes.*still thinking"
+    ):
         standalone.up(1)
     assert standalone.standing() is None
 
 
-def test_a_port_that_others_can_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_others_can_reach_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(tmp_path, monkeypatch, host="0.0.0.0")
-    with pytest.raises(RunFailed, match=r"the master of the Spark cluster listened on 0\.0\.0\.0:\d+, which others can reach"):
+    with pytest.raises(
+        RunFailed,
+        match=r"the master of the Spark cluster listened on 0\.0\.0\.0:\d+, which others can reach",
+    ):
         standalone.up(1)
     assert standalone.standing() is None
 
 
 def test_loopback() -> None:
     assert all(map(marked.is_loopback, ("127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1")))
-    assert not any(map(marked.is_loopback, ("0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "fe80::1")))
+    assert not any(
+        map(marked.is_loopback, ("0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "fe80::1"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,15 +232,21 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert standalone.standing() is None
 
 
-def test_a_number_that_is_anothers_by_now_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine was restarted: the state is there, the folder too, and the numbers belong to others."""
+def test_a_number_that_is_anothers_by_now_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine was restarted: the state is there, the folder too, and the numbers belong to
+    others.
+    """
     fake(tmp_path, monkeypatch)
     cluster = standalone.up(1)
     standalone.down()
     with subprocess.Popen(["sleep", "1000"]) as other:
         cluster.folder.mkdir()
         started = psutil.Process(other.pid).create_time()
-        stale = standalone.replace(cluster, daemons=(standalone.Daemon("master", other.pid, started),))
+        stale = standalone.replace(
+            cluster, daemons=(standalone.Daemon("master", other.pid, started),)
+        )
         standalone._remember(stale)
         assert standalone.standing() is None
         assert not stale.folder.exists()
@@ -211,7 +257,9 @@ def test_a_number_that_is_anothers_by_now_is_left_alone(tmp_path: Path, monkeypa
         other.kill()
 
 
-def test_a_start_that_was_killed_is_cleaned_up_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_was_killed_is_cleaned_up_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(tmp_path, monkeypatch)
     planned = standalone._planned(1, 1, "1g", None)
     with standalone._lock():
@@ -224,7 +272,9 @@ def test_a_start_that_was_killed_is_cleaned_up_after(tmp_path: Path, monkeypatch
     assert gone(planned)
 
 
-def test_nothing_is_left_when_the_one_who_wanted_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_when_the_one_who_wanted_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(tmp_path, monkeypatch)
     planned = standalone._planned(1, 1, "1g", None)
     watcher = standalone._watcher(planned)
@@ -247,7 +297,9 @@ def test_a_real_cluster_comes_up_and_goes_down() -> None:
         running = cluster.processes()
         assert {p.pid for p in running} == set(cluster.pids.values())
         conf = cluster.conf_dir / "spark-defaults.conf"
-        assert [stat.S_IMODE(p.stat().st_mode) for p in (cluster.folder, cluster.conf_dir, conf)] == [0o700, 0o700, 0o600]
+        assert [
+            stat.S_IMODE(p.stat().st_mode) for p in (cluster.folder, cluster.conf_dir, conf)
+        ] == [0o700, 0o700, 0o600]
         assert cluster.master.startswith("spark://127.0.0.1:")
         ports = cluster.listening()
         assert {name for name, _, _ in ports} == {"master", "worker-0"}
@@ -274,8 +326,14 @@ def secret_of(cluster: Cluster) -> str:
 
 def everything_said(cluster: Cluster) -> str:
     """All command lines of this machine, as anybody sees them, and all logs."""
-    logs = [p.read_text(errors="replace") for p in cluster.folder.rglob("*") if p.is_file() and p.parent != cluster.conf_dir]
-    return subprocess.run(["ps", "auxww"], capture_output=True, text=True, check=True).stdout + "".join(logs)
+    logs = [
+        p.read_text(errors="replace")
+        for p in cluster.folder.rglob("*")
+        if p.is_file() and p.parent != cluster.conf_dir
+    ]
+    return subprocess.run(
+        ["ps", "auxww"], capture_output=True, text=True, check=True
+    ).stdout + "".join(logs)
 
 
 JOB = """
@@ -317,7 +375,11 @@ def test_a_job_runs_on_three_workers_and_gives_nothing_away(tmp_path: Path, thre
         ports = three.listening()
         assert {"master", "worker-2", "executor", "python"} <= {name for name, _, _ in ports}
         assert all(marked.is_loopback(address) for _, address, _ in ports)
-        own = [p for child in psutil.Process(process.pid).children(recursive=True) for p in marked.ports(child)]
+        own = [
+            p
+            for child in psutil.Process(process.pid).children(recursive=True)
+            for p in marked.ports(child)
+        ]
         assert own
         assert all(marked.is_loopback(address) for address, _ in own)
         assert secret_of(three) not in everything_said(three)
@@ -329,17 +391,28 @@ def test_a_job_runs_on_three_workers_and_gives_nothing_away(tmp_path: Path, thre
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("secret", "said"),
-    [("spark.authenticate.secret wrong\n", "Exception while bootstrapping client"), ("", "Unknown challenge message")],
+    [
+        ("spark.authenticate.secret wrong\n", "Exception while bootstrapping client"),
+        ("", "Unknown challenge message"),
+    ],
 )
-def test_who_does_not_know_the_secret_is_refused(tmp_path: Path, three: Cluster, secret: str, said: str) -> None:
+def test_who_does_not_know_the_secret_is_refused(
+    tmp_path: Path, three: Cluster, secret: str, said: str
+) -> None:
     lines = (three.conf_dir / "spark-defaults.conf").read_text().splitlines(keepends=True)
     known = ("spark.authenticate.secret",) if secret else ("spark.authenticate", "spark.network")
-    (tmp_path / "spark-defaults.conf").write_text("".join(line for line in lines if not line.startswith(known)) + secret)
+    (tmp_path / "spark-defaults.conf").write_text(
+        "".join(line for line in lines if not line.startswith(known)) + secret
+    )
     log = three.folder / "logs" / "master.log"
     registered = log.read_text().count("Registering app")
     with driver(three, tmp_path, tmp_path / "said") as process:
         until = time.monotonic() + 60
-        while said not in (tmp_path / "said").read_text() and process.poll() is None and time.monotonic() < until:
+        while (
+            said not in (tmp_path / "said").read_text()
+            and process.poll() is None
+            and time.monotonic() < until
+        ):
             time.sleep(0.1)
         assert said in (tmp_path / "said").read_text()
         for child in psutil.Process(process.pid).children(recursive=True):

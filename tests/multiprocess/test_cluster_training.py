@@ -1,4 +1,6 @@
-"""A real Spark cluster of three workers, from the table to the model, as a person would type it: `make test-slow`."""
+"""A real Spark cluster of three workers, from the table to the model, as a person would type it:
+`make test-slow`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ HERE = Path(__file__).parent.parent.parent / "data"
 
 
 def paceline(*arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([PACELINE, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(
+        [PACELINE, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -55,21 +59,59 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_flights_through_a_lost_executor(cluster: Cluster, tmp_path: Path) -> None:
-    """Prepared on the cluster, trained on it by three ranks; an executor is killed in the middle, and it ends as it should."""
+    """Prepared on the cluster, trained on it by three ranks; an executor is killed in the middle,
+    and it ends as it should.
+    """
     flights = data_dir("flights")
-    paceline("prepare", "flights", "--data-dir", str(flights), "--engine", "spark", "--master", cluster.master, "--out", "late")
+    paceline(
+        "prepare",
+        "flights",
+        "--data-dir",
+        str(flights),
+        "--engine",
+        "spark",
+        "--master",
+        cluster.master,
+        "--out",
+        "late",
+    )
     manifest = json.loads(Path("late/manifest.json").read_text())
     assert manifest["engine"] == "spark"
     assert manifest["rows"]["train"] + manifest["rows"]["test"] == 327_346
     assert {s["host"] for s in manifest["shards"]} == {os.uname().nodename}
-    line = ["train", "--data", "shards:late", "--model", "mlp:hidden=64", "--metric", "auc", "--optimizer", "adam"]
-    line += ["--lr", "0.001", "--batch-size", "128", "--epochs", "2", "--checkpoint-every", "150", "--strategy", "allreduce"]
+    line = [
+        "train",
+        "--data",
+        "shards:late",
+        "--model",
+        "mlp:hidden=64",
+        "--metric",
+        "auc",
+        "--optimizer",
+        "adam",
+    ]
+    line += [
+        "--lr",
+        "0.001",
+        "--batch-size",
+        "128",
+        "--epochs",
+        "2",
+        "--checkpoint-every",
+        "150",
+        "--strategy",
+        "allreduce",
+    ]
     line += ["--launcher", "spark", "--master", cluster.master, "--workers", "3", "--out", "run"]
     with open("said", "w") as said:
         process = subprocess.Popen([PACELINE, *line], stdout=said, stderr=said)
         try:
             until = time.monotonic() + 300
-            while not list(Path("run/checkpoints").glob("step-*")) and process.poll() is None and time.monotonic() < until:
+            while (
+                not list(Path("run/checkpoints").glob("step-*"))
+                and process.poll() is None
+                and time.monotonic() < until
+            ):
                 time.sleep(0.1)
             victims = cluster.executors()
             assert len(victims) == 3
@@ -86,15 +128,34 @@ def test_flights_through_a_lost_executor(cluster: Cluster, tmp_path: Path) -> No
     assert record["status"] == "completed"
     assert record["attempts"] == 2
     assert record["config"]["launcher"] == "spark"
-    assert record["result"]["samples"] == 2 * manifest["rows"]["train"]  # every row once per epoch, in spite of it
+    assert (
+        record["result"]["samples"] == 2 * manifest["rows"]["train"]
+    )  # every row once per epoch, in spite of it
     assert record["result"]["metric"]["value"] >= 0.70
-    assert all(address in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for _, address, _ in cluster.listening())
+    assert all(
+        address in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for _, address, _ in cluster.listening()
+    )
 
 
-def test_people_prepared_by_spark_and_trained_in_private_over_mpi(cluster: Cluster, tmp_path: Path) -> None:
-    """From the census table to a private model, in one report: AUC, epsilon, the time of each stage."""
+def test_people_prepared_by_spark_and_trained_in_private_over_mpi(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """From the census table to a private model, in one report: AUC, epsilon, the time of each
+    stage.
+    """
     adult = data_dir("adult")
-    paceline("prepare", "adult", "--data-dir", str(adult), "--engine", "spark", "--master", cluster.master, "--out", "people")
+    paceline(
+        "prepare",
+        "adult",
+        "--data-dir",
+        str(adult),
+        "--engine",
+        "spark",
+        "--master",
+        cluster.master,
+        "--out",
+        "people",
+    )
     paceline("cluster", "down")
     said = paceline(
         "train", "--data", "shards:people", "--model", "mlp:hidden=32", "--metric", "auc", "--transport", "mpi",
@@ -109,5 +170,10 @@ def test_people_prepared_by_spark_and_trained_in_private_over_mpi(cluster: Clust
     assert "report" not in record["data"]  # exact counts are no part of a private record
     paceline("report", "run", "--no-figures")
     page = Path("run/report.html").read_text()
-    for words in ("From the table to the model", "starting the engine", "What privacy promises", "auc 0."):
+    for words in (
+        "From the table to the model",
+        "starting the engine",
+        "What privacy promises",
+        "auc 0.",
+    ):
         assert words in page

@@ -16,7 +16,12 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 def output(*command: str | Path, code: int = 0) -> str:
     done = subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, timeout=100, env=dict(os.environ), check=False
+        [str(c) for c in command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=dict(os.environ),
+        check=False,
     )
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
@@ -50,7 +55,9 @@ def test_own_loop(ranks: int, strategy: str) -> None:
 @pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here")
 def test_psgd_under_mpirun() -> None:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    said = output(str(mpirun()), *root, "--oversubscribe", "-n", "3", sys.executable, EXAMPLES / "psgd.py")
+    said = output(
+        str(mpirun()), *root, "--oversubscribe", "-n", "3", sys.executable, EXAMPLES / "psgd.py"
+    )
     assert "P = 3" in said
     assert accuracy(said) > 70
 
@@ -117,7 +124,9 @@ if pace.leads:
 
 @pytest.mark.slow
 def test_accumulation_clipping_schedulers_groups(tmp_path: Path) -> None:
-    """Two workers; two workers that accumulate; a server: all the same as one worker with the whole batch."""
+    """Two workers; two workers that accumulate; a server: all the same as one worker with the whole
+    batch.
+    """
     import torch
 
     script = tmp_path / "loop.py"
@@ -140,6 +149,10 @@ def test_accumulation_clipping_schedulers_groups(tmp_path: Path) -> None:
 
 def test_a_loop_that_fails_is_named(tmp_path: Path) -> None:
     script = tmp_path / "bad.py"
-    script.write_text("import os, sys\nif os.environ['RANK'] == '1': sys.exit(3)\nimport time; time.sleep(60)\n")
+    script.write_text(
+        "import os, sys\nif os.environ['RANK'] == '1': sys.exit(3)\nimport time; time.sleep(60)\n"
+    )
     assert "rank 1 of" in output(BIN / "paceline", "launch", "-n", "2", script, code=1)
-    assert "is not a file" in output(BIN / "paceline", "launch", "-n", "2", tmp_path / "nosuch.py", code=2)
+    assert "is not a file" in output(
+        BIN / "paceline", "launch", "-n", "2", tmp_path / "nosuch.py", code=2
+    )

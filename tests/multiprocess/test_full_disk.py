@@ -1,4 +1,6 @@
-"""A disk that becomes full while a run goes on: one sentence, a record that says so, and no half-written checkpoint."""
+"""A disk that becomes full while a run goes on: one sentence, a record that says so, and no
+half-written checkpoint.
+"""
 
 import json
 import os
@@ -9,8 +11,11 @@ from pathlib import Path
 import pytest
 
 PACELINE = Path(sys.executable).parent / "paceline"
-# In a mount namespace of its own, which ends with the shell. What the run has left is copied out of it.
-ON_A_SMALL_DISK = 'mount -t tmpfs -o size="$1" none disk && shift && "$@"; code=$?; cp -a disk/. left; exit $code'
+# In a mount namespace of its own, which ends with the shell. What the run has left is copied out of
+# it.
+ON_A_SMALL_DISK = (
+    'mount -t tmpfs -o size="$1" none disk && shift && "$@"; code=$?; cp -a disk/. left; exit $code'
+)
 
 
 def lacking() -> str | None:
@@ -18,7 +23,10 @@ def lacking() -> str | None:
         return "mounting a small disk needs root"
     try:
         tried = subprocess.run(
-            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True, text=True
+            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"],
+            check=False,
+            capture_output=True,
+            text=True,
         )
     except OSError as error:
         return f"a mount namespace needs unshare: {error}"
@@ -31,10 +39,26 @@ pytestmark = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 def train(size: str, *options: str) -> subprocess.CompletedProcess[str]:
     Path("disk").mkdir()
     Path("left").mkdir()
-    command = [str(PACELINE), "train", "--data", "synthetic:samples=64", "--threads", "1", "--out", "disk/run", "--quiet"]
+    command = [
+        str(PACELINE),
+        "train",
+        "--data",
+        "synthetic:samples=64",
+        "--threads",
+        "1",
+        "--out",
+        "disk/run",
+        "--quiet",
+    ]
     lasts = ["--batch-size", "8", "--steps", "100000", "--epochs", "100000"]
     shell = ["unshare", "-m", "sh", "-c", ON_A_SMALL_DISK, "sh", size]
-    return subprocess.run([*shell, *command, *lasts, *options], check=False, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [*shell, *command, *lasts, *options],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.mark.parametrize("size", ["300k", "1500k"])
@@ -42,7 +66,9 @@ def train(size: str, *options: str) -> subprocess.CompletedProcess[str]:
 def test_a_disk_that_is_too_small_for_a_checkpoint(size: str, how: str) -> None:
     hidden = {"300k": "mlp:hidden=8", "1500k": "mlp:hidden=256"}[size]
     workers = "2" if how == "allreduce" else "1"
-    done = train(size, "--model", hidden, "--strategy", how, "--workers", workers, "--checkpoint-every", "5")
+    done = train(
+        size, "--model", hidden, "--strategy", how, "--workers", workers, "--checkpoint-every", "5"
+    )
     said = done.stderr.strip()
     assert done.returncode == 1, said
     assert len(said.splitlines()) == 1, said

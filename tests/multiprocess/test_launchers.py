@@ -1,4 +1,5 @@
-"""`paceline train` inside torchrun, mpirun and srun: it becomes one rank, spawns nothing, and leaves one record.
+"""`paceline train` inside torchrun, mpirun and srun: it becomes one rank, spawns nothing, and
+leaves one record.
 
 That the weights are the same under all of them is in test_same_weights.py.
 """
@@ -38,18 +39,44 @@ from paceline.transport.c10d.gloo import GlooTransport
 from paceline.transport.mpi.transport import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
-TRAIN = ["train", "--data", "fashion-mini", "--model", "mlp:hidden=16", "--strategy", "allreduce", "--steps", "4"]
+TRAIN = [
+    "train",
+    "--data",
+    "fashion-mini",
+    "--model",
+    "mlp:hidden=16",
+    "--strategy",
+    "allreduce",
+    "--steps",
+    "4",
+]
 TRAIN += ["--memory-format", "contiguous"]
 MPI = pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here")
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment}, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, **environment},
+        check=False,
+    )
 
 
 def under_mpirun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return run(str(mpirun()), *root, "--oversubscribe", "-n", str(size), str(BIN / "paceline"), *TRAIN, *arguments)
+    return run(
+        str(mpirun()),
+        *root,
+        "--oversubscribe",
+        "-n",
+        str(size),
+        str(BIN / "paceline"),
+        *TRAIN,
+        *arguments,
+    )
 
 
 @MPI
@@ -62,11 +89,19 @@ def test_a_number_of_workers_that_contradicts_the_launcher(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_rank_dies_under_torchrun(tmp_path: Path) -> None:
-    torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", str(BIN / "paceline")]
+    torchrun = [
+        str(BIN / "torchrun"),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(BIN / "paceline"),
+    ]
     done = run(*torchrun, *TRAIN, "--out", "run", "--faults", "die:rank=1,step=3")
     assert done.returncode != 0
     record = json.loads((tmp_path / "run" / "run.json").read_text())
-    by_torchrun = record["status"] == "interrupted" and "ended by torchrun" in record["error"]  # it may be quicker than rank 0
+    by_torchrun = (
+        record["status"] == "interrupted" and "ended by torchrun" in record["error"]
+    )  # it may be quicker than rank 0
     assert by_torchrun or (record["status"] == "failed" and "rank 1 is gone" in record["error"])
     assert done.stderr.count("paceline: ") == 1
 
@@ -93,12 +128,26 @@ def test_a_study_is_not_run_by_every_rank() -> None:
 
 def test_seats() -> None:
     assert find({}) is None
-    assert find({"SLURM_JOB_ID": "5", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None  # a batch script is no task
-    seat = find({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert (
+        find({"SLURM_JOB_ID": "5", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
+    )  # a batch script is no task
+    seat = find(
+        {
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_SIZE": "8",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        }
+    )
     assert seat is not None
     assert (seat.launcher, seat.rank, seat.size, seat.local_size) == ("mpirun", 3, 8, 4)
     assert seat.fit({})["transport"] == "gloo"  # two hosts
-    seat = find(slurm(1) | {"SLURM_STEP_NODELIST": "node[07-09,12],other", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"})
+    seat = find(
+        slurm(1)
+        | {
+            "SLURM_STEP_NODELIST": "node[07-09,12],other",
+            "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+        }
+    )
     assert seat is not None
     assert (seat.launcher, seat.host, seat.local_size) == ("srun", "node07", 4)
     with pytest.raises(BadRequest, match="inside mpirun, but its variables are incomplete"):
@@ -106,10 +155,18 @@ def test_seats() -> None:
     with pytest.raises(BadRequest, match="leave it out"):
         Seat("mpirun", 0, 4, 0, 4).fit({"workers": 3})
     assert Seat("mpirun", 0, 4, 0, 4).fit({"workers": 3, "servers": 1})["workers"] == 3
-    assert Seat("mpirun", 0, 4, 0, 4).fit({"workers": 3, "strategy": "ps"})["workers"] == 3  # one serves
+    assert (
+        Seat("mpirun", 0, 4, 0, 4).fit({"workers": 3, "strategy": "ps"})["workers"] == 3
+    )  # one serves
     with pytest.raises(BadRequest, match="1 of them serve"):
         Seat("mpirun", 0, 1, 0, 1).fit({"strategy": "ps"})
-    saved = {"workers": 8, "threads": 2, "transport": "shm", "strategy": "allreduce", "lr": 0.5}  # of a run that goes on
+    saved = {
+        "workers": 8,
+        "threads": 2,
+        "transport": "shm",
+        "strategy": "allreduce",
+        "lr": 0.5,
+    }  # of a run that goes on
     assert Seat("mpirun", 0, 4, 0, 2).fit({"lr": 0.1}, saved) == {
         "workers": 4, "threads": max(1, cores() // 2), "transport": "gloo", "strategy": "allreduce", "lr": 0.1,
         "launcher": "mpirun",
@@ -117,14 +174,29 @@ def test_seats() -> None:
 
 
 def test_the_agent_of_torchrun_stays_the_same_when_it_starts_ranks_again() -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
-    first = find(env | {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_0/0/error.json"})
-    again = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_1/0/error.json", "TORCHELASTIC_RESTART_COUNT": "1"}
+    env = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "none",
+    }
+    first = find(
+        env | {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_0/0/error.json"}
+    )
+    again = {
+        "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_1/0/error.json",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+    }
     second, neither = find(env | again), find(env | {"TORCHELASTIC_ERROR_FILE": ""})
     assert first is not None
     assert second is not None
     assert neither is not None
-    assert (first.agent, second.agent, neither.agent) == ("/tmp/torchelastic_a/none_b", "/tmp/torchelastic_a/none_b", "")
+    assert (first.agent, second.agent, neither.agent) == (
+        "/tmp/torchelastic_a/none_b",
+        "/tmp/torchelastic_a/none_b",
+        "",
+    )
     assert (first.restarts, second.restarts) == (0, 1)
 
 
@@ -132,14 +204,31 @@ def test_the_agent_of_torchrun_stays_the_same_when_it_starts_ranks_again() -> No
 
 
 class Agent:
-    """A launcher's store, and ranks as threads: each meets the others, and does what it is asked to."""
+    """A launcher's store, and ranks as threads: each meets the others, and does what it is asked
+    to.
+    """
 
     def __init__(self, name: str = "agent") -> None:
         self.name = name
-        self.store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False)
+        self.store = dist.TCPStore(
+            "127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False
+        )
 
-    def start(self, rank: int, size: int, ask: Callable[[Meeting], Any], restarts: int = 0) -> Future[Any]:
-        seat = Seat("torchrun", rank, size, rank, size, "127.0.0.1", self.store.port, True, self.name, restarts)
+    def start(
+        self, rank: int, size: int, ask: Callable[[Meeting], Any], restarts: int = 0
+    ) -> Future[Any]:
+        seat = Seat(
+            "torchrun",
+            rank,
+            size,
+            rank,
+            size,
+            "127.0.0.1",
+            self.store.port,
+            True,
+            self.name,
+            restarts,
+        )
         future: Future[Any] = Future()
 
         def body() -> None:
@@ -152,7 +241,10 @@ class Agent:
         return future
 
     def meet(self, size: int, ask: Callable[[Meeting], Any], restarts: int = 0) -> list[Any]:
-        return [future.result(20) for future in [self.start(r, size, ask, restarts) for r in range(size)]]
+        return [
+            future.result(20)
+            for future in [self.start(r, size, ask, restarts) for r in range(size)]
+        ]
 
 
 @pytest.fixture
@@ -177,7 +269,9 @@ def test_every_meeting_has_a_number_of_its_own_whatever_the_store_remembers() ->
     assert early.result(20) == (2, 2)
 
 
-def test_ranks_that_are_started_again_go_on_with_their_own_run_only(tmp_path: Path, new_processes: Callable[[], None]) -> None:
+def test_ranks_that_are_started_again_go_on_with_their_own_run_only(
+    tmp_path: Path, new_processes: Callable[[], None]
+) -> None:
     agent, out = Agent(), tmp_path / "run"
     options = {"out": str(out), "lr": 0.1}
     go_on = {**options, "resume": str(out / "checkpoints" / "step-00000020")}
@@ -192,13 +286,19 @@ def test_ranks_that_are_started_again_go_on_with_their_own_run_only(tmp_path: Pa
     for step, workers in ((10, 2), (20, 2), (30, 0)):  # the last was rescued by one worker, alone
         said = {"step": step, "workers": workers, "train_s": 0.0, "optimizer": "SGD", "samples": 1}
         (out / "checkpoints" / f"step-000000{step}").mkdir(parents=True)
-        (out / "checkpoints" / f"step-000000{step}" / "checkpoint.json").write_text(json.dumps(said))
+        (out / "checkpoints" / f"step-000000{step}" / "checkpoint.json").write_text(
+            json.dumps(said)
+        )
     assert agent.meet(2, ask, restarts=1) == [(options, [])] * 2  # nobody knows whose it is
     agent.meet(2, mark)
-    assert agent.meet(2, ask) == [(options, [])] * 2  # in the same processes: a second run, not the same one again
+    assert (
+        agent.meet(2, ask) == [(options, [])] * 2
+    )  # in the same processes: a second run, not the same one again
     new_processes()
     assert Agent("another").meet(2, ask, restarts=1) == [(options, [])] * 2
-    (first, notices), (second, silence) = agent.meet(2, ask)  # a host that came, say: no restart is counted
+    (first, notices), (second, silence) = agent.meet(
+        2, ask
+    )  # a host that came, say: no restart is counted
     assert first == second == go_on
     assert len(notices) == 1
     assert "going on from" in notices[0]
@@ -226,16 +326,28 @@ def test_a_restart_without_a_folder_says_what_would_help() -> None:
 def test_every_worker_knows_the_hosts_of_all_workers(tmp_path: Path) -> None:
     def ask(meeting: Meeting) -> tuple[str, ...]:
         job = Job.__new__(Job)  # only what a claim looks at
-        job.config, job.out, job.resume_from, job.session = Config(workers=2), tmp_path / "run", None, 0
+        job.config, job.out, job.resume_from, job.session = (
+            Config(workers=2),
+            tmp_path / "run",
+            None,
+            0,
+        )
         meeting.claim(job, lambda job: job.out.mkdir())
         return job.hosts
 
     assert Agent().meet(3, ask) == [(socket.gethostname(),) * 2] * 3  # the third serves
 
 
-def test_beginning_again_is_a_session_of_its_own_unless_that_would_spend_a_budget_twice(tmp_path: Path) -> None:
+def test_beginning_again_is_a_session_of_its_own_unless_that_would_spend_a_budget_twice(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "run"
-    options = {"data": (make_pairs(60), make_pairs(20, seed=1)), "model": small_net, "transport": "inproc", "steps": 2}
+    options = {
+        "data": (make_pairs(60), make_pairs(20, seed=1)),
+        "model": small_net,
+        "transport": "inproc",
+        "steps": 2,
+    }
     options["out"] = str(out)
     paceline.train(**options, progress=False)
     job = make_job(options)
@@ -249,10 +361,15 @@ def test_beginning_again_is_a_session_of_its_own_unless_that_would_spend_a_budge
         _claim(job, restarted=lambda out: True)
 
 
-def test_what_a_transport_puts_into_the_store_is_of_one_meeting_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_transport_puts_into_the_store_is_of_one_meeting_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     agent = Agent()
     monkeypatch.setattr(GlooTransport, "make_group", lambda self, store: None)
-    first, second = (GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", agent.store.port, 5.0, number)) for number in (1, 2))
+    first, second = (
+        GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", agent.store.port, 5.0, number))
+        for number in (1, 2)
+    )
     first.store.set("ddp", "here")  # PyTorch's DDP meets there
     assert not second.store.check(["ddp"])
 
@@ -265,5 +382,11 @@ def test_the_address_that_others_can_reach() -> None:
 
 
 def test_slurm_shorthand() -> None:
-    assert [first_host(n) for n in ("a", "a,b", "n[1-3]", "n[07,9]", "gpu-n03.x")] == ["a", "a", "n1", "n07", "gpu-n03.x"]
+    assert [first_host(n) for n in ("a", "a,b", "n[1-3]", "n[07,9]", "gpu-n03.x")] == [
+        "a",
+        "a",
+        "n1",
+        "n07",
+        "gpu-n03.x",
+    ]
     assert [tasks_on_node("4(x2),3", n) for n in range(3)] == [4, 4, 3]

@@ -1,4 +1,6 @@
-"""Real mpirun: the transport's promises, MPI under plain torch.distributed and DDP, deaths, and 20 clean exits out of 20."""
+"""Real mpirun: the transport's promises, MPI under plain torch.distributed and DDP, deaths, and 20
+clean exits out of 20.
+"""
 
 import os
 import signal
@@ -22,12 +24,16 @@ from paceline.transport.base import Rendezvous, Transport
 from paceline.transport.c10d.transport import connect_store
 from paceline.transport.mpi.transport import MpiTransport
 
-pytestmark = pytest.mark.skipif(not MpiTransport.available(), reason=f"no MPI: {MpiTransport.missing()}")
+pytestmark = pytest.mark.skipif(
+    not MpiTransport.available(), reason=f"no MPI: {MpiTransport.missing()}"
+)
 INPUTS = torch.randn(3, 300_001, generator=torch.Generator().manual_seed(0))
 
 
 def everything(rendezvous: Rendezvous, say: object) -> dict[str, object]:
-    """What the other transports are tested for one by one, in one mpirun (each takes seconds to start)."""
+    """What the other transports are tested for one by one, in one mpirun (each takes seconds to
+    start).
+    """
     transport: Transport = MpiTransport.connect(rendezvous)
     me, size = transport.rank, transport.size
     found: dict[str, object] = {}
@@ -48,7 +54,9 @@ def everything(rendezvous: Rendezvous, say: object) -> dict[str, object]:
     other = [(me + 1) % size, (me - 1) % size]
     out = [torch.full((n,), float(me)) for n in (3, 700_000, 5)]
     into = [torch.empty_like(t) for t in out]
-    works = [transport.isend(t, other[0]) for t in out] + [transport.irecv(t, other[1]) for t in into]
+    works = [transport.isend(t, other[0]) for t in out] + [
+        transport.irecv(t, other[1]) for t in into
+    ]
     for work in works:
         work.wait()
     found["messages"] = [t.unique().tolist() == [float(other[1])] for t in into]
@@ -104,7 +112,9 @@ def with_torch_distributed(backend: str, rendezvous: Rendezvous, say: object) ->
     torch.set_num_threads(1)
     if backend == "paceline-mpi":
         import paceline.transport.mpi.torch_backend  # noqa: F401
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo looks up the host's name otherwise, which may take its time
+    os.environ["GLOO_SOCKET_IFNAME"] = (
+        "lo"  # gloo looks up the host's name otherwise, which may take its time
+    )
     store = dist.PrefixStore(backend, connect_store(rendezvous))
     me, size, wait = rendezvous.rank, rendezvous.size, timedelta(seconds=60)
     dist.init_process_group(backend, store=store, rank=me, world_size=size, timeout=wait)
@@ -135,13 +145,23 @@ def with_torch_distributed(backend: str, rendezvous: Rendezvous, say: object) ->
     random = torch.Generator().manual_seed(me)
     for _ in range(15):
         optimizer.zero_grad()
-        inputs, targets = torch.randn(8, 20, generator=random), torch.randint(0, 3, (8,), generator=random)
+        inputs, targets = (
+            torch.randn(8, 20, generator=random),
+            torch.randint(0, 3, (8,), generator=random),
+        )
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
     weights = {k: v.clone() for k, v in net.state_dict().items()}
     dist.destroy_process_group()
     return {
-        "calls": [reduced.tolist(), largest.tolist(), [p.tolist() for p in parts], objects, told.tolist(), heard.tolist()],
+        "calls": [
+            reduced.tolist(),
+            largest.tolist(),
+            [p.tolist() for p in parts],
+            objects,
+            told.tolist(),
+            heard.tolist(),
+        ],
         "pair": float(one),
         "weights": weights,
     }
@@ -149,7 +169,10 @@ def with_torch_distributed(backend: str, rendezvous: Rendezvous, say: object) ->
 
 def with_both(rendezvous: Rendezvous, say: object) -> dict[str, object]:
     """One after the other, in the same processes."""
-    return {backend: with_torch_distributed(backend, rendezvous, say) for backend in ("gloo", "paceline-mpi")}
+    return {
+        backend: with_torch_distributed(backend, rendezvous, say)
+        for backend in ("gloo", "paceline-mpi")
+    }
 
 
 @pytest.mark.slow
@@ -157,24 +180,33 @@ def with_both(rendezvous: Rendezvous, say: object) -> dict[str, object]:
 def test_ddp_over_mpi_is_ddp_over_gloo(size: int) -> None:
     results, failures = on_mpi_ranks(with_both, size)
     assert failures == {}
-    ours, theirs = ({rank: results[rank][backend] for rank in range(size)} for backend in ("paceline-mpi", "gloo"))
+    ours, theirs = (
+        {rank: results[rank][backend] for rank in range(size)}
+        for backend in ("paceline-mpi", "gloo")
+    )
     for rank in range(size):
         assert ours[rank]["calls"] == theirs[rank]["calls"]
         assert ours[rank]["pair"] == theirs[rank]["pair"]
         assert weights_distance(ours[rank]["weights"], ours[0]["weights"]) == 0.0
-        assert weights_distance(ours[rank]["weights"], theirs[rank]["weights"]) <= (0.0 if size == 2 else 1e-6)
+        assert weights_distance(ours[rank]["weights"], theirs[rank]["weights"]) <= (
+            0.0 if size == 2 else 1e-6
+        )
 
 
 OPERATIONS = ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 
 def every_operation(rendezvous: Rendezvous, say: object) -> dict[tuple[str, str, str], object]:
-    """What each rank gets of every collective that combines, by every operation, in floating-point numbers and integers."""
+    """What each rank gets of every collective that combines, by every operation, in floating-point
+    numbers and integers.
+    """
     import paceline.transport.mpi.torch_backend  # noqa: F401
 
     me, size = rendezvous.rank, rendezvous.size
     store = dist.PrefixStore("operations", connect_store(rendezvous))
-    dist.init_process_group("paceline-mpi", store=store, rank=me, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "paceline-mpi", store=store, rank=me, world_size=size, timeout=timedelta(seconds=60)
+    )
     found: dict[tuple[str, str, str], object] = {}
 
     def brought(dtype: torch.dtype) -> torch.Tensor:
@@ -202,7 +234,11 @@ def every_operation(rendezvous: Rendezvous, say: object) -> dict[tuple[str, str,
         return part.tolist()
 
     for name in OPERATIONS:
-        op = dist._make_nccl_premul_sum(2.0) if name == "PREMUL_SUM" else getattr(dist.ReduceOp, name)
+        op = (
+            dist._make_nccl_premul_sum(2.0)
+            if name == "PREMUL_SUM"
+            else getattr(dist.ReduceOp, name)
+        )
         for dtype in (torch.float32, torch.int64):
             for call in (all_reduced, reduced, scattered, scattered_whole):
                 try:
@@ -229,7 +265,11 @@ def test_every_operation_is_right_or_refused() -> None:
     results, failures = on_mpi_ranks(every_operation, size)
     assert failures == {}
     rows = operands(size)
-    bits = {"BAND": rows[0] & rows[1] & rows[2], "BOR": rows[0] | rows[1] | rows[2], "BXOR": rows[0] ^ rows[1] ^ rows[2]}
+    bits = {
+        "BAND": rows[0] & rows[1] & rows[2],
+        "BOR": rows[0] | rows[1] | rows[2],
+        "BXOR": rows[0] ^ rows[1] ^ rows[2],
+    }
     whole = {"SUM": rows.sum(0), "MAX": rows.amax(0), "MIN": rows.amin(0), "PRODUCT": rows.prod(0)}
     expected = {
         "torch.float32": {**whole, "AVG": rows.double().mean(0)},
@@ -237,7 +277,10 @@ def test_every_operation_is_right_or_refused() -> None:
     }
     refused = {
         ("AVG", "torch.int64"): "cannot average torch.int64: use SUM and divide",
-        **{(name, "torch.float32"): f"cannot combine torch.float32 by {name}: use integers" for name in bits},
+        **{
+            (name, "torch.float32"): f"cannot combine torch.float32 by {name}: use integers"
+            for name in bits
+        },
         **{("PREMUL_SUM", d): "cannot combine by PREMUL_SUM: use SUM, AVG, MAX" for d in expected},
     }
     for rank, found in results.items():
@@ -247,7 +290,9 @@ def test_every_operation_is_right_or_refused() -> None:
                 assert refused[name, dtype] in str(got), (call, name, dtype)
                 continue
             full = expected[dtype][name].tolist()
-            wanted = {"all_reduced": full, "reduced": full if rank == size - 1 else None}.get(call, [full[rank]])
+            wanted = {"all_reduced": full, "reduced": full if rank == size - 1 else None}.get(
+                call, [full[rank]]
+            )
             assert got == wanted, (rank, call, name, dtype)
 
 
@@ -268,7 +313,13 @@ def train(out: Path, **options: object) -> paceline.Run:
 @pytest.mark.slow
 def test_training_under_mpirun_follows_serial(tmp_path: Path) -> None:
     serial = train(tmp_path / "serial", batch_size=12, epochs=2)
-    many = train(tmp_path / "many", strategy="allreduce:collective=ring", workers=2, transport="mpi", epochs=2)
+    many = train(
+        tmp_path / "many",
+        strategy="allreduce:collective=ring",
+        workers=2,
+        transport="mpi",
+        epochs=2,
+    )
     assert weights_distance(serial.weights, many.weights) < 1e-5
     n = sum(p.numel() for p in small_net().parameters())
     assert sum(w["payload_sent_bytes"] for w in many.record["workers"]) == many.steps * 2 * 4 * n
@@ -276,8 +327,16 @@ def test_training_under_mpirun_follows_serial(tmp_path: Path) -> None:
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(WorkerFailed, match="worker 1 failed: its process was killed by SIGKILL, and mpirun ended"):
-        train(tmp_path / "run", strategy="allreduce", workers=3, transport="mpi", faults=["die:rank=1,step=3"])
+    with pytest.raises(
+        WorkerFailed, match="worker 1 failed: its process was killed by SIGKILL, and mpirun ended"
+    ):
+        train(
+            tmp_path / "run",
+            strategy="allreduce",
+            workers=3,
+            transport="mpi",
+            faults=["die:rank=1,step=3"],
+        )
     assert time.monotonic() - began < 60
     assert '"status": "failed"' in (tmp_path / "run" / "run.json").read_text()
 
@@ -294,7 +353,9 @@ def test_nothing_is_left_running() -> None:
     assert list(failures) == [1]
     time.sleep(0.2)
     assert "paceline.launch.mpi" not in "".join(
-        Path(f"/proc/{pid}/cmdline").read_text() for pid in os.listdir("/proc") if pid.isdigit() and _is_ours(pid)
+        Path(f"/proc/{pid}/cmdline").read_text()
+        for pid in os.listdir("/proc")
+        if pid.isdigit() and _is_ours(pid)
     )
 
 

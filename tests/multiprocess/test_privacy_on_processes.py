@@ -1,4 +1,6 @@
-"""Private runs on real processes: every transport, secrets of one's own, a killed worker, a report."""
+"""Private runs on real processes: every transport, secrets of one's own, a killed worker,
+a report.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def run(out: Path, **options: Any) -> paceline.Run:
 def test_the_same_private_weights_on_every_transport(tmp_path: Path, transport: str) -> None:
     if transport == "mpi" and not MpiTransport.available():
         pytest.skip(f"no MPI: {MpiTransport.missing()}")
-    options = {"strategy": "allreduce:collective=ring", "privacy": "noise=1.0,clip=0.5,secure=false"}
+    options = {
+        "strategy": "allreduce:collective=ring",
+        "privacy": "noise=1.0,clip=0.5,secure=false",
+    }
     reference = run(tmp_path / "reference", transport="inproc", **options)
     found = run(tmp_path / transport, transport=transport, **options)
     assert weights_distance(reference.weights, found.weights) < 1e-5
@@ -37,7 +42,10 @@ def test_the_same_private_weights_on_every_transport(tmp_path: Path, transport: 
     assert found.record["privacy"]["private"] is False
 
 
-LONG = [pytest.param(s, marks=pytest.mark.slow) for s in ("allreduce", "ps:consistency=ssp", "local-sgd", "psgd", "stepwise")]
+LONG = [
+    pytest.param(s, marks=pytest.mark.slow)
+    for s in ("allreduce", "ps:consistency=ssp", "local-sgd", "psgd", "stepwise")
+]
 
 
 @pytest.mark.parametrize("strategy", ["ps:consistency=async", "gossip:mode=async", *LONG])
@@ -50,8 +58,12 @@ def test_private_strategies_learn_on_processes(tmp_path: Path, strategy: str) ->
 
 
 def test_no_two_workers_draw_alike(tmp_path: Path) -> None:
-    """Workers are forked from one process: had they inherited its secrets, they would draw the same."""
-    done = run(tmp_path / "run", strategy="allreduce", transport="shm", privacy="noise=1.0,reveal=true")
+    """Workers are forked from one process: had they inherited its secrets, they would draw the
+    same.
+    """
+    done = run(
+        tmp_path / "run", strategy="allreduce", transport="shm", privacy="noise=1.0,reveal=true"
+    )
     drawn = []
     for worker in range(3):
         lines = (Path(done.out) / "events" / f"worker-{worker}.jsonl").read_text().splitlines()
@@ -61,13 +73,26 @@ def test_no_two_workers_draw_alike(tmp_path: Path) -> None:
 
 def test_a_killed_worker_has_spent_what_it_wrote_down(tmp_path: Path) -> None:
     with pytest.raises(PacelineError):
-        run(tmp_path / "run", strategy="allreduce", transport="shm", faults=("die:rank=1,step=5",), checkpoint_every="2")
+        run(
+            tmp_path / "run",
+            strategy="allreduce",
+            transport="shm",
+            faults=("die:rank=1,step=5",),
+            checkpoint_every="2",
+        )
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["status"] == "failed"
     lines = read_account(tmp_path / "run")
     assert lines[0].steps >= 5
     assert record["privacy"]["steps"] == lines[0].steps
-    more = paceline.train(resume=str(tmp_path / "run"), model=small_net, data=DATA, faults=(), progress=False, epochs=1)
+    more = paceline.train(
+        resume=str(tmp_path / "run"),
+        model=small_net,
+        data=DATA,
+        faults=(),
+        progress=False,
+        epochs=1,
+    )
     assert more.record["privacy"]["steps"] == lines[0].steps + 10 - 4
 
 
@@ -75,9 +100,21 @@ def test_a_killed_worker_has_spent_what_it_wrote_down(tmp_path: Path) -> None:
 def test_a_study_of_private_runs_has_a_page_that_says_what_it_means(tmp_path: Path) -> None:
     plan = {
         "title": "private",
-        "base": {"data": "fashion-mini", "model": "mlp:hidden=16", "steps": 8, "global_batch_size": 120},
-        "axes": {"strategy": ["allreduce"], "workers": [2], "privacy": ["noise=1.0", "noise=1.0,trust=curator"]},
-        "also": [{"strategy": "serial", "privacy": "none"}, {"strategy": "serial", "privacy": "noise=1.0,secure=false"}],
+        "base": {
+            "data": "fashion-mini",
+            "model": "mlp:hidden=16",
+            "steps": 8,
+            "global_batch_size": 120,
+        },
+        "axes": {
+            "strategy": ["allreduce"],
+            "workers": [2],
+            "privacy": ["noise=1.0", "noise=1.0,trust=curator"],
+        },
+        "also": [
+            {"strategy": "serial", "privacy": "none"},
+            {"strategy": "serial", "privacy": "noise=1.0,secure=false"},
+        ],
         "all_cores": False,
     }
     paceline.study(plan, out=str(tmp_path / "study"), progress=False)

@@ -56,11 +56,20 @@ BOTH = pytest.mark.parametrize("transport", ["gloo", "shm"])
 @BOTH
 @pytest.mark.parametrize("strategy", ["allreduce", "ddp"])
 @pytest.mark.parametrize("batch_size", ["7,6", "6,2,5"])
-def test_processes_follow_serial(tmp_path: Path, strategy: str, batch_size: str, transport: str) -> None:
+def test_processes_follow_serial(
+    tmp_path: Path, strategy: str, batch_size: str, transport: str
+) -> None:
     """Uneven batches, momentum, several epochs with partial last steps."""
     workers = batch_size.count(",") + 1
     serial = run(tmp_path / "serial", batch_size=13, epochs=3)
-    many = run(tmp_path / "many", strategy=strategy, workers=workers, batch_size=batch_size, epochs=3, transport=transport)
+    many = run(
+        tmp_path / "many",
+        strategy=strategy,
+        workers=workers,
+        batch_size=batch_size,
+        epochs=3,
+        transport=transport,
+    )
     assert weights_distance(serial.weights, many.weights) < 1e-5
     assert many.test_accuracy == serial.test_accuracy
     n = sum(p.numel() for p in small_net().parameters())
@@ -69,7 +78,9 @@ def test_processes_follow_serial(tmp_path: Path, strategy: str, batch_size: str,
 
 
 def test_ddp_survives_empty_slices(tmp_path: Path) -> None:
-    """13 samples, batches of 4 on 3 workers: the last step of an epoch has one sample for three workers."""
+    """13 samples, batches of 4 on 3 workers: the last step of an epoch has one sample for three
+    workers.
+    """
     data = make_pairs(13)
     serial = run(tmp_path / "serial", data=data, batch_size=12, epochs=3)
     many = run(tmp_path / "many", data=data, strategy="ddp", workers=3, batch_size=4, epochs=3)
@@ -85,7 +96,9 @@ def test_one_process_is_a_plain_loop_bit_for_bit(tmp_path: Path, transport: str)
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    runs = [run(tmp_path / str(i), strategy="allreduce", workers=2, steps=15, seed=3) for i in range(2)]
+    runs = [
+        run(tmp_path / str(i), strategy="allreduce", workers=2, steps=15, seed=3) for i in range(2)
+    ]
     assert identical(runs[0].weights, runs[1].weights)
 
 
@@ -103,9 +116,23 @@ class NoisyStart(nn.Module):
 
 
 def test_equal_starts_are_proved(tmp_path: Path) -> None:
-    run(tmp_path / "sent", model=NoisyStart, strategy="allreduce", workers=2, steps=1, init="broadcast")
+    run(
+        tmp_path / "sent",
+        model=NoisyStart,
+        strategy="allreduce",
+        workers=2,
+        steps=1,
+        init="broadcast",
+    )
     with pytest.raises(ReplicasDiffer, match="init=broadcast sends worker 0's"):
-        run(tmp_path / "seeded", model=NoisyStart, strategy="allreduce", workers=2, steps=1, init="seed")
+        run(
+            tmp_path / "seeded",
+            model=NoisyStart,
+            strategy="allreduce",
+            workers=2,
+            steps=1,
+            init="seed",
+        )
     assert run(tmp_path / "good", strategy="allreduce", workers=2, steps=1, init="seed").steps == 1
 
 
@@ -128,7 +155,9 @@ class Fails(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize(("strategy", "transport"), [("allreduce", "gloo"), ("allreduce", "shm"), ("ddp", "gloo")])
+@pytest.mark.parametrize(
+    ("strategy", "transport"), [("allreduce", "gloo"), ("allreduce", "shm"), ("ddp", "gloo")]
+)
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
@@ -140,7 +169,13 @@ class Fails(nn.Module):
 def test_a_failing_worker_ends_the_run_with_its_reason(
     tmp_path: Path, strategy: str, transport: str, how: str, error: type, message: str
 ) -> None:
-    options = {"strategy": strategy, "transport": transport, "workers": 3, "batch_size": "4,5,4", "epochs": 5}
+    options = {
+        "strategy": strategy,
+        "transport": transport,
+        "workers": 3,
+        "batch_size": "4,5,4",
+        "epochs": 5,
+    }
     began = time.monotonic()
     with pytest.raises(error, match=message) as caught:
         run(tmp_path / "out", model=Fails(how), **options)
@@ -165,7 +200,9 @@ def script(tmp_path: Path, body: str) -> Path:
 
 @pytest.mark.slow
 def test_classes_of_a_script_without_a_guard(tmp_path: Path) -> None:
-    """As in a notebook: classes in __main__, another thread running, torch used with several threads before."""
+    """As in a notebook: classes in __main__, another thread running, torch used with several
+    threads before.
+    """
     file = script(
         tmp_path,
         """
@@ -199,7 +236,14 @@ def test_classes_of_a_script_without_a_guard(tmp_path: Path) -> None:
         print("steps", run.steps, type(run.model).__name__)
         """,
     )
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=90, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, file],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        cwd=tmp_path,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["top of the script", "steps 5 Net"]
 
@@ -210,17 +254,41 @@ def test_errors_come_back_from_a_fresh_process(tmp_path: Path) -> None:
     thread.start()
     try:
         with pytest.raises(WorkerFailed, match="ZeroDivisionError"):
-            run(tmp_path / "out", model=Fails("raise"), strategy="allreduce", workers=2, batch_size="4,5", epochs=5)
+            run(
+                tmp_path / "out",
+                model=Fails("raise"),
+                strategy="allreduce",
+                workers=2,
+                batch_size="4,5",
+                epochs=5,
+            )
     finally:
         stop.set()
         thread.join()
 
 
 def start_long_run(tmp_path: Path) -> subprocess.Popen:
-    """`paceline train` with two workers that would take minutes; returns once both have made a few steps."""
-    command = [PACELINE, "train", "--data", "fashion-mini", "--strategy", "allreduce", "--workers", "2", "--epochs", "500"]
+    """`paceline train` with two workers that would take minutes; returns once both have made a few
+    steps.
+    """
+    command = [
+        PACELINE,
+        "train",
+        "--data",
+        "fashion-mini",
+        "--strategy",
+        "allreduce",
+        "--workers",
+        "2",
+        "--epochs",
+        "500",
+    ]
     with open(tmp_path / "said", "w") as said:
-        process = subprocess.Popen([*command, "--out", tmp_path / "long", "--checkpoint-every", "5"], cwd=tmp_path, stderr=said)
+        process = subprocess.Popen(
+            [*command, "--out", tmp_path / "long", "--checkpoint-every", "5"],
+            cwd=tmp_path,
+            stderr=said,
+        )
     files = [tmp_path / "long" / "events" / f"worker-{r}.jsonl" for r in range(2)]
     deadline = time.monotonic() + 60
     while not all(f.exists() and f.read_text().count('"step"') > 12 for f in files):
@@ -234,7 +302,9 @@ def gone(children: list[psutil.Process]) -> bool:
     return psutil.wait_procs(children, timeout=8)[1] == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_ctrl_c_leaves_no_process_and_a_record(tmp_path: Path, how: signal.Signals) -> None:
     process = start_long_run(tmp_path)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -291,7 +361,14 @@ def test_workers_share_the_data(tmp_path: Path) -> None:
     """400 MB of samples, touched by both workers: neither has them to itself."""
     data = torch.ones(100_000, 1000), torch.zeros(100_000, dtype=torch.int64)
     data[1][0] = 1
-    run(tmp_path / "out", model=Weighs(str(tmp_path)), data=data, strategy="allreduce", workers=2, batch_size=5000)
+    run(
+        tmp_path / "out",
+        model=Weighs(str(tmp_path)),
+        data=data,
+        strategy="allreduce",
+        workers=2,
+        batch_size=5000,
+    )
     notes = [int(f.read_text()) for f in tmp_path.glob("uss-*")]
     assert len(notes) == 2
     assert max(notes) < 300e6
@@ -299,7 +376,9 @@ def test_workers_share_the_data(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_stays_below_600_mb(tmp_path: Path) -> None:
-    """The course's network on as many images as MNIST has; started by a process that has done nothing else."""
+    """The course's network on as many images as MNIST has; started by a process that has done
+    nothing else.
+    """
     script = f"""
 import json, torch, paceline
 from paceline.data.base import Data, TensorSamples
@@ -312,7 +391,9 @@ options = dict(model="cnn", data=data, strategy="allreduce", workers=2, batch_si
 done = paceline.train(out={str(tmp_path / "out")!r}, **options)
 print(max(w["rss_peak_bytes"] for w in done.record["workers"]))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 600e6
 
@@ -322,7 +403,12 @@ print(max(w["rss_peak_bytes"] for w in done.record["workers"]))
 def test_every_collective_follows_serial(tmp_path: Path, collective: str, transport: str) -> None:
     serial = run(tmp_path / "serial", batch_size=12, steps=8)
     many = run(
-        tmp_path / "many", strategy=f"allreduce:collective={collective}", workers=3, batch_size=4, steps=8, transport=transport
+        tmp_path / "many",
+        strategy=f"allreduce:collective={collective}",
+        workers=3,
+        batch_size=4,
+        steps=8,
+        transport=transport,
     )
     assert weights_distance(serial.weights, many.weights) < 1e-5
     n = sum(p.numel() for p in small_net().parameters())

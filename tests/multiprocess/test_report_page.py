@@ -19,7 +19,11 @@ def made_up(folder: Path) -> Path:
     """Two seeds of three strategies with 1 to 4 workers, every kind of chart filled."""
     runs = []
     for seed in (0, 1):
-        for strategy, speed, accuracy in (("serial", 1.0, 0.97), ("allreduce", 0.9, 0.97), ("psgd", 1.0, 0.9)):
+        for strategy, speed, accuracy in (
+            ("serial", 1.0, 0.97),
+            ("allreduce", 0.9, 0.97),
+            ("psgd", 1.0, 0.9),
+        ):
             for workers in (1, 2, 3, 4) if strategy != "serial" else (1,):
                 train_s = 4.0 / (speed * min(workers, 2)) + 0.01 * seed
                 parts = {
@@ -28,7 +32,11 @@ def made_up(folder: Path) -> Path:
                     "idle_s": 0.1 * train_s,
                     "payload_sent_bytes": 1000,
                 }
-                extra = {"staleness_mean": 0.5, "replica_distance_max": 0.1 * workers} if strategy == "psgd" else {}
+                extra = (
+                    {"staleness_mean": 0.5, "replica_distance_max": 0.1 * workers}
+                    if strategy == "psgd"
+                    else {}
+                )
                 runs.append(
                     run(strategy, workers, train_s, accuracy - 0.001 * seed, reached_s=train_s / 2, target=0.8,
                         each=[{**parts, **extra}] * workers)
@@ -65,7 +73,10 @@ def test_the_page_fits_a_phone(tmp_path: Path) -> None:
 
 @BROWSER
 def test_a_comparison_is_a_page_too(tmp_path: Path) -> None:
-    found = look(compare(made_up(tmp_path / "a"), made_up(tmp_path / "b"), tmp_path / "c.html"), tmp_path / "profile")
+    found = look(
+        compare(made_up(tmp_path / "a"), made_up(tmp_path / "b"), tmp_path / "c.html"),
+        tmp_path / "profile",
+    )
     assert [name for name, _, _ in found["charts"]] == ["ratio"]
 
 
@@ -80,11 +91,21 @@ def test_a_report_over_200_runs_is_quick_and_small(tmp_path: Path) -> None:
     runs = []
     for number in range(40):
         for workers in (1, 2, 4, 8, 16):
-            runs.append(run("allreduce", workers, 4.0 / workers, varied={"lr": 0.001 * (number + 1)}, cores=16))
+            runs.append(
+                run(
+                    "allreduce",
+                    workers,
+                    4.0 / workers,
+                    varied={"lr": 0.001 * (number + 1)},
+                    cores=16,
+                )
+            )
     folder = write_study(tmp_path / "s", runs, events=True)
     started = time.monotonic()
     page = render(folder)
-    assert time.monotonic() - started < 60  # 20 on a quiet machine: `benchmarks/report.py` measures it
+    assert (
+        time.monotonic() - started < 60
+    )  # 20 on a quiet machine: `benchmarks/report.py` measures it
     assert page.stat().st_size < 15e6
 
 
@@ -94,8 +115,13 @@ def test_records_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     events = first / "events" / "worker-0.jsonl"
     whole = read_study(folder)
     points = len([r for r in tables_of(whole)["curves"] if r["run"] == first.name])
-    events.write_text(events.read_text().replace('"kind": "evaluation"', '"kind": "evalu', 1))  # a half-written line
-    assert len([r for r in tables_of(read_study(folder))["curves"] if r["run"] == first.name]) == points - 1
+    events.write_text(
+        events.read_text().replace('"kind": "evaluation"', '"kind": "evalu', 1)
+    )  # a half-written line
+    assert (
+        len([r for r in tables_of(read_study(folder))["curves"] if r["run"] == first.name])
+        == points - 1
+    )
     record = json.loads((first / "run.json").read_text())
     (first / "run.json").write_text(json.dumps({**record, "schema": 99}))
     with pytest.raises(BadRequest, match="schema 99"):
@@ -106,14 +132,18 @@ def test_records_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         read_study(folder)
     for broken in ("{", "[]", '{"schema": 1}', '{"schema": 1, "runs": [{}]}'):
         (folder / "study.json").write_text(broken)
-        with pytest.raises(BadRequest, match=r"not a study's record|holds no finished run|cannot be read"):
+        with pytest.raises(
+            BadRequest, match=r"not a study's record|holds no finished run|cannot be read"
+        ):
             read_study(folder)
     with pytest.raises(BadRequest, match="holds no run"):
         read_study(tmp_path / "nowhere")
 
 
 def test_runs_that_nobody_planned_together_are_told_apart(tmp_path: Path) -> None:
-    for number, (transport, batch, seed) in enumerate((("gloo", 64, 0), ("shm", 64, 0), ("shm", 64, 1), ("shm", 512, 0))):
+    for number, (transport, batch, seed) in enumerate(
+        (("gloo", 64, 0), ("shm", 64, 0), ("shm", 64, 1), ("shm", 512, 0))
+    ):
         folder = tmp_path / "all" / str(number)
         folder.mkdir(parents=True)
         record = run("allreduce", 2, 1.0 + number, transport=transport, batch_size=batch)
@@ -132,7 +162,9 @@ def test_runs_that_nobody_planned_together_are_told_apart(tmp_path: Path) -> Non
 
 def test_a_comparison_says_what_else_differs(tmp_path: Path) -> None:
     one = write_study(tmp_path / "a", [run("psgd", 2, 4.0, 0.95, lr=0.1), run("hogwild", 2)])
-    other = write_study(tmp_path / "b", [run("psgd", 2, 1.0, 0.45, lr=0.2), run("hogwild", 2, error="broken")])
+    other = write_study(
+        tmp_path / "b", [run("psgd", 2, 1.0, 0.45, lr=0.2), run("hogwild", 2, error="broken")]
+    )
     text = compare(one, other, tmp_path / "c.html").read_text()
     assert "<code>lr</code> (0.1, then 0.2)" in text
     assert "accuracy -50.00 points" in text

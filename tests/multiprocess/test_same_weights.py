@@ -1,5 +1,7 @@
-"""The same `paceline train` line under mpirun, torchrun and srun: the same weights as when Paceline starts the workers itself;
-and under torchrun also when ranks are killed, or come and go, on the way."""
+"""The same `paceline train` line under mpirun, torchrun and srun: the same weights as when Paceline
+starts the workers itself; and under torchrun also when ranks are killed, or come and go, on the
+way.
+"""
 
 import json
 import os
@@ -77,11 +79,19 @@ def with_srun(size: int, *program: str) -> list[Start]:
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_NODEID": "0",
     }
-    return [([sys.executable, *program], {**step, "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)}) for r in range(size)]
+    return [
+        ([sys.executable, *program], {**step, "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)})
+        for r in range(size)
+    ]
 
 
 LAUNCHERS = [
-    pytest.param(with_mpirun, "mpi", id="mpirun", marks=pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here")),
+    pytest.param(
+        with_mpirun,
+        "mpi",
+        id="mpirun",
+        marks=pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here"),
+    ),
     pytest.param(with_torchrun, "auto", id="torchrun"),
     pytest.param(with_srun, "gloo", id="srun"),
 ]
@@ -95,11 +105,21 @@ def started(
     """A process, ended with all that it has started."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env, preexec_fn=first)  # noqa: PLW1509
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=env,
+            preexec_fn=first,  # noqa: PLW1509
+        )
         try:
             yield process
         finally:
-            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            family = (
+                psutil.Process(process.pid).children(recursive=True)
+                if process.poll() is None
+                else []
+            )
             process.terminate()
             try:
                 process.wait(10)
@@ -124,7 +144,10 @@ def finished(process: subprocess.Popen[bytes], log: Path) -> str:
 def run_all(starts: list[Start]) -> list[str]:
     with ExitStack() as stack:
         logs = [Path(f"log-{number}") for number in range(len(starts))]
-        running = [stack.enter_context(started(c, log, **e)) for (c, e), log in zip(starts, logs, strict=True)]
+        running = [
+            stack.enter_context(started(c, log, **e))
+            for (c, e), log in zip(starts, logs, strict=True)
+        ]
         return [finished(process, log) for process, log in zip(running, logs, strict=True)]
 
 
@@ -139,7 +162,11 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: P
 def sessions(out: Path) -> list[int]:
     """The steps from which the run began, and was begun again."""
     file = out / "events" / "worker-0.jsonl"
-    return [e["from_step"] for e in read_events(file) if e["kind"] == "start"] if file.is_file() else []
+    return (
+        [e["from_step"] for e in read_events(file) if e["kind"] == "start"]
+        if file.is_file()
+        else []
+    )
 
 
 def record_of(out: Path) -> dict[str, Any]:
@@ -156,12 +183,18 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 
 @pytest.mark.parametrize(("launcher", "transport"), LAUNCHERS)
-def test_the_ring_is_the_same_bit_for_bit(launcher: Launcher, transport: str, ring: Weights) -> None:
-    said = run_all(launcher(RANKS, PACELINE, *line(strategy=RING, transport=transport, out="run"), "--json"))
+def test_the_ring_is_the_same_bit_for_bit(
+    launcher: Launcher, transport: str, ring: Weights
+) -> None:
+    said = run_all(
+        launcher(RANKS, PACELINE, *line(strategy=RING, transport=transport, out="run"), "--json")
+    )
     record = record_of(Path("run"))
     assert (record["status"], record["config"]["workers"]) == ("completed", RANKS)
     assert [w["rank"] for w in record["workers"]] == list(range(RANKS))
-    assert record["config"]["transport"] == ("shm" if transport == "auto" else transport)  # all on one host
+    assert record["config"]["transport"] == (
+        "shm" if transport == "auto" else transport
+    )  # all on one host
     assert '"status": "completed"' in said[0]
     assert not any(said[1:])  # rank 0 speaks
     assert identical(paceline.Run.open("run").weights, ring)
@@ -185,20 +218,29 @@ for out, line in json.loads(sys.argv[1]).items():
 def by_strategy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
     """As many workers as there are ranks that do not serve."""
     out = tmp_path_factory.mktemp("local")
-    return {s: locally(out / s, strategy=s, workers=RANKS - (Spec.of(s).name == "ps")).weights for s in SYNCHRONOUS}
+    return {
+        s: locally(out / s, strategy=s, workers=RANKS - (Spec.of(s).name == "ps")).weights
+        for s in SYNCHRONOUS
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("launcher", "transport"), LAUNCHERS)
-def test_every_synchronous_strategy(launcher: Launcher, transport: str, by_strategy: dict[str, Weights]) -> None:
+def test_every_synchronous_strategy(
+    launcher: Launcher, transport: str, by_strategy: dict[str, Weights]
+) -> None:
     """One run after the other in the same processes: starting them takes the time."""
     Path("script.py").write_text(ALL_OF_THEM)
     program = ["script.py"] if launcher is not with_mpirun else [sys.executable, "script.py"]
     lines = {s: line(strategy=s, transport=transport) for s in SYNCHRONOUS}
     run_all(launcher(RANKS, *program, json.dumps(lines)))
-    assert {s: record_of(Path(s))["status"] for s in SYNCHRONOUS} == dict.fromkeys(SYNCHRONOUS, "completed")
-    distances = {s: weights_distance(paceline.Run.open(s).weights, by_strategy[s]) for s in SYNCHRONOUS}
+    assert {s: record_of(Path(s))["status"] for s in SYNCHRONOUS} == dict.fromkeys(
+        SYNCHRONOUS, "completed"
+    )
+    distances = {
+        s: weights_distance(paceline.Run.open(s).weights, by_strategy[s]) for s in SYNCHRONOUS
+    }
     assert {s: d for s, d in distances.items() if d > 1e-5} == {}
 
 
@@ -227,9 +269,16 @@ LONG = {"strategy": RING, "steps": 60, "checkpoint_every": 20}
 
 @pytest.fixture
 def gate() -> Callable[..., list[str]]:
-    """Flags by which a rank waits before a step for a file: the others wait for it in their exchange meanwhile."""
+    """Flags by which a rank waits before a step for a file: the others wait for it in their
+    exchange meanwhile.
+    """
     Path("gate.py").write_text(GATE)
-    return lambda **options: ["--plugin", "gate.py", "--faults", "gate:" + ",".join(f"{k}={v}" for k, v in options.items())]
+    return lambda **options: [
+        "--plugin",
+        "gate.py",
+        "--faults",
+        "gate:" + ",".join(f"{k}={v}" for k, v in options.items()),
+    ]
 
 
 def kill_rank(rank: int, *agents: subprocess.Popen[bytes]) -> None:
@@ -255,7 +304,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> paceline.Run:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("transport", "victim"), [("gloo", 1), ("gloo", 0), ("shm", 2), ("shm", 0)])
+@pytest.mark.parametrize(
+    ("transport", "victim"), [("gloo", 1), ("gloo", 0), ("shm", 2), ("shm", 0)]
+)
 def test_torchrun_starts_the_ranks_again(
     transport: str, victim: int, undisturbed: paceline.Run, gate: Callable[..., list[str]]
 ) -> None:
@@ -273,10 +324,14 @@ def test_torchrun_starts_the_ranks_again(
 
 @pytest.mark.slow
 def test_a_lost_server_is_started_again(tmp_path: Path, gate: Callable[..., list[str]]) -> None:
-    """From the last checkpoint that has what it remembered, not from the weights that worker 0 has rescued."""
+    """From the last checkpoint that has what it remembered, not from the weights that worker 0 has
+    rescued.
+    """
     reference = locally(tmp_path / "local", **{**LONG, "strategy": "ps", "workers": 2})
     out, log = Path("run"), Path("log")
-    [(command, _)] = with_torchrun(RANKS, PACELINE, *line(**{**LONG, "strategy": "ps"}, transport="gloo", out=out))
+    [(command, _)] = with_torchrun(
+        RANKS, PACELINE, *line(**{**LONG, "strategy": "ps"}, transport="gloo", out=out)
+    )
     command[1:1] = ["--max-restarts", "2"]
     with started([*command, *gate(rank=1, step=31, file="open")], log) as torchrun:
         until((out / "checkpoints" / "step-00000020").is_dir, torchrun, log)
@@ -287,11 +342,15 @@ def test_a_lost_server_is_started_again(tmp_path: Path, gate: Callable[..., list
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_started_again(tmp_path: Path, undisturbed: paceline.Run, gate: Callable[..., list[str]]) -> None:
+def test_a_resumed_run_is_started_again(
+    tmp_path: Path, undisturbed: paceline.Run, gate: Callable[..., list[str]]
+) -> None:
     """Not from where it was told to go on, but from where it has come to since."""
     out, log = Path("new"), Path("log")
     locally(tmp_path / "old", **{**LONG, "steps": 30}, workers=RANKS)
-    [(command, _)] = with_torchrun(RANKS, PACELINE, "train", "--resume", "old", "--steps", "60", "--out", str(out))
+    [(command, _)] = with_torchrun(
+        RANKS, PACELINE, "train", "--resume", "old", "--steps", "60", "--out", str(out)
+    )
     command[1:1] = ["--max-restarts", "2"]
     with started([*command, *gate(rank=1, step=51, file="open")], log) as torchrun:
         until((out / "checkpoints" / "step-00000040").is_dir, torchrun, log)
@@ -303,7 +362,9 @@ def test_a_resumed_run_is_started_again(tmp_path: Path, undisturbed: paceline.Ru
 
 
 @pytest.mark.slow
-def test_started_again_before_the_first_checkpoint(undisturbed: paceline.Run, gate: Callable[..., list[str]]) -> None:
+def test_started_again_before_the_first_checkpoint(
+    undisturbed: paceline.Run, gate: Callable[..., list[str]]
+) -> None:
     """In a folder of one's own it begins again; somebody else's is refused every time."""
     out, log = Path("run"), Path("log")
     [(command, _)] = with_torchrun(RANKS, PACELINE, *line(**LONG, transport="gloo", out=out))
@@ -317,7 +378,9 @@ def test_started_again_before_the_first_checkpoint(undisturbed: paceline.Run, ga
     check(out, undisturbed, [0, 0])
     with started(command, log) as torchrun:
         assert torchrun.wait(DEADLINE_S) != 0
-    assert log.read_text().count("out=run holds a run already") == 2  # again when torchrun has started the ranks again
+    assert (
+        log.read_text().count("out=run holds a run already") == 2
+    )  # again when torchrun has started the ranks again
     check(out, undisturbed, [0, 0])
 
 
@@ -328,17 +391,40 @@ def free_port() -> int:
 
 
 def agent(nodes: str, port: int, *program: str) -> list[str]:
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=2"]
-    return [TORCHRUN, "--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "2", *meeting, *program]
+    meeting = [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        "--rdzv-conf",
+        "last_call_timeout=2",
+    ]
+    return [
+        TORCHRUN,
+        "--nnodes",
+        nodes,
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "2",
+        *meeting,
+        *program,
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [False, True])
-def test_torchrun_on_several_nodes(dies: bool, tmp_path: Path, gate: Callable[..., list[str]]) -> None:
-    """Two agents, as on two hosts. When a rank dies each counts its own restarts, and they do not count the same."""
+def test_torchrun_on_several_nodes(
+    dies: bool, tmp_path: Path, gate: Callable[..., list[str]]
+) -> None:
+    """Two agents, as on two hosts. When a rank dies each counts its own restarts, and they do not
+    count the same.
+    """
     reference = locally(tmp_path / "local", **LONG, workers=2)
     out, logs = Path("run"), [Path("log-a"), Path("log-b")]
-    command = agent("2", free_port(), PACELINE, *line(**LONG, out=out), *gate(rank=1, step=31, file="open"))
+    command = agent(
+        "2", free_port(), PACELINE, *line(**LONG, out=out), *gate(rank=1, step=31, file="open")
+    )
     with started(command, logs[0]) as one, started(command, logs[1]) as two:
         if dies:
             until((out / "checkpoints" / "step-00000020").is_dir, one, logs[0])
@@ -367,7 +453,16 @@ def test_torchrun_on_hosts_of_their_own(tmp_path: Path) -> None:
                 "--local-addr",
                 bed.address(host),
             ]
-            command = [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meeting, PACELINE, *line(strategy=RING, out="run")]
+            command = [
+                TORCHRUN,
+                "--nnodes",
+                "2",
+                "--nproc-per-node",
+                "1",
+                *meeting,
+                PACELINE,
+                *line(strategy=RING, out="run"),
+            ]
             agents.append(stack.enter_context(started(command, log, partial(bed.enter, host))))
         for process, log in zip(agents, logs, strict=True):
             finished(process, log)
@@ -378,11 +473,15 @@ def test_torchrun_on_hosts_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_node_comes_and_goes(gate: Callable[..., list[str]]) -> None:
-    """One worker, then two, then one again: one run, one record. What was done since a checkpoint is done again."""
+    """One worker, then two, then one again: one run, one record. What was done since a checkpoint
+    is done again.
+    """
     out, logs = Path("run"), [Path("log-a"), Path("log-b")]
     gates = [*gate(rank=0, step=31, file="two"), *gate(rank=0, step=51, file="one")]
     command = agent("1:2", free_port(), PACELINE, *line(**LONG, out=out, deadline_s=60), *gates)
-    apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # torch 2.13: a node that comes later waits for its store in vain
+    apart = {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"
+    }  # torch 2.13: a node that comes later waits for its store in vain
     with started(command, logs[0], **apart) as stays:
         until((out / "checkpoints" / "step-00000020").is_dir, stays, logs[0])
         with started(command, logs[1], **apart) as goes:
@@ -392,6 +491,10 @@ def test_a_node_comes_and_goes(gate: Callable[..., list[str]]) -> None:
         Path("one").touch()
         finished(stays, logs[0])
     record = record_of(out)
-    assert (record["status"], record["result"]["steps"], record["config"]["workers"]) == ("completed", 60, 1)
+    assert (record["status"], record["result"]["steps"], record["config"]["workers"]) == (
+        "completed",
+        60,
+        1,
+    )
     assert record["result"]["samples"] == 8 * (20 + 2 * 20 + 20)
     assert sessions(out) == [0, 20, 40]

@@ -1,4 +1,6 @@
-"""However a run is asked to end, and however often: one record, no process. Number 14 of issue 15."""
+"""However a run is asked to end, and however often: one record, no process. Number 14 of
+issue 15.
+"""
 
 import json
 import os
@@ -22,7 +24,9 @@ paceline.train(model=lambda: nn.Linear(6, 3), data=(torch.randn(64, 6), torch.ar
 
 
 def ended(command: list[str], how: list[signal.Signals], tmp_path: Path) -> tuple[int, str]:
-    """A run that would take for ever, asked to end after a few steps: its exit code, and what it said."""
+    """A run that would take for ever, asked to end after a few steps: its exit code, and what it
+    said.
+    """
     with open(tmp_path / "said", "w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
     events = tmp_path / "run" / "events" / "worker-0.jsonl"
@@ -55,7 +59,9 @@ def record(tmp_path: Path) -> dict:
         ([signal.SIGTERM], "2", "shm"),
         ([signal.SIGHUP], "2", "inproc"),
         ([signal.SIGINT] * 5, "2", "gloo"),
-        pytest.param([signal.SIGHUP, signal.SIGINT, signal.SIGTERM], "2", "shm", marks=pytest.mark.slow),
+        pytest.param(
+            [signal.SIGHUP, signal.SIGINT, signal.SIGTERM], "2", "shm", marks=pytest.mark.slow
+        ),
         pytest.param([signal.SIGTERM] * 5, "2", "mpi", marks=pytest.mark.slow),
     ],
 )
@@ -65,7 +71,9 @@ def test_14_a_signal_leaves_a_record_in_the_api(
     (tmp_path / "program.py").write_text(API)
     code, said = ended([sys.executable, "program.py", workers, transport], how, tmp_path)
     assert code != 0
-    assert "Interrupted" in said or len(how) > 1  # a later signal may end the program before it has said so
+    assert (
+        "Interrupted" in said or len(how) > 1
+    )  # a later signal may end the program before it has said so
     found = record(tmp_path)
     assert found["status"] == "interrupted"
     assert found["result"]["steps"] > 5
@@ -73,8 +81,12 @@ def test_14_a_signal_leaves_a_record_in_the_api(
     assert found["error"] == expected
 
 
-@pytest.mark.parametrize("how", [[signal.SIGHUP], pytest.param([signal.SIGINT] * 5, marks=pytest.mark.slow)])
-def test_14_a_closed_terminal_leaves_a_record_of_the_command(tmp_path: Path, how: list[signal.Signals]) -> None:
+@pytest.mark.parametrize(
+    "how", [[signal.SIGHUP], pytest.param([signal.SIGINT] * 5, marks=pytest.mark.slow)]
+)
+def test_14_a_closed_terminal_leaves_a_record_of_the_command(
+    tmp_path: Path, how: list[signal.Signals]
+) -> None:
     train = [
         "train",
         "--data",
@@ -86,7 +98,9 @@ def test_14_a_closed_terminal_leaves_a_record_of_the_command(tmp_path: Path, how
         "--epochs",
         "1000000",
     ]
-    code, said = ended([str(Path(sys.executable).with_name("paceline")), *train, "--out", "run"], how, tmp_path)
+    code, said = ended(
+        [str(Path(sys.executable).with_name("paceline")), *train, "--out", "run"], how, tmp_path
+    )
     assert code == 130
     assert said.strip().splitlines()[-1].startswith("paceline: interrupted")
     assert "Traceback" not in said

@@ -1,4 +1,6 @@
-"""A worker that is slow is waited for, and one notice says who waits for whom. Number 12 of issue 15."""
+"""A worker that is slow is waited for, and one notice says who waits for whom. Number 12 of issue
+15.
+"""
 
 import subprocess
 import sys
@@ -43,14 +45,25 @@ class Slow(nn.Module):
 
     def __init__(self, where: str, mark: Path, size: int) -> None:
         super().__init__()
-        self.inner, self.where, self.mark, self.size, self.calls = nn.Linear(6, 3), where, mark, size, 0
+        self.inner, self.where, self.mark, self.size, self.calls = (
+            nn.Linear(6, 3),
+            where,
+            mark,
+            size,
+            0,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += self.training
         slow = (
             len(x) == self.size if self.training else self.calls and len(x) == 7
         )  # of 19 test samples, worker 2 has 7, the others 6
-        if slow and self.where == ("train" if self.training else "evaluation") and self.calls > 2 and once(self.mark):
+        if (
+            slow
+            and self.where == ("train" if self.training else "evaluation")
+            and self.calls > 2
+            and once(self.mark)
+        ):
             time.sleep(SLOW_S)
         return self.inner(x)
 
@@ -60,7 +73,9 @@ class Slow(nn.Module):
         return super().state_dict(*args, **kwargs)
 
 
-def notices_of(tmp_path: Path, where: str = "train", **options: Any) -> tuple[dict[str, Any], list[str]]:
+def notices_of(
+    tmp_path: Path, where: str = "train", **options: Any
+) -> tuple[dict[str, Any], list[str]]:
     said: list[str] = []
     mark = tmp_path / "slow-once"
     defaults: dict[str, Any] = {
@@ -76,13 +91,17 @@ def notices_of(tmp_path: Path, where: str = "train", **options: Any) -> tuple[di
         "checkpoint_every": "epoch",
     }
     job = make_job({**defaults, **options})
-    run = start(job, lambda kind, content: said.append(content["text"]) if kind == "notice" else None)
+    run = start(
+        job, lambda kind, content: said.append(content["text"]) if kind == "notice" else None
+    )
     assert mark.exists(), "somebody was slow"
     return run.record, [text for text in said if "waited" in text]
 
 
 def naming(slow: str, waits: list[str]) -> list[str]:
-    """The notices that name this one alone. On a busy machine others may be slow, too, at other moments."""
+    """The notices that name this one alone. On a busy machine others may be slow, too, at other
+    moments.
+    """
     found = [text for text in waits if f" for {slow} (" in text]
     assert found, waits
     return found
@@ -98,7 +117,9 @@ def naming(slow: str, waits: list[str]) -> list[str]:
         *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE),
     ],
 )
-def test_12_a_slow_worker_is_waited_for_and_told_by_name(tmp_path: Path, strategy: str, transport: str) -> None:
+def test_12_a_slow_worker_is_waited_for_and_told_by_name(
+    tmp_path: Path, strategy: str, transport: str
+) -> None:
     record, waits = notices_of(tmp_path, strategy=strategy, transport=transport)
     assert record["status"] == "completed"
     assert "lost" not in record
@@ -110,13 +131,23 @@ def test_12_a_slow_worker_is_waited_for_and_told_by_name(tmp_path: Path, strateg
     assert f"--deadline-s {DEADLINE_S}" in told[0]
 
 
-APART = ["psgd", *(pytest.param(s, marks=pytest.mark.slow) for s in ("hogwild", "ps:consistency=async", "gossip:mode=async"))]
+APART = [
+    "psgd",
+    *(
+        pytest.param(s, marks=pytest.mark.slow)
+        for s in ("hogwild", "ps:consistency=async", "gossip:mode=async")
+    ),
+]
 
 
 @pytest.mark.parametrize("strategy", APART)
 def test_12_workers_that_run_apart_are_told_of_at_the_end(tmp_path: Path, strategy: str) -> None:
-    """They used to wait without a word. The slow one is slow in its last epoch; the others have come to the end."""
-    record, waits = notices_of(tmp_path, strategy=strategy, transport="shm", epochs=1, evaluate_every="1000")
+    """They used to wait without a word. The slow one is slow in its last epoch; the others have
+    come to the end.
+    """
+    record, waits = notices_of(
+        tmp_path, strategy=strategy, transport="shm", epochs=1, evaluate_every="1000"
+    )
     assert record["status"] == "completed"
     assert any("(all to come together)" in text for text in naming("worker 1", waits)), waits
 
@@ -142,29 +173,48 @@ def test_12_a_slow_constructor_and_loader_end_no_run(tmp_path: Path) -> None:
             return inputs[i], targets[i]
 
     def make() -> nn.Module:
-        if (tmp_path / "run" / "events").exists() and once(mark):  # in a worker, not when the request is looked at
+        if (tmp_path / "run" / "events").exists() and once(
+            mark
+        ):  # in a worker, not when the request is looked at
             time.sleep(SLOW_S)
         return nn.Linear(6, 3)
 
     record, waits = notices_of(
-        tmp_path, model=make, data=(Loading(), None), batch_size=4, strategy="allreduce", transport="gloo"
+        tmp_path,
+        model=make,
+        data=(Loading(), None),
+        batch_size=4,
+        strategy="allreduce",
+        transport="gloo",
     )
     assert record["status"] == "completed"
     assert waits
 
 
 def test_12_gossip_meets_a_slow_partner_again(tmp_path: Path) -> None:
-    record, _ = notices_of(tmp_path, strategy="gossip:topology=ring", transport="shm", workers=2, batch_size="4,5", epochs=3)
+    record, _ = notices_of(
+        tmp_path,
+        strategy="gossip:topology=ring",
+        transport="shm",
+        workers=2,
+        batch_size="4,5",
+        epochs=3,
+    )
     sent = {worker["messages_sent"] for worker in record["workers"]}
     assert sent == {record["result"]["steps"]}, "one meeting a step, also after the slow one"
     waited = [worker["sync_s"] + worker["idle_s"] for worker in record["workers"]]
     assert max(waited) > DEADLINE_S, "waiting is booked as waiting"
 
 
-def test_12_where_nothing_tells_that_a_rank_lives_the_sentence_does_not_say_that_it_is_gone() -> None:
+def test_12_where_nothing_tells_that_a_rank_lives_the_sentence_does_not_say_that_it_is_gone() -> (
+    None
+):
     patience = Patience(0, 2, deadline_s=0.0)
     with (
-        pytest.raises(PeerSlow, match=r"no answer from rank 1 within 0 s, while waiting for a message.*--deadline-s"),
+        pytest.raises(
+            PeerSlow,
+            match=r"no answer from rank 1 within 0 s, while waiting for a message.*--deadline-s",
+        ),
         patience.waiting("a message", 1) as look,
     ):
         look()
@@ -189,7 +239,11 @@ pace.finish()
 def test_12_worker_0_may_evaluate_alone_in_a_loop_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     done = subprocess.run(
-        [BIN / "paceline", "launch", "-n", "2", "own.py"], capture_output=True, text=True, timeout=100, check=True
+        [BIN / "paceline", "launch", "-n", "2", "own.py"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     assert done.stderr.count("worker 1 has waited") == 1
     assert "for worker 0 (" in done.stderr

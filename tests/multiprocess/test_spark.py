@@ -1,4 +1,6 @@
-"""The two engines, on a table with everything that can be wrong with one: the same shards, byte for byte. A real Spark."""
+"""The two engines, on a table with everything that can be wrong with one: the same shards, byte for
+byte. A real Spark.
+"""
 
 from __future__ import annotations
 
@@ -73,19 +75,26 @@ def spark() -> Iterator[Session]:
 
 def both(recipe: Recipe, out: Path, **options: object) -> Manifest:
     """By either engine; they must agree."""
-    made = [prepare(recipe, out / e, e, "local[2]" if e == "spark" else "", **options) for e in ("polars", "spark")]  # type: ignore[arg-type]
+    made = [
+        prepare(recipe, out / e, e, "local[2]" if e == "spark" else "", **options)
+        for e in ("polars", "spark")
+    ]  # type: ignore[arg-type]
     assert_same(*made)
     return made[0]
 
 
-def test_both_engines_give_the_same_shards(spark: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_engines_give_the_same_shards(
+    spark: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = both(Recipe.read(write_table(tmp_path / "a", rows=600)), tmp_path / "one", shards=3)
     assert first.report["broken_lines"] > 3
     assert first.report["bad_numbers"] > 0
 
     # what goes wrong in an executor is said as it was said there
     monkeypatch.setattr(manifest.secrets, "token_hex", lambda size: "0" * 2 * size)
-    (tmp_path / "blocked" / "train-00001-00000000.inputs.npy").mkdir(parents=True)  # in a shard's way
+    (tmp_path / "blocked" / "train-00001-00000000.inputs.npy").mkdir(
+        parents=True
+    )  # in a shard's way
     with pytest.raises(RunFailed, match=r"train-00001-00000000\.inputs\.npy cannot be written"):
         prepare(Recipe.read(write_table(tmp_path / "d")), tmp_path / "blocked", "spark", "local[2]")
     assert not (tmp_path / "blocked" / "manifest.json").exists()
@@ -93,7 +102,9 @@ def test_both_engines_give_the_same_shards(spark: Session, tmp_path: Path, monke
 
 @pytest.mark.slow
 def test_odder_tables(spark: Session, tmp_path: Path) -> None:
-    """Capitals and dots in names, quotes that stay open, bytes that are no UTF-8, another order of columns in the test file."""
+    """Capitals and dots in names, quotes that stay open, bytes that are no UTF-8, another order of
+    columns in the test file.
+    """
     folder = tmp_path / "odd"
     folder.mkdir()
     words = [b"v", b'"u"v', b' "w,x" ', b"\xff", b'"open', b"Z", b"#no", b'"a ""q"""']
@@ -105,9 +116,22 @@ def test_odder_tables(spark: Session, tmp_path: Path) -> None:
     found = both(Recipe.read(folder / "r.toml"), tmp_path / "one")
     assert found.report["broken_lines"] > 10
     assert found.rows("test") > 10
-    both(changed(tmp_path / "b", "test = 0.25", 'where = "month > 9"'), tmp_path / "two", shards=2, persist=False)
-    both(changed(tmp_path / "c", 'missing = "mean"', 'missing = "drop"'), tmp_path / "three", shards=1)
-    both(changed(tmp_path / "d", 'on = ["town"]', 'on = ["town"]\nhow = "inner"'), tmp_path / "four", shards=1)
+    both(
+        changed(tmp_path / "b", "test = 0.25", 'where = "month > 9"'),
+        tmp_path / "two",
+        shards=2,
+        persist=False,
+    )
+    both(
+        changed(tmp_path / "c", 'missing = "mean"', 'missing = "drop"'),
+        tmp_path / "three",
+        shards=1,
+    )
+    both(
+        changed(tmp_path / "d", 'on = ["town"]', 'on = ["town"]\nhow = "inner"'),
+        tmp_path / "four",
+        shards=1,
+    )
 
 
 @pytest.mark.slow
@@ -116,10 +140,18 @@ def test_parquet_and_images(spark: Session, tmp_path: Path) -> None:
     folder.mkdir()
     random = np.random.default_rng(0)
     x = np.where(random.random(200) < 0.2, np.nan, random.normal(size=200))
-    table = {"x": x, "id": np.arange(200), "word": random.choice(["a", "b", "c"], 200).astype(str), "y": random.random(200)}
+    table = {
+        "x": x,
+        "id": np.arange(200),
+        "word": random.choice(["a", "b", "c"], 200).astype(str),
+        "y": random.random(200),
+    }
     pq.write_table(pa.table(table), folder / "t.parquet")
     (folder / "r.toml").write_text(PARQUET)
     both(Recipe.read(folder / "r.toml"), tmp_path / "out")
     export("fashion-mini", tmp_path / "images", most=3)
-    made = [prepare_images(str(tmp_path / "images"), tmp_path / e, e, m) for e, m in (("local", ""), ("spark", "local[2]"))]
+    made = [
+        prepare_images(str(tmp_path / "images"), tmp_path / e, e, m)
+        for e, m in (("local", ""), ("spark", "local[2]"))
+    ]
     assert_same(*made)

@@ -1,4 +1,6 @@
-"""What others who reach this machine, or this user's files, can do to a run: nothing. The numbers are those of issue 15."""
+"""What others who reach this machine, or this user's files, can do to a run: nothing. The numbers
+are those of issue 15.
+"""
 
 import json
 import os
@@ -82,7 +84,10 @@ def test_01_an_error_that_is_not_ours_travels_as_the_nearest_that_is() -> None:
     assert str(from_plain(to_plain(changed))) == "worker 0: rank 1 is gone"
 
 
-ANYTHING = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda x: st.lists(x, max_size=3))
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda x: st.lists(x, max_size=3),
+)
 
 
 @given(st.sampled_from([*BY_NAME, "eval", "__import__"]), ANYTHING)
@@ -93,10 +98,14 @@ def test_01_whatever_a_stranger_writes_becomes_an_error_of_ours(name: str, argum
         Present.read(arguments)
 
 
-@pytest.mark.parametrize("content", [pickle.dumps(Evil()).hex(), json.dumps({"ticket": 1}), "[]", "7"])
+@pytest.mark.parametrize(
+    "content", [pickle.dumps(Evil()).hex(), json.dumps({"ticket": 1}), "[]", "7"]
+)
 def test_01_a_stranger_on_the_board_is_not_a_rank(content: str, tmp_path: Path) -> None:
     store = open_store("127.0.0.1", 0, 20)
-    dist.TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=20)).set("paceline/1/here/1", content)
+    dist.TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=20)).set(
+        "paceline/1/here/1", content
+    )
     with pytest.raises(TransportError, match="was not written by a rank of this run"):
         Meeting(Seat("torchrun", 0, 2, 0, 2, "127.0.0.1", store.port, True))
     assert not (tmp_path / "ran-by-pickle").exists()
@@ -107,7 +116,10 @@ def test_01_a_record_of_a_stranger_executes_nothing(tmp_path: Path) -> None:
     store = open_store("127.0.0.1", 0, 20)
     seats = [Seat("torchrun", rank, 2, rank, 2, "127.0.0.1", store.port, True) for rank in range(2)]
     found: dict[int, Any] = {}
-    threads = [threading.Thread(target=lambda r=r: found.update({r: Meeting(seats[r])}), daemon=True) for r in range(2)]
+    threads = [
+        threading.Thread(target=lambda r=r: found.update({r: Meeting(seats[r])}), daemon=True)
+        for r in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -121,7 +133,12 @@ def test_01_a_record_of_a_stranger_executes_nothing(tmp_path: Path) -> None:
 def test_01_a_servers_model_is_opened_only_with_the_runs_secret() -> None:
     sealed = seal(b"s" * 32, b"content")
     assert unseal(b"s" * 32, sealed) == b"content"
-    for secret, what in ((b"t" * 32, sealed), (b"", sealed), (b"s" * 32, sealed[:-1] + b"x"), (b"s" * 32, b"short")):
+    for secret, what in (
+        (b"t" * 32, sealed),
+        (b"", sealed),
+        (b"s" * 32, sealed[:-1] + b"x"),
+        (b"s" * 32, b"short"),
+    ):
         with pytest.raises(TransportError, match="secret"):
             unseal(secret, what)
 
@@ -166,18 +183,28 @@ def test_01_a_server_without_a_secret_builds_its_model_or_is_refused(tmp_path: P
     done = subprocess.run(torchrun, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode != 0
     assert "torchrun hands over no secret" in done.stderr
-    built = subprocess.run([*torchrun, "build"], capture_output=True, text=True, timeout=100, check=True)
+    built = subprocess.run(
+        [*torchrun, "build"], capture_output=True, text=True, timeout=100, check=True
+    )
     launched = subprocess.run(
-        [BIN / "paceline", "launch", "-n", "2", "served.py"], capture_output=True, text=True, timeout=100, check=True
+        [BIN / "paceline", "launch", "-n", "2", "served.py"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     assert "weights" in built.stdout
     assert built.stdout == launched.stdout
 
 
-def test_01_a_server_is_refused_where_no_secret_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_01_a_server_is_refused_where_no_secret_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As torchrun does it; `paceline launch` and mpirun hand one over."""
     store = open_store("127.0.0.1", 0, 20)
-    seats = iter([Seat("torchrun", rank, 2, rank, 2, "127.0.0.1", store.port, True) for rank in (1, 0)])
+    seats = iter(
+        [Seat("torchrun", rank, 2, rank, 2, "127.0.0.1", store.port, True) for rank in (1, 0)]
+    )
     monkeypatch.setattr("paceline.run.own_loop.find_seat", lambda: next(seats))
     said: list[BaseException] = []
 
@@ -223,7 +250,9 @@ class Spy(nn.Linear):
         self.calls += self.training
         if self.training and self.calls == 6:
             seen = listening(psutil.Process(int(os.environ["SPIED_ON"])))
-            Path(f"ports-{os.getpid()}").write_text(json.dumps({name: sorted(where) for name, where in seen.items()}))
+            Path(f"ports-{os.getpid()}").write_text(
+                json.dumps({name: sorted(where) for name, where in seen.items()})
+            )
         return super().forward(x)
 
 
@@ -236,7 +265,10 @@ def spied(folder: Path) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(("strategy", "transport"), [("allreduce", "shm"), ("ddp", "gloo"), ("ps", "gloo"), ("ddp", "shm")])
+@pytest.mark.parametrize(
+    ("strategy", "transport"),
+    [("allreduce", "shm"), ("ddp", "gloo"), ("ps", "gloo"), ("ddp", "shm")],
+)
 def test_02_a_local_run_listens_on_loopback_only(
     strategy: str, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,14 +281,20 @@ def test_02_a_local_run_listens_on_loopback_only(
 
 
 @pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here")
-def test_02_ranks_over_mpi_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """mpirun's own ports are Open MPI's: it cannot be told to keep them to loopback (docs/clusters.md says so)."""
+def test_02_ranks_over_mpi_listen_on_loopback_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mpirun's own ports are Open MPI's: it cannot be told to keep them to loopback
+    (docs/clusters.md says so).
+    """
     monkeypatch.setenv("SPIED_ON", str(os.getpid()))
     paceline.train(
         model=Spy, data=(make_pairs(80), None), transport="mpi", workers=2, steps=8, batch_size=4, threads=1, progress=False,
         out="run",
     )  # fmt: skip
-    assert set().union(*(where for name, where in spied(tmp_path).items() if name != "prterun")) <= {"127.0.0.1"}
+    assert set().union(
+        *(where for name, where in spied(tmp_path).items() if name != "prterun")
+    ) <= {"127.0.0.1"}
 
 
 def test_02_a_loop_under_paceline_launch_listens_on_loopback_only(tmp_path: Path) -> None:
@@ -267,7 +305,9 @@ found = [(one.name(), c.laddr.ip) for one in family for c in one.net_connections
 open(f"ports-{os.getpid()}", "w").write(json.dumps({name: [ip for n, ip in found if n == name] for name, _ in found}))
 """
     (tmp_path / "loop.py").write_text(
-        SERVED.replace('join("ps"', 'join("ps", transport="gloo"').replace("pace.finish()", look + "pace.finish()")
+        SERVED.replace('join("ps"', 'join("ps", transport="gloo"').replace(
+            "pace.finish()", look + "pace.finish()"
+        )
     )
     subprocess.run([BIN / "paceline", "launch", "-n", "3", "loop.py"], timeout=100, check=True)
     assert set().union(*spied(tmp_path).values()) == {"127.0.0.1"}
@@ -305,8 +345,12 @@ def test_02_doctor_listens_on_loopback_only() -> None:
 
 
 def test_03_ranks_end_with_their_launcher(tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text("import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n")
-    with subprocess.Popen([BIN / "paceline", "launch", "-n", "2", "loop.py"], stdout=subprocess.PIPE, text=True) as launcher:
+    (tmp_path / "loop.py").write_text(
+        "import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n"
+    )
+    with subprocess.Popen(
+        [BIN / "paceline", "launch", "-n", "2", "loop.py"], stdout=subprocess.PIPE, text=True
+    ) as launcher:
         assert launcher.stdout is not None
         ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]
         launcher.kill()

@@ -1,4 +1,6 @@
-"""Every strategy on real processes: it learns, and what happens when a worker or a server dies, or is slow."""
+"""Every strategy on real processes: it learns, and what happens when a worker or a server dies, or
+is slow.
+"""
 
 import os
 import signal
@@ -16,7 +18,13 @@ from paceline.registry import codecs, strategies
 from paceline.strategies.parts.serving import Server
 
 SEVERAL = [e.name for e in strategies if e.make.most_workers is None]
-ASYNCHRONOUS = ["ps:consistency=async", "ps:consistency=ssp,staleness=1", "hogwild", "psgd", "gossip:mode=async"]
+ASYNCHRONOUS = [
+    "ps:consistency=async",
+    "ps:consistency=ssp,staleness=1",
+    "hogwild",
+    "psgd",
+    "gossip:mode=async",
+]
 
 
 def run(out: Path, **options: object) -> paceline.Run:
@@ -33,7 +41,9 @@ def run(out: Path, **options: object) -> paceline.Run:
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
-@pytest.mark.parametrize("name", [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=async"])
+@pytest.mark.parametrize(
+    "name", [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=async"]
+)
 def test_every_strategy_learns(tmp_path: Path, name: str, transport: str) -> None:
     if name == "hogwild" and transport == "gloo":
         pytest.skip("hogwild needs shared memory")
@@ -49,17 +59,32 @@ def wide_net() -> nn.Module:
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_whoever_asks_is_answered(tmp_path: Path, transport: str) -> None:
-    """Asynchronous gossip with messages so long that they wait until they are wanted: as many answers as steps, for all."""
-    options = {"strategy": "gossip:mode=async", "workers": 4, "transport": transport, "lr": 0.001, "deadline_s": 5}
+    """Asynchronous gossip with messages so long that they wait until they are wanted: as many
+    answers as steps, for all.
+    """
+    options = {
+        "strategy": "gossip:mode=async",
+        "workers": 4,
+        "transport": transport,
+        "lr": 0.001,
+        "deadline_s": 5,
+    }
     done = run(tmp_path / "run", model=wide_net, epochs=20, **options)
     size = 4 * sum(p.numel() for p in wide_net().parameters())
-    assert [w["payload_received_bytes"] for w in done.record["workers"]] == [w["steps"] * size for w in done.record["workers"]]
+    assert [w["payload_received_bytes"] for w in done.record["workers"]] == [
+        w["steps"] * size for w in done.record["workers"]
+    ]
 
 
 def test_hogwild_with_a_shared_optimizer(tmp_path: Path) -> None:
     for optimizer in ("momentum", "adam"):
         done = run(
-            tmp_path / optimizer, strategy="hogwild:optimizer_state=shared", workers=3, optimizer=optimizer, lr=0.01, epochs=8
+            tmp_path / optimizer,
+            strategy="hogwild:optimizer_state=shared",
+            workers=3,
+            optimizer=optimizer,
+            lr=0.01,
+            epochs=8,
         )
         assert done.test_accuracy > 0.8
         assert all(w["overlap_rate"] is not None for w in done.record["workers"])
@@ -67,19 +92,35 @@ def test_hogwild_with_a_shared_optimizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_overlap_changes_nothing(tmp_path: Path, transport: str) -> None:
-    """Two workers, several buckets, a parameter that is never touched, an empty slice: the same bits, the same bytes."""
+    """Two workers, several buckets, a parameter that is never touched, an empty slice: the same
+    bits, the same bytes.
+    """
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last, self.unused = nn.Linear(6, 700), nn.Linear(700, 3), nn.Linear(600, 600)
+            self.first, self.last, self.unused = (
+                nn.Linear(6, 700),
+                nn.Linear(700, 3),
+                nn.Linear(600, 600),
+            )
             self.middle = nn.Linear(700, 700)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
 
-    options = {"model": Net, "strategy": "allreduce:collective=ring", "workers": 2, "transport": transport, "steps": 12}
-    options |= {"data": (make_pairs(57), make_pairs(20, seed=1)), "weight_decay": 0.1, "batch_size": "5,3"}
+    options = {
+        "model": Net,
+        "strategy": "allreduce:collective=ring",
+        "workers": 2,
+        "transport": transport,
+        "steps": 12,
+    }
+    options |= {
+        "data": (make_pairs(57), make_pairs(20, seed=1)),
+        "weight_decay": 0.1,
+        "batch_size": "5,3",
+    }
     plain, overlapped = (run(tmp_path / how, overlap=how, **options) for how in ("off", "on"))
     assert identical(plain.weights, overlapped.weights)
     sent = [[w["payload_sent_bytes"] for w in r.record["workers"]] for r in (plain, overlapped)]
@@ -89,13 +130,27 @@ def test_overlap_changes_nothing(tmp_path: Path, transport: str) -> None:
 # --- deaths
 
 
-@pytest.mark.parametrize("name", ["allreduce", "stepwise", "ring-reduce", "ps", "local-sgd:every=2"])
+@pytest.mark.parametrize(
+    "name", ["allreduce", "stepwise", "ring-reduce", "ps", "local-sgd:every=2"]
+)
 def test_a_dead_worker_is_named_and_the_checkpoint_is_usable(tmp_path: Path, name: str) -> None:
     out = tmp_path / "run"
     with pytest.raises(PacelineError, match="worker 1 failed: its process was killed by SIGKILL"):
-        run(out, strategy=name, workers=3, epochs=3, checkpoint_every=2, faults=["die:rank=1,step=6"])
+        run(
+            out,
+            strategy=name,
+            workers=3,
+            epochs=3,
+            checkpoint_every=2,
+            faults=["die:rank=1,step=6"],
+        )
     resumed = paceline.train(
-        model=small_net, data=(make_pairs(120), make_pairs(60, seed=1)), resume=str(out), epochs=8, faults=(), progress=False
+        model=small_net,
+        data=(make_pairs(120), make_pairs(60, seed=1)),
+        resume=str(out),
+        epochs=8,
+        faults=(),
+        progress=False,
     )
     assert resumed.record["status"] == "completed"
     assert resumed.test_accuracy > 0.8
@@ -137,7 +192,9 @@ def test_a_dead_server_ends_the_run_and_leaves_a_checkpoint(
     assert '"status": "failed"' in (out / "run.json").read_text()
     (rescued,) = (out / "checkpoints").glob("step-*/model.safetensors")
     place = checkpoint.load_own(rescued.parent, 0)["batches"]
-    assert place["step"] == checkpoint.about(rescued.parent)["step"]  # the batch of the step that was not made comes again
+    assert (
+        place["step"] == checkpoint.about(rescued.parent)["step"]
+    )  # the batch of the step that was not made comes again
     monkeypatch.undo()
     resumed = paceline.train(model=small_net, data=data, resume=str(out), epochs=8, progress=False)
     assert resumed.test_accuracy > 0.8
@@ -152,7 +209,14 @@ def waited(done: paceline.Run, worker: int) -> float:
 
 
 def test_the_counters_say_who_was_slow_and_who_waited(tmp_path: Path) -> None:
-    options = {"model": "cnn", "data": "fashion-mini", "workers": 2, "threads": 1, "batch_size": 16, "steps": 25}
+    options = {
+        "model": "cnn",
+        "data": "fashion-mini",
+        "workers": 2,
+        "threads": 1,
+        "batch_size": 16,
+        "steps": 25,
+    }
     slow = {**options, "faults": ["slow:rank=1,factor=4"]}
     sync = run(tmp_path / "sync", strategy="allreduce", **slow)
     compute = [w["compute_s"] for w in sync.record["workers"]]
@@ -191,10 +255,21 @@ ALL = [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=asyn
 QUICK = ("allreduce", "hogwild")
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
+)
 def test_accuracy_on_images(tmp_path: Path, name: str) -> None:
-    """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 79.5%, a worker that hears nobody 76.3%."""
-    images = {"data": "fashion-mini", "model": "mlp:hidden=64", "batch_size": 8, "lr": 0.005, "epochs": 3, "threads": 1}
+    """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 79.5%, a worker that
+    hears nobody 76.3%.
+    """
+    images = {
+        "data": "fashion-mini",
+        "model": "mlp:hidden=64",
+        "batch_size": 8,
+        "lr": 0.005,
+        "epochs": 3,
+        "threads": 1,
+    }
     done = run(tmp_path / "run", strategy=name, workers=4, **images)
     assert done.test_accuracy >= 0.772
 
@@ -204,11 +279,22 @@ SOME = ("topk",)  # in the quick tests
 
 @pytest.mark.parametrize(
     "codec",
-    [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in codecs.names() if n not in ("none", "randomk")],
+    [
+        n if n in SOME else pytest.param(n, marks=pytest.mark.slow)
+        for n in codecs.names()
+        if n not in ("none", "randomk")
+    ],
 )
 def test_accuracy_through_a_codec(tmp_path: Path, codec: str) -> None:
     """The same with each codec's defaults: no worse than a strategy is allowed to be."""
-    images = {"data": "fashion-mini", "model": "mlp:hidden=64", "batch_size": 8, "lr": 0.005, "epochs": 3, "threads": 1}
+    images = {
+        "data": "fashion-mini",
+        "model": "mlp:hidden=64",
+        "batch_size": 8,
+        "lr": 0.005,
+        "epochs": 3,
+        "threads": 1,
+    }
     done = run(tmp_path / "run", strategy="allreduce", workers=4, codec=codec, **images)
     assert done.test_accuracy >= 0.772
 
@@ -218,10 +304,29 @@ def test_accuracy_through_a_codec(tmp_path: Path, codec: str) -> None:
 @pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not here: paceline data fetch mnist")
 def test_codecs_cost_less_than_a_point_on_mnist(tmp_path: Path) -> None:
     """cnn, two epochs, P = 4, defaults; random-k only that it trains, without momentum."""
-    images = {"data": "mnist", "data_dir": str(MNIST.parent.parent), "model": "cnn", "workers": 4, "epochs": 2, "threads": 1}
-    plain = run(tmp_path / "plain", strategy="allreduce", batch_size=64, lr=0.01, **images).test_accuracy
+    images = {
+        "data": "mnist",
+        "data_dir": str(MNIST.parent.parent),
+        "model": "cnn",
+        "workers": 4,
+        "epochs": 2,
+        "threads": 1,
+    }
+    plain = run(
+        tmp_path / "plain", strategy="allreduce", batch_size=64, lr=0.01, **images
+    ).test_accuracy
     for codec in (n for n in codecs.names() if n not in ("none", "randomk")):
-        done = run(tmp_path / codec, strategy="allreduce", codec=codec, batch_size=64, lr=0.01, **images)
+        done = run(
+            tmp_path / codec, strategy="allreduce", codec=codec, batch_size=64, lr=0.01, **images
+        )
         assert done.test_accuracy > plain - 0.01, codec
-    random = run(tmp_path / "r", strategy="allreduce", codec="randomk", momentum=0.0, batch_size=64, lr=0.01, **images)
+    random = run(
+        tmp_path / "r",
+        strategy="allreduce",
+        codec="randomk",
+        momentum=0.0,
+        batch_size=64,
+        lr=0.01,
+        **images,
+    )
     assert random.test_accuracy > 0.5

@@ -1,4 +1,6 @@
-"""Studies on real processes: stopped and started again, failing in parts, and every study file in its short setting."""
+"""Studies on real processes: stopped and started again, failing in parts, and every study file in
+its short setting.
+"""
 
 import json
 import os
@@ -44,7 +46,9 @@ def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
     """SIGKILL in the middle: no run is repeated, none is lost, no process stays."""
     (tmp_path / "study.toml").write_text(SMALL)
     command = [str(BIN / "paceline"), "study", "study.toml", "--out", "s", "--no-figures"]
-    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 60
     while len(records(tmp_path / "s")) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -53,19 +57,28 @@ def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
     first.wait(30)
     _gone, alive = psutil.wait_procs(children, timeout=20)
     assert not alive, [p.cmdline() for p in alive]
-    before = {name: os.stat(tmp_path / "s" / "runs" / name / "run.json").st_mtime_ns for name in records(tmp_path / "s")}
-    planned = {run["name"] for run in json.loads((tmp_path / "s" / "study.json").read_text())["runs"]}
+    before = {
+        name: os.stat(tmp_path / "s" / "runs" / name / "run.json").st_mtime_ns
+        for name in records(tmp_path / "s")
+    }
+    planned = {
+        run["name"] for run in json.loads((tmp_path / "s" / "study.json").read_text())["runs"]
+    }
     assert 3 <= len(before) < len(planned)
     half = tmp_path / "s" / "runs" / sorted(planned - set(before))[0]  # what a killed run may leave
     (half / "events").mkdir(parents=True, exist_ok=True)
     (half / "events" / "worker-0.jsonl").write_text('{"kind": "step", "ra')
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert f"{len(before)} of {len(planned)} runs are here already" in done.stderr
     after = records(tmp_path / "s")
     assert set(after) == planned
     assert all(r["status"] == "completed" for r in after.values())
-    assert {name: os.stat(tmp_path / "s" / "runs" / name / "run.json").st_mtime_ns for name in before} == before
+    assert {
+        name: os.stat(tmp_path / "s" / "runs" / name / "run.json").st_mtime_ns for name in before
+    } == before
     assert len({r["config"]["memory_format"] for r in after.values()}) == 1
     assert (tmp_path / "s" / "report.html").is_file()
 
@@ -73,7 +86,9 @@ def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_study_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(SMALL)
     command = [str(BIN / "paceline"), "study", "study.toml", "--out", "s", "--no-figures"]
-    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while not records(tmp_path / "s") and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -89,21 +104,34 @@ def test_ctrl_c_ends_a_study_with_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(
-        "all_cores = false\n[base]\ndata = 'fashion-mini'\nmodel = 'mlp:hidden=32'\ndata_share = 0.2\nworkers = 2\n"
-        "[axes]\nstrategy = ['allreduce', 'hogwild']\ntransport = ['shm', 'gloo']\n"
+        "all_cores = false\n[base]\ndata = 'fashion-mini'\nmodel = 'mlp:hidden=32'\ndata_share ="
+        " 0.2\nworkers = 2\n[axes]\nstrategy = ['allreduce', 'hogwild']\ntransport = ['shm',"
+        " 'gloo']\n"
     )
     command = [str(BIN / "paceline"), "study", "study.toml", "--out", "s", "--no-figures"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert "hogwild, transport=gloo x 2 failed: strategy hogwild needs memory that all workers share" in done.stdout.replace(
-        "\n", " "
+    assert (
+        "hogwild, transport=gloo x 2 failed: strategy hogwild needs memory that all workers share"
+        in done.stdout.replace("\n", " ")
     )
     found = records(tmp_path / "s")
     assert sorted(r["status"] for r in found.values()) == ["completed"] * 4 + ["failed"]
-    assert all(r["config"]["data_share"] == 0.2 for r in found.values())  # a refused run's options too
+    assert all(
+        r["config"]["data_share"] == 0.2 for r in found.values()
+    )  # a refused run's options too
     page = (tmp_path / "s" / "report.html").read_text()
     assert "was not completed in 1 of 1 runs" in page
-    again = subprocess.run([*command, "--retry-failed"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run(
+        [*command, "--retry-failed"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert "4 of 5 runs are here already" in again.stderr
 
 
@@ -143,16 +171,32 @@ def test_network_bytes_of_a_ring_are_what_theory_says(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.slow
 def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path) -> None:
-    for number, how in enumerate((["--strategy", "serial"], ["--strategy", "allreduce", "--workers", "2"])):
-        command = [str(BIN / "paceline"), "train", "--data", "fashion-mini", "--model", "mlp:hidden=32", "--profile"]
+    for number, how in enumerate(
+        (["--strategy", "serial"], ["--strategy", "allreduce", "--workers", "2"])
+    ):
+        command = [
+            str(BIN / "paceline"),
+            "train",
+            "--data",
+            "fashion-mini",
+            "--model",
+            "mlp:hidden=32",
+            "--profile",
+        ]
         subprocess.run(
-            [*command, *how, "--steps", "40", "--out", f"all/{number}", "--quiet"], cwd=tmp_path, timeout=120, check=True
+            [*command, *how, "--steps", "40", "--out", f"all/{number}", "--quiet"],
+            cwd=tmp_path,
+            timeout=120,
+            check=True,
         )
     page = render(tmp_path / "all", figures=False).read_text()
     assert "aten::addmm" in page
     assert "forward_backward" in page
     assert (
-        page.count("<th>serial<br>own (calls)</th><th>total</th><th>worker 0<br>own (calls)</th><th>total</th><th>worker 1<br>")
+        page.count(
+            "<th>serial<br>own (calls)</th><th>total</th><th>worker 0<br>own"
+            " (calls)</th><th>total</th><th>worker 1<br>"
+        )
         == 2
     )
 
@@ -178,7 +222,12 @@ def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) 
     )
     files = [str(f) for f in chosen]
     done = subprocess.run(
-        [sys.executable, "-c", script, *files], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", script, *files],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     for file in chosen:
@@ -190,5 +239,8 @@ def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) 
     if which == "quick":
         assert recompute(tmp_path / "builtin") >= 5
     if CHROMIUM is not None and which == "quick":  # the page tests say so when there is none
-        for stem in ("builtin", "optimizers"):  # lines over the workers; dots by setting, and an axis
+        for stem in (
+            "builtin",
+            "optimizers",
+        ):  # lines over the workers; dots by setting, and an axis
             look(tmp_path / stem / "report.html", tmp_path / f"profile-{stem}")

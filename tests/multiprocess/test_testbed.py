@@ -1,4 +1,6 @@
-"""Hosts on one machine: real namespaces, real shaped links, real gloo and MPI; and nothing left behind."""
+"""Hosts on one machine: real namespaces, real shaped links, real gloo and MPI; and nothing left
+behind.
+"""
 
 import json
 import os
@@ -103,7 +105,9 @@ def test_memory_is_not_shared_between_hosts(tmp_path: Path) -> None:
 def test_workers_run_on_hosts_of_their_own(tmp_path: Path, strategy: str) -> None:
     run = train(tmp_path, strategy=strategy, network="unlimited")
     assert run.record["status"] == "completed"
-    assert [w["host"] for w in run.record["workers"]] == [f"host-{i}" for i in range(len(run.record["workers"]))]
+    assert [w["host"] for w in run.record["workers"]] == [
+        f"host-{i}" for i in range(len(run.record["workers"]))
+    ]
     assert run.record["config"]["transport"] == "gloo"
     if strategy == "allreduce":
         assert all(w["idle_s"] is not None for w in run.record["workers"])  # one machine, one clock
@@ -111,14 +115,25 @@ def test_workers_run_on_hosts_of_their_own(tmp_path: Path, strategy: str) -> Non
 
 @needs_root
 def test_a_link_is_no_faster_than_its_rate_and_the_interface_counts(tmp_path: Path) -> None:
-    """1.6 MB of ring at 20 Mbit/s: it takes at least what the link needs; the counter saw the payload and little more."""
+    """1.6 MB of ring at 20 Mbit/s: it takes at least what the link needs; the counter saw the
+    payload and little more.
+    """
     data = (make_pairs(60), make_pairs(20, seed=1))
-    wide = {"model": "mlp:hidden=600x600", "data": data, "strategy": "allreduce:collective=ring", "steps": 5}
+    wide = {
+        "model": "mlp:hidden=600x600",
+        "data": data,
+        "strategy": "allreduce:collective=ring",
+        "steps": 5,
+    }
     run = train(tmp_path, **wide, network="20mbit")
     for worker in run.record["workers"]:
         seconds = worker["payload_sent_bytes"] * 8 / 20e6
-        assert worker["sync_s"] + worker["idle_s"] > 0.7 * seconds  # a bucket's worth of tokens comes free
-        assert 0.95 < worker["net_sent_bytes"] / worker["payload_sent_bytes"] < 1.15  # the last of it may still be queued
+        assert (
+            worker["sync_s"] + worker["idle_s"] > 0.7 * seconds
+        )  # a bucket's worth of tokens comes free
+        assert (
+            0.95 < worker["net_sent_bytes"] / worker["payload_sent_bytes"] < 1.15
+        )  # the last of it may still be queued
 
 
 @pytest.mark.slow
@@ -126,7 +141,11 @@ def test_a_link_is_no_faster_than_its_rate_and_the_interface_counts(tmp_path: Pa
 @pytest.mark.skipif(MpiTransport.missing() is not None, reason=str(MpiTransport.missing()))
 def test_mpi_talks_between_hosts(tmp_path: Path) -> None:
     run = train(
-        tmp_path, strategy="allreduce:collective=ring", network="unlimited", transport="mpi", model="mlp:hidden=200x200"
+        tmp_path,
+        strategy="allreduce:collective=ring",
+        network="unlimited",
+        transport="mpi",
+        model="mlp:hidden=200x200",
     )
     assert [w["host"] for w in run.record["workers"]] == ["host-0", "host-1"]
     assert all(w["net_sent_bytes"] > w["payload_sent_bytes"] > 0 for w in run.record["workers"])
@@ -136,7 +155,9 @@ def test_mpi_talks_between_hosts(tmp_path: Path) -> None:
 @needs_root
 def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([PACELINE, *words], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            [PACELINE, *words], capture_output=True, text=True, timeout=120, check=False
+        )
 
     if hosts.standing() is not None:
         pytest.skip("a testbed of somebody's is up")
@@ -159,7 +180,18 @@ def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Pa
     assert "is down" in down.stdout
     assert "no testbed is up" in call("testbed", "status").stdout
     assert "no testbed was up" in call("testbed", "down").stdout
-    nowhere = call("testbed", "run", "--strategy", "allreduce", "--workers", "2", "--data", "fashion-mini", "--steps", "1")
+    nowhere = call(
+        "testbed",
+        "run",
+        "--strategy",
+        "allreduce",
+        "--workers",
+        "2",
+        "--data",
+        "fashion-mini",
+        "--steps",
+        "1",
+    )
     assert nowhere.returncode != 0
     assert "no testbed is up: paceline testbed up" in nowhere.stderr
 
@@ -197,11 +229,17 @@ def test_a_name_that_is_taken_costs_its_owner_nothing(
     with pytest.raises(BadRequest, match="exists already"), hosts.lasting(2, Links()):
         pass
     assert there(f"pl00test-{taken}")
-    assert not [n for n in os.listdir("/run/netns") if n.startswith("pl00test-") and n != f"pl00test-{taken}"]
+    assert not [
+        n
+        for n in os.listdir("/run/netns")
+        if n.startswith("pl00test-") and n != f"pl00test-{taken}"
+    ]
 
 
 @needs_root
-@pytest.mark.parametrize("make", [lambda: hosts.up(2, Links()), lambda: hosts.lasting(2, Links()).__enter__()])
+@pytest.mark.parametrize(
+    "make", [lambda: hosts.up(2, Links()), lambda: hosts.lasting(2, Links()).__enter__()]
+)
 def test_a_name_that_is_taken_at_the_last_moment_costs_its_owner_nothing(
     monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None], make: Callable[[], object]
 ) -> None:
@@ -262,12 +300,21 @@ def test_what_an_older_version_left_is_taken_down(
     record, folder = tmp_path / "record.json", tmp_path / "paceline-testbed-x"
     monkeypatch.setattr(hosts, "STANDING", record)
     folder.mkdir()
-    fields = {"name": "paceline", "hosts": 1, "links": "unlimited", "subnet": "10.213.7", "folder": str(folder), "notices": []}
+    fields = {
+        "name": "paceline",
+        "hosts": 1,
+        "links": "unlimited",
+        "subnet": "10.213.7",
+        "folder": str(folder),
+        "notices": [],
+    }
     record.write_text(json.dumps(fields))
     for name in ("paceline-switch", "paceline-launcher", "paceline-0", "paceline-7"):
         namespace(name)
     assert hosts.take_down()
-    assert [n for n in ("switch", "launcher", "0", "7") if there(f"paceline-{n}")] == ["7"]  # there was no such host
+    assert [n for n in ("switch", "launcher", "0", "7") if there(f"paceline-{n}")] == [
+        "7"
+    ]  # there was no such host
     assert not record.exists()
     assert not folder.exists()
 
@@ -275,7 +322,9 @@ def test_what_an_older_version_left_is_taken_down(
 @needs_root
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "x"}', '{"name": "x", "hosts": 1, "links": "unlimited", '
     '"subnet": "10.213.7", "folder": "/home"}'])  # fmt: skip
-def test_a_record_of_another_kind_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_record_of_another_kind_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setattr(hosts, "STANDING", tmp_path / "record.json")
     hosts.STANDING.write_text(text)
     for ask in (hosts.standing, hosts.take_down, lambda: hosts.raise_standing(1, Links())):
@@ -285,7 +334,9 @@ def test_a_record_of_another_kind_is_not_believed(tmp_path: Path, monkeypatch: p
 
 
 @needs_root
-def test_a_run_with_a_space_in_tmpdir_deletes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_space_in_tmpdir_deletes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hosts.tempfile, "tempdir", str(tmp_path / "x y"))
     for folder in ("x", "x y"):
         (tmp_path / folder).mkdir()
@@ -298,23 +349,31 @@ def test_a_run_with_a_space_in_tmpdir_deletes_nothing_else(tmp_path: Path, monke
 @pytest.mark.slow
 @needs_root
 @pytest.mark.skipif(MpiTransport.missing() is not None, reason=str(MpiTransport.missing()))
-def test_mpi_starts_on_hosts_with_a_space_in_tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_starts_on_hosts_with_a_space_in_tmpdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hosts.tempfile, "tempdir", str(tmp_path / "x y"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "x y"))
     (tmp_path / "x y").mkdir()
-    run = train(tmp_path, strategy="allreduce", network="unlimited", transport="mpi", model="mlp:hidden=8")
+    run = train(
+        tmp_path, strategy="allreduce", network="unlimited", transport="mpi", model="mlp:hidden=8"
+    )
     assert [w["host"] for w in run.record["workers"]] == ["host-0", "host-1"]
 
 
 @needs_root
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_nothing_is_left_when_the_launcher_is_ended(tmp_path: Path, how: signal.Signals) -> None:
     before = left_behind()
     words = [
         "train", "--network", "1mbit", "--strategy", "allreduce", "--workers", "2", "--data", "fashion-mini",
         "--model", "mlp:hidden=256x128", "--steps", "500", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
-    process = subprocess.Popen([PACELINE, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [PACELINE, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     until = time.monotonic() + 60
     events = tmp_path / "run" / "events" / "worker-1.jsonl"
     while not events.is_file() and process.poll() is None and time.monotonic() < until:

@@ -1,4 +1,6 @@
-"""What a transport promises, on real processes: the same results everywhere, order, groups, deaths, deadlines."""
+"""What a transport promises, on real processes: the same results everywhere, order, groups, deaths,
+deadlines.
+"""
 
 import os
 import pickle
@@ -22,14 +24,24 @@ from paceline.transport.base import Rendezvous, Transport
 from paceline.transport.inproc import Hub
 from paceline.types import Layout, Slot
 
-PROCESSES = [e.name for e in transports if e.make.runs_as == "processes" and e.make.available() and e.name != "mpi"]
+PROCESSES = [
+    e.name
+    for e in transports
+    if e.declared.runs_as == "processes" and e.declared.available() and e.name != "mpi"
+]
 EACH = pytest.mark.parametrize("name", PROCESSES)
 
 
 def on_processes(
-    name: str, size: int, body: Callable[[Transport], Any], deadline_s: float = 20.0, end_together: bool = True
+    name: str,
+    size: int,
+    body: Callable[[Transport], Any],
+    deadline_s: float = 20.0,
+    end_together: bool = True,
 ) -> list[Any]:
-    """`body(transport)` in `size` forked processes; what each returned or raised, or the signal that ended it."""
+    """`body(transport)` in `size` forked processes; what each returned or raised, or the signal
+    that ended it.
+    """
     children = []
     for rank in range(size):
         from_parent, to_child = os.pipe()
@@ -39,7 +51,9 @@ def on_processes(
             try:
                 port = int(os.read(from_parent, 20))
                 torch.set_num_threads(1)
-                transport = transports.entry(name).make.connect(Rendezvous(rank, size, "127.0.0.1", port, deadline_s))
+                transport = transports.entry(name).declared.connect(
+                    Rendezvous(rank, size, "127.0.0.1", port, deadline_s)
+                )
                 result = body(transport)
                 if end_together:
                     transport.barrier()
@@ -52,7 +66,9 @@ def on_processes(
         os.close(from_parent)
         os.close(to_parent)
         children.append((pid, to_child, from_child))
-    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False)
+    store = dist.TCPStore(
+        "127.0.0.1", 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False
+    )
     results = []
     for _, to_child, _ in children:
         os.write(to_child, str(store.port).encode())
@@ -74,7 +90,11 @@ def test_all_reduce_and_broadcast_of_every_size(name: str, size: int) -> None:
         found = []
         for length in lengths:
             for place in ("shared", "own"):
-                make = transport.allocate if place == "shared" else (lambda n, dtype, device: torch.zeros(n, dtype=dtype))
+                make = (
+                    transport.allocate
+                    if place == "shared"
+                    else (lambda n, dtype, device: torch.zeros(n, dtype=dtype))
+                )
                 for op, expected in (("sum", size * (size + 1) / 2), ("max", size), ("min", 1)):
                     tensor = make(length, torch.float32, torch.device("cpu"))
                     tensor.fill_(transport.rank + 1)
@@ -116,14 +136,20 @@ def test_messages_keep_their_order_and_cross_each_other(name: str) -> None:
 
     def body(transport: Transport) -> list[float]:
         other = 1 - transport.rank
-        out = [torch.full((n,), float(transport.rank * 10 + i)) for i, n in enumerate((3, 700_000, 0, 5, 1_000_001))]
+        out = [
+            torch.full((n,), float(transport.rank * 10 + i))
+            for i, n in enumerate((3, 700_000, 0, 5, 1_000_001))
+        ]
         into = [torch.empty_like(t) for t in out]
         works = [transport.isend(t, other) for t in out] + [transport.irecv(t, other) for t in into]
         for work in works:
             work.wait()
         return [float(t.double().mean()) if t.numel() else -1.0 for t in into]
 
-    assert on_processes(name, 2, body) == [[10.0, 11.0, -1.0, 13.0, 14.0], [0.0, 1.0, -1.0, 3.0, 4.0]]
+    assert on_processes(name, 2, body) == [
+        [10.0, 11.0, -1.0, 13.0, 14.0],
+        [0.0, 1.0, -1.0, 3.0, 4.0],
+    ]
 
 
 @EACH
@@ -138,7 +164,9 @@ def test_collectives_give_the_same_everywhere(name: str, collective: str) -> Non
 
     results = on_processes(name, 3, body)
     assert results[0] == results[1] == results[2]
-    torch.testing.assert_close(torch.tensor(results[0]).double(), inputs.double().sum(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor(results[0]).double(), inputs.double().sum(0), rtol=1e-5, atol=1e-5
+    )
 
 
 @EACH
@@ -178,7 +206,9 @@ def test_a_killed_rank_is_lost_within_two_seconds(name: str, collective: str) ->
 
 
 def test_a_wait_has_a_deadline_where_nothing_tells_that_the_peer_lives() -> None:
-    """gloo without a launcher that watches the processes: the peer may be on a host that is gone."""
+    """gloo without a launcher that watches the processes: the peer may be on a host that
+    is gone.
+    """
 
     def body(transport: Transport) -> str:
         if transport.rank == 1:
@@ -196,7 +226,9 @@ def test_a_wait_has_a_deadline_where_nothing_tells_that_the_peer_lives() -> None
 
 
 def test_12_a_wait_for_a_process_that_lives_goes_on() -> None:
-    """Shared memory knows the processes of its peers: the deadline is when it says so, not when it ends."""
+    """Shared memory knows the processes of its peers: the deadline is when it says so, not when it
+    ends.
+    """
 
     def body(transport: Transport) -> tuple[float, list[str]]:
         told: list[str] = []
@@ -233,13 +265,17 @@ def different(transport: Transport, what: str) -> torch.Tensor:
 @EACH
 @pytest.mark.parametrize("collective", ["native", "ring"])
 def test_ranks_that_bring_different_things_are_told_so(name: str, collective: str) -> None:
-    """All ranks raise a clear error, at once, and say who brought what. gloo itself would end the process."""
+    """All ranks raise a clear error, at once, and say who brought what. gloo itself would end the
+    process.
+    """
     for what in ("length", "dtype", "device", "layout", "all on a wrong device", "nothing"):
 
         def body(transport: Transport, what: str = what) -> str:
             began = time.monotonic()
             try:
-                collectives.build(collective, transport=transport).all_reduce(different(transport, what))
+                collectives.build(collective, transport=transport).all_reduce(
+                    different(transport, what)
+                )
             except TransportError as error:
                 assert time.monotonic() - began < 5
                 return str(error)
@@ -264,7 +300,9 @@ def test_shm_notices_a_message_of_another_length() -> None:
             return str(error)
         return "no error"
 
-    assert "rank 0 sent 16 bytes; 20 were expected" in on_processes("shm", 2, body, end_together=False)
+    assert "rank 0 sent 16 bytes; 20 were expected" in on_processes(
+        "shm", 2, body, end_together=False
+    )
 
 
 def test_shm_asks_for_no_more_than_there_is() -> None:
@@ -283,7 +321,10 @@ def test_shm_asks_for_no_more_than_there_is() -> None:
 def test_operations_on_processes(name: str) -> None:
     def body(transport: Transport) -> list[list[float]]:
         do, me = Operations(transport), transport.rank
-        found = [do.broadcast(torch.full((4,), float(me)), 2), do.all_to_all(torch.arange(3.0) + 10 * me)]
+        found = [
+            do.broadcast(torch.full((4,), float(me)), 2),
+            do.all_to_all(torch.arange(3.0) + 10 * me),
+        ]
         found += [do.all_gather(torch.full((3,), float(me))), do.reduce_scatter(torch.arange(3.0))]
         found.append(do.mean(torch.full((2,), 2.0 * me), weight=[1.0, 1.0, 2.0][me]))
         return [t.tolist() for t in found]
@@ -325,7 +366,9 @@ def test_shm_with_more_ranks_than_cores_does_not_stall(size: int) -> None:
 
 @pytest.mark.parametrize("name", [*PROCESSES])
 def test_every_codec_travels(name: str) -> None:
-    """Three ranks, three steps: the same bits on all of them, and the in-process transport's result."""
+    """Three ranks, three steps: the same bits on all of them, and the in-process transport's
+    result.
+    """
     choices = [n for n in codecs.names() if n != "none"] + ["topk:warmup=2,ratio=0.1"]
 
     def body(transport: Transport) -> dict[str, torch.Tensor]:
@@ -347,7 +390,9 @@ def test_every_codec_travels(name: str) -> None:
 
 @EACH
 def test_hops_leave_collectives_alone(name: str) -> None:
-    """A schedule in which ranks receive differently often, and then an all-reduce: everybody's memory is still found."""
+    """A schedule in which ranks receive differently often, and then an all-reduce: everybody's
+    memory is still found.
+    """
 
     def body(transport: Transport) -> float:
         codec = build_codec("int8")

@@ -59,31 +59,57 @@ def test_bad_plans_are_refused(text: str, sentence: str) -> None:
     [
         ({"balance": "2,1,1"}, "3 speeds for 2 workers"),
         ({"balance": "measured", "shard": "static"}, "static shards are cut once"),
-        ({"balance": "measured", "strategy": "ps:consistency=async"}, "nobody waits for the slowest"),
+        (
+            {"balance": "measured", "strategy": "ps:consistency=async"},
+            "nobody waits for the slowest",
+        ),
         ({"balance": "2,1", "batch_size": "8,4"}, "not both"),
-        ({"balance": "measured", "strategy": "ddp", "transport": "gloo"}, "work and waiting look alike"),
+        (
+            {"balance": "measured", "strategy": "ddp", "transport": "gloo"},
+            "work and waiting look alike",
+        ),
         ({"balance": "measured", "strategy": "gossip"}, "weighs workers equally"),
         ({"balance": "2,1", "batch_size": None, "global_batch_size": 1}, "cannot be cut"),
     ],
 )
-def test_what_cannot_be_balanced_is_refused(run_inproc: RunInproc, options: dict, sentence: str) -> None:
+def test_what_cannot_be_balanced_is_refused(
+    run_inproc: RunInproc, options: dict, sentence: str
+) -> None:
     with pytest.raises(BadRequest, match=sentence):
         run_inproc(**{"strategy": "allreduce", "workers": 2, "steps": 2, **options})
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "ps", "ring-reduce:exchange=gradients", "allreduce:collective=tree"])
+@pytest.mark.parametrize(
+    "strategy", ["allreduce", "ps", "ring-reduce:exchange=gradients", "allreduce:collective=tree"]
+)
 @pytest.mark.parametrize("balance", ["3,1", "runtime:1,5", "measured"])
-def test_the_mathematics_is_that_of_the_global_batch(run_inproc: RunInproc, strategy: str, balance: str) -> None:
+def test_the_mathematics_is_that_of_the_global_batch(
+    run_inproc: RunInproc, strategy: str, balance: str
+) -> None:
     """Whatever the sizes, and whenever they change: serial SGD on the same global batches."""
     serial = run_inproc(**DOUBLE, batch_size=12, epochs=4, lr=0.05)
     faults = ["slow:rank=1,factor=3"] if balance == "measured" else []
-    many = run_inproc(**DOUBLE, strategy=strategy, workers=2, batch_size=6, epochs=4, lr=0.05, balance=balance, faults=faults)
+    many = run_inproc(
+        **DOUBLE,
+        strategy=strategy,
+        workers=2,
+        batch_size=6,
+        epochs=4,
+        lr=0.05,
+        balance=balance,
+        faults=faults,
+    )
     assert weights_distance(serial.weights, many.weights) < 1e-10
     assert sum(w["samples"] for w in many.record["workers"]) == 4 * 60
 
 
-@given(st.integers(1, 200), st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=2), min_size=1, max_size=6))
-def test_every_sample_once_an_epoch_however_sizes_change(samples: int, parts: list[list[int]]) -> None:
+@given(
+    st.integers(1, 200),
+    st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=2), min_size=1, max_size=6),
+)
+def test_every_sample_once_an_epoch_however_sizes_change(
+    samples: int, parts: list[list[int]]
+) -> None:
     """The global batch stays; who takes how much of it changes in every step."""
     whole = 10
     shards, cursor, seen = GlobalShards(samples, (5, 5), seed=3), Cursor(), []
@@ -119,7 +145,14 @@ def test_sizes_follow_the_measured_speed() -> None:
 
 def test_changes_are_recorded_and_survive_a_resume(run_inproc: RunInproc, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    options = {"strategy": "allreduce", "workers": 2, "batch_size": 6, "balance": "measured:every=4", "out": out, "lr": 0.05}
+    options = {
+        "strategy": "allreduce",
+        "workers": 2,
+        "batch_size": 6,
+        "balance": "measured:every=4",
+        "out": out,
+        "lr": 0.05,
+    }
     options["faults"] = ["slow:rank=1,factor=5"]
     run = run_inproc(**options, steps=24, checkpoint_every=24)
     changes = run.record["balance"]
@@ -135,7 +168,10 @@ def test_changes_are_recorded_and_survive_a_resume(run_inproc: RunInproc, tmp_pa
 
 
 def test_the_learning_rate_grows_with_the_workers() -> None:
-    linear, root = Scaling.read("linear:warmup=10").applied(constant(), 4), Scaling.read("sqrt:warmup=0").applied(constant(), 4)
+    linear, root = (
+        Scaling.read("linear:warmup=10").applied(constant(), 4),
+        Scaling.read("sqrt:warmup=0").applied(constant(), 4),
+    )
     assert [linear(step, 100) for step in (0, 9, 50)] == [1.3, 4.0, 4.0]
     assert root(0, 100) == 2.0
     assert Scaling.read("linear").applied(constant(), 4)(9, 100) == 4.0  # a tenth of the run
@@ -143,7 +179,8 @@ def test_the_learning_rate_grows_with_the_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("cubic", "linear"), ("linear:warmup=-1", "0 or more"), ("linear:steps=3", "knows warmup")]
+    ("text", "sentence"),
+    [("cubic", "linear"), ("linear:warmup=-1", "0 or more"), ("linear:steps=3", "knows warmup")],
 )
 def test_bad_scalings_are_refused(run_inproc: RunInproc, text: str, sentence: str) -> None:
     with pytest.raises(BadRequest, match=sentence):
@@ -152,14 +189,36 @@ def test_bad_scalings_are_refused(run_inproc: RunInproc, text: str, sentence: st
 
 def test_a_batch_of_everything_does_not_grow(run_inproc: RunInproc) -> None:
     alone = run_inproc(**DOUBLE, batch_size="all", steps=4, lr=0.05)
-    many = run_inproc(**DOUBLE, strategy="allreduce", workers=3, batch_size="all", steps=4, lr=0.05, lr_scaling="linear")
+    many = run_inproc(
+        **DOUBLE,
+        strategy="allreduce",
+        workers=3,
+        batch_size="all",
+        steps=4,
+        lr=0.05,
+        lr_scaling="linear",
+    )
     assert weights_distance(alone.weights, many.weights) < 1e-10
 
 
 def test_scaling_is_what_a_larger_lr_would_be(run_inproc: RunInproc) -> None:
-    scaled = run_inproc(**DOUBLE, strategy="allreduce", workers=3, batch_size=4, steps=8, lr=0.02, lr_scaling="linear:warmup=0")
+    scaled = run_inproc(
+        **DOUBLE,
+        strategy="allreduce",
+        workers=3,
+        batch_size=4,
+        steps=8,
+        lr=0.02,
+        lr_scaling="linear:warmup=0",
+    )
     by_hand = run_inproc(**DOUBLE, strategy="allreduce", workers=3, batch_size=4, steps=8, lr=0.06)
     assert weights_distance(scaled.weights, by_hand.weights) < 1e-12
-    constant_batch = {"strategy": "allreduce", "workers": 3, "global_batch_size": 12, "steps": 8, "lr": 0.06}
+    constant_batch = {
+        "strategy": "allreduce",
+        "workers": 3,
+        "global_batch_size": 12,
+        "steps": 8,
+        "lr": 0.06,
+    }
     same = run_inproc(**DOUBLE, **constant_batch, lr_scaling="linear")
     assert weights_distance(same.weights, by_hand.weights) < 1e-12

@@ -44,7 +44,9 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
         (folder / name / "checkpoint.json").write_text("{}")
     for step in (10, 20, 30):
         save(folder, step)
-    assert checkpoint.latest(tmp_path) == checkpoint.latest_whole(tmp_path) == folder / "step-00000030"
+    assert (
+        checkpoint.latest(tmp_path) == checkpoint.latest_whole(tmp_path) == folder / "step-00000030"
+    )
     checkpoint.forget_after(folder, 20)
     assert checkpoint.latest(tmp_path) == folder / "step-00000020"
     assert set(names(folder)) == {*others, "step-00000020"}
@@ -71,9 +73,14 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("large", ["weights", "own"])
-def test_a_checkpoint_that_cannot_be_written_is_one_sentence_and_leaves_no_file(tmp_path: Path, large: str) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_one_sentence_and_leaves_no_file(
+    tmp_path: Path, large: str
+) -> None:
     save(tmp_path, 10)
-    with files_no_larger_than(20_000), pytest.raises(RunFailed, match=r"checkpoint at step 20 .*: File too large") as failed:
+    with (
+        files_no_larger_than(20_000),
+        pytest.raises(RunFailed, match=r"checkpoint at step 20 .*: File too large") as failed,
+    ):
         save(tmp_path, 20, **{large: 100_000})
     assert "\n" not in str(failed.value)
     assert [path for path in tmp_path.rglob("*") if path.is_file() and ".part" in str(path)] == []
@@ -82,7 +89,10 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence_and_leaves_no_file(
 
 
 def test_weights_that_cannot_be_written_are_one_sentence_and_leave_no_file(tmp_path: Path) -> None:
-    with files_no_larger_than(20_000), pytest.raises(RunFailed, match=r"model\.safetensors cannot be written: File too large$"):
+    with (
+        files_no_larger_than(20_000),
+        pytest.raises(RunFailed, match=r"model\.safetensors cannot be written: File too large$"),
+    ):
         checkpoint.save_weights(tmp_path / "model.safetensors", {"w": torch.zeros(100_000)})
     assert names(tmp_path) == []
 
@@ -95,10 +105,14 @@ def test_every_file_has_the_mode_that_the_umask_gives(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     files = [tmp_path / "model.safetensors", *made.iterdir()]
-    assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in files} == {path.name: "0o640" for path in files}
+    assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in files} == {
+        path.name: "0o640" for path in files
+    }
 
 
-def test_a_checkpoint_is_on_the_disk_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_on_the_disk_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     really = os.fsync
 
@@ -109,11 +123,15 @@ def test_a_checkpoint_is_on_the_disk_when_it_is_there(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "fsync", fsync)
     save(tmp_path / "checkpoints", 10)
     aside = tmp_path / "checkpoints" / ".step-00000010.part"
-    assert {str(aside / name) for name in ("worker-0.pt", "model.safetensors", "checkpoint.json")} <= set(synced)
+    assert {
+        str(aside / name) for name in ("worker-0.pt", "model.safetensors", "checkpoint.json")
+    } <= set(synced)
     assert synced[-2:] == [str(aside), str(tmp_path / "checkpoints")]
 
 
-def test_a_resume_that_fails_keeps_the_later_checkpoints(run_inproc: Callable[..., paceline.Run], tmp_path: Path) -> None:
+def test_a_resume_that_fails_keeps_the_later_checkpoints(
+    run_inproc: Callable[..., paceline.Run], tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     there = ["step-00000010", "step-00000020"]
     common: dict[str, Any] = {"workers": 2, "out": str(out)}

@@ -102,19 +102,38 @@ def layers(*modules: nn.Module) -> nn.Module:
 
 IMAGES = rows(2, 8, 8)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
-    "linear": (lambda: layers(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, CLASSES)), rows(6)),
-    "linear without bias": (lambda: layers(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES)), rows(6)),
+    "linear": (
+        lambda: layers(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, CLASSES)),
+        rows(6),
+    ),
+    "linear without bias": (
+        lambda: layers(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES)),
+        rows(6),
+    ),
     "short sequence": (
-        lambda: layers(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3), nn.Flatten(), nn.Linear(15, 3)),
+        lambda: layers(
+            nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3), nn.Flatten(), nn.Linear(15, 3)
+        ),
         rows(5, 6),
     ),
-    "long sequence": (lambda: layers(nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(60, CLASSES)), rows(30, 3)),
-    "embedding": (lambda: layers(nn.Embedding(7, 5, padding_idx=0), nn.Flatten(), nn.Linear(30, CLASSES)), words(6, 7)),
+    "long sequence": (
+        lambda: layers(nn.Linear(3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(60, CLASSES)),
+        rows(30, 3),
+    ),
+    "embedding": (
+        lambda: layers(nn.Embedding(7, 5, padding_idx=0), nn.Flatten(), nn.Linear(30, CLASSES)),
+        words(6, 7),
+    ),
     "layer norm": (
-        lambda: layers(nn.Linear(6, 8), nn.LayerNorm((5, 8)), nn.LayerNorm(8), nn.Flatten(), nn.Linear(40, 3)),
+        lambda: layers(
+            nn.Linear(6, 8), nn.LayerNorm((5, 8)), nn.LayerNorm(8), nn.Flatten(), nn.Linear(40, 3)
+        ),
         rows(5, 6),
     ),
-    "group norm": (lambda: layers(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3)), IMAGES),
+    "group norm": (
+        lambda: layers(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3)),
+        IMAGES,
+    ),
     "convolution": (
         lambda: layers(
             nn.Conv2d(2, 8, 3, stride=2, padding=1),
@@ -127,17 +146,28 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
     ),
     "grouped convolution": (
         lambda: layers(
-            nn.Conv2d(2, 8, 3), nn.Conv2d(8, 8, 3, groups=4), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(32, 3)
+            nn.Conv2d(2, 8, 3),
+            nn.Conv2d(8, 8, 3, groups=4),
+            nn.Conv2d(8, 8, 3, groups=8),
+            nn.Flatten(),
+            nn.Linear(32, 3),
         ),
         IMAGES,
     ),
     "one dimension": (
-        lambda: layers(nn.Conv1d(2, 8, 3, padding=1, stride=2), nn.Conv1d(8, 4, 2, bias=False), nn.Flatten(), nn.Linear(28, 3)),
+        lambda: layers(
+            nn.Conv1d(2, 8, 3, padding=1, stride=2),
+            nn.Conv1d(8, 4, 2, bias=False),
+            nn.Flatten(),
+            nn.Linear(28, 3),
+        ),
         rows(2, 16),
     ),
     "used twice": (lambda: Twice(nn.Linear(6, 6), nn.Linear(6, CLASSES)), rows(6)),
     "convolution used twice": (
-        lambda: Twice(nn.Conv2d(2, 2, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(128, CLASSES))),
+        lambda: Twice(
+            nn.Conv2d(2, 2, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(128, CLASSES))
+        ),
         IMAGES,
     ),
     "shared parameters": (Tied, words(4, 11)),
@@ -146,19 +176,27 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
     "unused layers": (Half, rows(6)),
     "attention": (
         lambda: layers(
-            nn.Linear(6, 8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
+            nn.Linear(6, 8),
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+            nn.Flatten(),
+            nn.Linear(40, 3),
         ),
         rows(5, 6),
     ),
     "prelu": (lambda: layers(nn.Linear(6, 8), nn.PReLU(), nn.Linear(8, CLASSES)), rows(6)),
-    "transposed convolution": (lambda: layers(nn.ConvTranspose2d(2, 3, 3), nn.Flatten(), nn.Linear(300, 3)), IMAGES),
+    "transposed convolution": (
+        lambda: layers(nn.ConvTranspose2d(2, 3, 3), nn.Flatten(), nn.Linear(300, 3)),
+        IMAGES,
+    ),
 }
 
 
 def both(
     model: nn.Module, inputs: Tensor, targets: Tensor, per_layer: bool = False
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Bookkeeping]:
-    """Sums of clipped gradients by the loop and by book-keeping, with a bound that clips half of the samples."""
+    """Sums of clipped gradients by the loop and by book-keeping, with a bound that clips half of
+    the samples.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     one, other = ([(p, torch.empty_like(p)) for p in trained] for _ in range(2))
     loop = Loop(model, F.cross_entropy, one, 1.0, per_layer)
@@ -187,20 +225,31 @@ def test_bookkeeping_is_the_loop(name: str, dtype: torch.dtype, per_layer: bool)
     torch.manual_seed(0)
     make, inputs = MODELS[name]
     model = make().to(dtype)
-    ones, others, _, _ = both(model, inputs(SAMPLES, dtype), torch.randint(0, CLASSES, (SAMPLES,)), per_layer)
+    ones, others, _, _ = both(
+        model, inputs(SAMPLES, dtype), torch.randint(0, CLASSES, (SAMPLES,)), per_layer
+    )
     assert_agree(ones, others)
 
 
-@pytest.mark.parametrize("name", ["convolution", "grouped convolution", "one dimension", "group norm"])
+@pytest.mark.parametrize(
+    "name", ["convolution", "grouped convolution", "one dimension", "group norm"]
+)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_convolutions_too_large_to_keep(name: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths from a few gradients (or from places) at a time, the sum from a second pass: the same."""
+def test_convolutions_too_large_to_keep(
+    name: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths from a few gradients (or from places) at a time, the sum from a second pass: the
+    same.
+    """
     monkeypatch.setattr(convolution, "KEEP_BYTES", 0)
     torch.manual_seed(0)
     make, inputs = MODELS[name]
     model, images = make().double(), inputs(SAMPLES, torch.float64)
     if channels_last and images.dim() == 4:
-        model, images = model.to(memory_format=torch.channels_last), images.contiguous(memory_format=torch.channels_last)
+        model, images = (
+            model.to(memory_format=torch.channels_last),
+            images.contiguous(memory_format=torch.channels_last),
+        )
     ones, others, _, _ = both(model, images, torch.randint(0, CLASSES, (SAMPLES,)))
     assert_agree(ones, others)
 
@@ -212,7 +261,10 @@ def test_any_architecture(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["rows", "images", "words"]))
     stack: list[nn.Module] = []
     if kind == "words":
-        count, width = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 6))  # one number cannot be normalised
+        count, width = (
+            data.draw(st.integers(1, 6)),
+            data.draw(st.integers(2, 6)),
+        )  # one number cannot be normalised
         inputs = torch.randint(0, 5, (SAMPLES, count))
         stack += [nn.Embedding(5, width)]
         if data.draw(st.booleans()):
@@ -225,9 +277,13 @@ def test_any_architecture(data: st.DataObject) -> None:
             stride, padding = data.draw(st.integers(1, 2)), data.draw(st.integers(0, 1))
             fits = min(3, side + 2 * padding)
             out, kernel = 2 * data.draw(st.integers(1, 3)), data.draw(st.integers(1, fits))
-            stack += [nn.Conv2d(channels, out, kernel, stride, padding, bias=data.draw(st.booleans()))]
+            stack += [
+                nn.Conv2d(channels, out, kernel, stride, padding, bias=data.draw(st.booleans()))
+            ]
             channels, side = out, (side + 2 * padding - kernel) // stride + 1
-            if side * side * out > 2 and data.draw(st.booleans()):  # one number cannot be normalised
+            if side * side * out > 2 and data.draw(
+                st.booleans()
+            ):  # one number cannot be normalised
                 stack += [nn.GroupNorm(2, out)]
             stack += [nn.ReLU(inplace=data.draw(st.booleans()))]
         with torch.no_grad():
@@ -257,23 +313,32 @@ def test_any_architecture(data: st.DataObject) -> None:
 
 def test_two_precisions_in_one_model() -> None:
     torch.manual_seed(0)
-    ones, others, _, _ = both(TwoPrecisions(), torch.randn(SAMPLES, 6), torch.randint(0, CLASSES, (SAMPLES,)))
+    ones, others, _, _ = both(
+        TwoPrecisions(), torch.randn(SAMPLES, 6), torch.randint(0, CLASSES, (SAMPLES,))
+    )
     for one, other in zip(ones, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_compiled_model_is_refused() -> None:
     compiled = nn.Linear(2, 2)
-    compiled._orig_mod = nn.Linear(2, 2)  # as torch.compile leaves it; compiling takes seconds, and warns
+    compiled._orig_mod = nn.Linear(
+        2, 2
+    )  # as torch.compile leaves it; compiling takes seconds, and warns
     with pytest.raises(BadRequest, match=r"without torch\.compile"):
         refuse_mixing(compiled)
 
 
 def test_no_sample_counts_for_more_than_the_bound() -> None:
-    """What one sample changes in the sum is at most the clip norm, however large its own gradient is."""
+    """What one sample changes in the sum is at most the clip norm, however large its own gradient
+    is.
+    """
     torch.manual_seed(1)
     model = layers(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
-    inputs, targets = torch.randn(SAMPLES, 6, dtype=torch.float64) * 100, torch.randint(0, CLASSES, (SAMPLES,))
+    inputs, targets = (
+        torch.randn(SAMPLES, 6, dtype=torch.float64) * 100,
+        torch.randint(0, CLASSES, (SAMPLES,)),
+    )
     places = [(p, torch.empty_like(p)) for p in model.parameters()]
     books = Bookkeeping(model, F.cross_entropy, places, 0.5, False)
     books(inputs, targets, SAMPLES)
@@ -281,7 +346,10 @@ def test_no_sample_counts_for_more_than_the_bound() -> None:
     for left_out in range(SAMPLES):
         rest = [i for i in range(SAMPLES) if i != left_out]
         books(inputs[rest], targets[rest], SAMPLES - 1)
-        moved = sum(float((a - g).square().sum()) for a, (_, g) in zip(whole, places, strict=True)) ** 0.5
+        moved = (
+            sum(float((a - g).square().sum()) for a, (_, g) in zip(whole, places, strict=True))
+            ** 0.5
+        )
         assert moved <= 0.5 * (1 + 1e-12)
 
 
@@ -299,8 +367,12 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize("offset", [1e3, 1e4, 1e5])
 @pytest.mark.parametrize("kind", ["few places", "many places", "convolution"])
-def test_what_cancels_is_bounded_too(kind: str, offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths from products of products lose their digits where gradients cancel; nobody may slip through there."""
+def test_what_cancels_is_bounded_too(
+    kind: str, offset: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths from products of products lose their digits where gradients cancel; nobody may slip
+    through there.
+    """
     monkeypatch.setattr(convolution, "KEEP_BYTES", 0)
     for seed in range(5):
         torch.manual_seed(seed)
@@ -312,17 +384,28 @@ def test_what_cancels_is_bounded_too(kind: str, offset: float, monkeypatch: pyte
             model, inputs = Centred(nn.Linear(4, 4), 80), torch.randn(4, 20, 4)
         inputs[2] = inputs[2] * 1e-3 + offset
         places = [(p, torch.empty_like(p)) for p in model.parameters()]
-        books, targets = Bookkeeping(model, F.cross_entropy, places, 1.0, False), torch.randint(0, CLASSES, (4,))
+        books, targets = (
+            Bookkeeping(model, F.cross_entropy, places, 1.0, False),
+            torch.randint(0, CLASSES, (4,)),
+        )
         books(inputs, targets, 4)
         whole = [g.clone() for _, g in places]
         rest = [0, 1, 3]
         books(inputs[rest], targets[rest], 3)
-        moved = sum(float((a - g).double().square().sum()) for a, (_, g) in zip(whole, places, strict=True)) ** 0.5
+        moved = (
+            sum(
+                float((a - g).double().square().sum())
+                for a, (_, g) in zip(whole, places, strict=True)
+            )
+            ** 0.5
+        )
         assert moved <= 1.001
 
 
 def test_linear_layers_never_hold_one_gradient_per_sample() -> None:
-    """A batch of 64 with a layer of 4 MB: all gradients would be 256 MB; what is taken is a few MB."""
+    """A batch of 64 with a layer of 4 MB: all gradients would be 256 MB; what is taken is
+    a few MB.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     model = layers(nn.Linear(1000, 1000), nn.Linear(1000, 3))
@@ -336,7 +419,9 @@ def test_linear_layers_never_hold_one_gradient_per_sample() -> None:
 
 def test_notices_name_layers_without_a_rule() -> None:
     model = layers(nn.Linear(6, 8), nn.PReLU(), nn.Linear(8, CLASSES))
-    books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    books = Bookkeeping(
+        model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False
+    )
     assert books.notices == ["privacy: no rule for 1 (PReLU): through torch.func, slower"]
 
 
@@ -391,10 +476,14 @@ class Faint(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "model", [Mixes(), Borrows(), MixesInTraining(), Faint()], ids=["mixes", "borrows", "mixes in training", "faint"]
+    "model",
+    [Mixes(), Borrows(), MixesInTraining(), Faint()],
+    ids=["mixes", "borrows", "mixes in training", "faint"],
 )
 def test_what_mixes_samples_is_found_out_before_training(model: nn.Module) -> None:
-    books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    books = Bookkeeping(
+        model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False
+    )
     with pytest.raises(BadRequest, match="mix"):
         books.try_out(torch.randn(8, 6), torch.randint(0, CLASSES, (8,)), 8)
 
@@ -410,7 +499,9 @@ class FunctionalDropout(nn.Module):
 
 def test_dropout_is_no_mixing() -> None:
     model = FunctionalDropout()
-    books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    books = Bookkeeping(
+        model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False
+    )
     inputs = torch.randn(8, 6)
     books.try_out(inputs, torch.randint(0, CLASSES, (8,)), 8)
     assert not torch.equal(model(inputs), model(inputs))  # afterwards it drops out as before
@@ -454,7 +545,11 @@ def test_what_all_samples_share_is_no_samples_own(samples: int) -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    [nn.CrossEntropyLoss(weight=torch.ones(3)), nn.CrossEntropyLoss(ignore_index=0), nn.CrossEntropyLoss(reduction="sum")],
+    [
+        nn.CrossEntropyLoss(weight=torch.ones(3)),
+        nn.CrossEntropyLoss(ignore_index=0),
+        nn.CrossEntropyLoss(reduction="sum"),
+    ],
 )
 def test_losses_that_weigh_rows_are_refused(loss: nn.Module) -> None:
     with pytest.raises(BadRequest, match="mean over the rows"):
@@ -467,7 +562,9 @@ def test_a_loss_that_is_no_mean_over_rows_is_found_out() -> None:
     def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 5.0, 20.0]))
 
-    books = Bookkeeping(model, weighted, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    books = Bookkeeping(
+        model, weighted, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False
+    )
     with pytest.raises(BadRequest, match="mean over the rows"):
         books.try_out(torch.randn(8, 6), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), 8)
 
@@ -475,8 +572,16 @@ def test_a_loss_that_is_no_mean_over_rows_is_found_out() -> None:
 def test_targets_that_the_loss_leaves_out_are_refused_in_every_batch() -> None:
     """Eight rows that are tried out may all be whole; a later one is not."""
     model = layers(nn.Linear(6, 3))
-    outputs = nn.Sequential(model, nn.Unflatten(1, (3, 1)))  # classes of one place: rows x classes x places
-    clipper = Bookkeeping(outputs, F.cross_entropy, [(p, torch.empty_like(p)) for p in outputs.parameters()], 1.0, False)
+    outputs = nn.Sequential(
+        model, nn.Unflatten(1, (3, 1))
+    )  # classes of one place: rows x classes x places
+    clipper = Bookkeeping(
+        outputs,
+        F.cross_entropy,
+        [(p, torch.empty_like(p)) for p in outputs.parameters()],
+        1.0,
+        False,
+    )
     inputs, targets = torch.randn(8, 6), torch.zeros(8, 1, dtype=torch.int64)
     clipper.try_out(inputs, targets, 8)
     clipper(inputs, targets, 8)
@@ -490,7 +595,13 @@ def test_a_sample_that_leaves_out_places_is_bounded_alone() -> None:
     """`clipping=loop`: what one sample leaves out changes nothing for another."""
     model = nn.Linear(6, 3)
     places = [(p, torch.empty_like(p)) for p in model.parameters()]
-    loop = Loop(model, lambda outputs, targets: F.cross_entropy(outputs.transpose(1, 2), targets), places, 1.0, False)
+    loop = Loop(
+        model,
+        lambda outputs, targets: F.cross_entropy(outputs.transpose(1, 2), targets),
+        places,
+        1.0,
+        False,
+    )
     inputs, targets = torch.randn(5, 4, 6), torch.randint(0, 3, (5, 4))
     targets[1, 2:] = -100
 
@@ -503,12 +614,17 @@ def test_a_sample_that_leaves_out_places_is_bounded_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "targets"), [(nn.MSELoss(), torch.full((8, 1), -100)), (F.mse_loss, torch.full((8, 1), -100.0))]
+    ("loss", "targets"),
+    [(nn.MSELoss(), torch.full((8, 1), -100)), (F.mse_loss, torch.full((8, 1), -100.0))],
 )
-def test_minus_hundred_is_a_number_like_any_other_where_nothing_is_left_out(loss: Loss, targets: Tensor) -> None:
+def test_minus_hundred_is_a_number_like_any_other_where_nothing_is_left_out(
+    loss: Loss, targets: Tensor
+) -> None:
     model = layers(nn.Linear(6, 1))
     sums = [torch.empty_like(p) for p in model.parameters()]
-    Bookkeeping(model, loss, list(zip(model.parameters(), sums, strict=True)), 1.0, False)(torch.randn(8, 6), targets, 8)
+    Bookkeeping(model, loss, list(zip(model.parameters(), sums, strict=True)), 1.0, False)(
+        torch.randn(8, 6), targets, 8
+    )
     assert all(bool(total.isfinite().all()) for total in sums)
 
 
@@ -542,13 +658,18 @@ def test_recurrent_layers_say_that_the_loop_can_do_them(kind: type[nn.RNNBase]) 
 
     model = Reads()
     places = [(p, torch.empty_like(p)) for p in model.parameters()]
-    with pytest.raises(BadRequest, match=rf"layer read \({kind.__name__}\) gives several tensors.*use clipping=loop"):
+    with pytest.raises(
+        BadRequest,
+        match=rf"layer read \({kind.__name__}\) gives several tensors.*use clipping=loop",
+    ):
         Bookkeeping(model, F.cross_entropy, places, 1.0, False)
     inputs, targets = torch.randn(6, 7, 4), torch.randint(0, 3, (6,))
     Loop(model, F.cross_entropy, places, 0.3, False)(inputs, targets, 6)
     sums = [torch.zeros_like(p) for p in model.parameters()]
     for i in range(6):
-        own = torch.autograd.grad(F.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]), list(model.parameters()))
+        own = torch.autograd.grad(
+            F.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]), list(model.parameters())
+        )
         length = float(sum(g.square().sum() for g in own)) ** 0.5
         for total, gradient in zip(sums, own, strict=True):
             total.add_(gradient, alpha=min(1.0, 0.3 / length))
@@ -557,9 +678,13 @@ def test_recurrent_layers_say_that_the_loop_can_do_them(kind: type[nn.RNNBase]) 
 
 def test_a_model_is_as_it_was_after_it_was_tried_out() -> None:
     model = layers(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
-    books = Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)
+    books = Bookkeeping(
+        model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False
+    )
     before = torch.get_rng_state()
-    books.try_out(torch.randn(8, 6, generator=torch.Generator()), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), 8)
+    books.try_out(
+        torch.randn(8, 6, generator=torch.Generator()), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), 8
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert all(m.training for m in model.modules())
 
@@ -572,20 +697,34 @@ def test_a_model_is_as_it_was_after_it_was_tried_out() -> None:
             torch.randn(4, 2, 6),
             r"layer 1 gives \(8, 3\) for 4 samples.*clipping=loop",
         ),
-        (layers(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)), torch.randn(4, 5, 8), "dropout"),
+        (
+            layers(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)),
+            torch.randn(4, 5, 8),
+            "dropout",
+        ),
     ],
 )
-def test_layers_that_cannot_be_done_say_what_to_do(model: nn.Module, inputs: Tensor, says: str) -> None:
+def test_layers_that_cannot_be_done_say_what_to_do(
+    model: nn.Module, inputs: Tensor, says: str
+) -> None:
     with pytest.raises(BadRequest, match=says):
-        Bookkeeping(model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False)(
-            inputs, torch.zeros(4, dtype=torch.int64), 4
-        )
+        Bookkeeping(
+            model,
+            F.cross_entropy,
+            [(p, torch.empty_like(p)) for p in model.parameters()],
+            1.0,
+            False,
+        )(inputs, torch.zeros(4, dtype=torch.int64), 4)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@given(rows=st.integers(1, 70), into=st.integers(1, 90), out=st.integers(1, 70), turned=st.booleans())
+@given(
+    rows=st.integers(1, 70), into=st.integers(1, 90), out=st.integers(1, 70), turned=st.booleans()
+)
 @settings(max_examples=40)
-def test_compiled_rows_are_the_same_as_by_torch(bias: bool, rows: int, into: int, out: int, turned: bool) -> None:
+def test_compiled_rows_are_the_same_as_by_torch(
+    bias: bool, rows: int, into: int, out: int, turned: bool
+) -> None:
     """Also where gradients do not lie back to back, which the loops in C are not for."""
     if native.loops() is None:
         pytest.skip("no C compiler")
@@ -612,5 +751,9 @@ def test_a_hook_that_changes_a_layers_shape_is_refused(change: Callable[[Tensor]
     model = nn.Sequential(nn.Linear(4, CLASSES))
     model[0].register_forward_hook(lambda module, inputs, out: change(out))
     places = [(p, torch.zeros_like(p)) for p in model.parameters()]
-    with pytest.raises(BadRequest, match=r"changes the shape of what layer 0 gives: use clipping=loop"):
-        Bookkeeping(model, F.cross_entropy, places, 1.0, False)(torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 5)
+    with pytest.raises(
+        BadRequest, match=r"changes the shape of what layer 0 gives: use clipping=loop"
+    ):
+        Bookkeeping(model, F.cross_entropy, places, 1.0, False)(
+            torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 5
+        )

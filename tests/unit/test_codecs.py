@@ -1,4 +1,6 @@
-"""The laws of codecs: nothing lost for good, right on average, as small as declared, the same bits on all ranks."""
+"""The laws of codecs: nothing lost for good, right on average, as small as declared, the same bits
+on all ranks.
+"""
 
 import copy
 import math
@@ -39,14 +41,22 @@ def layout_of(*shapes: tuple[int, ...]) -> Layout:
     slots, at = [], 0
     for index, shape in enumerate(shapes):
         n = math.prod(shape)
-        slots.append(Slot(f"tensor{index}", shape, torch.empty(shape, device="meta").stride(), at, n, 0))
+        slots.append(
+            Slot(f"tensor{index}", shape, torch.empty(shape, device="meta").stride(), at, n, 0)
+        )
         at += n
     return Layout(tuple(slots))
 
 
 MODEL = layout_of((20, 3, 5, 5), (20,), (30, 40), (30,), ())
-WIDE = layout_of((128, 1, 5, 5), (128,), (256, 128, 5, 5), (256,), (512, 1024), (512,), (10, 512), (10,))  # cnn-wide on MNIST
-SHAPES = st.lists(st.sampled_from([(), (1,), (7,), (3, 5), (8, 9), (4, 2, 3, 3), (0,), (600,)]), min_size=0, max_size=4)
+WIDE = layout_of(
+    (128, 1, 5, 5), (128,), (256, 128, 5, 5), (256,), (512, 1024), (512,), (10, 512), (10,)
+)  # cnn-wide on MNIST
+SHAPES = st.lists(
+    st.sampled_from([(), (1,), (7,), (3, 5), (8, 9), (4, 2, 3, 3), (0,), (600,)]),
+    min_size=0,
+    max_size=4,
+)
 
 
 def values_of(layout: Layout, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -57,7 +67,9 @@ def started(codec: Codec, layout: Layout, rank: int = 0) -> dict[str, object]:
     return codec.start(layout, generator(1, "own", rank), generator(1, "shared"))
 
 
-def trip(codec: Codec, values: Tensor, layout: Layout, state: dict[str, object]) -> tuple[Tensor, int]:
+def trip(
+    codec: Codec, values: Tensor, layout: Layout, state: dict[str, object]
+) -> tuple[Tensor, int]:
     """There and back; and how many bytes it took."""
     message = torch.zeros(codec.message_bytes(layout), dtype=torch.uint8)
     used = codec.encode(values, layout, message, state)
@@ -72,8 +84,12 @@ def trip(codec: Codec, values: Tensor, layout: Layout, state: dict[str, object])
 @pytest.mark.parametrize("choice", CHOICES)
 @settings(max_examples=15)
 @given(shapes=SHAPES, seed=st.integers(0, 1000))
-def test_sent_and_remembered_is_the_original(choice: str, shapes: list[tuple[int, ...]], seed: int) -> None:
-    """Over several messages: what has arrived in all, and what is still remembered, is what went in."""
+def test_sent_and_remembered_is_the_original(
+    choice: str, shapes: list[tuple[int, ...]], seed: int
+) -> None:
+    """Over several messages: what has arrived in all, and what is still remembered, is what went
+    in.
+    """
     layout = layout_of(*shapes)
     codec = build_codec(f"{choice}{',' if ':' in choice else ':'}feedback=true")
     state = started(codec, layout)
@@ -91,13 +107,17 @@ def test_sent_and_remembered_is_the_original(choice: str, shapes: list[tuple[int
 
 @pytest.mark.parametrize("choice", UNBIASED)
 def test_unbiased_codecs_are_right_on_average(choice: str) -> None:
-    """The mean over many messages is within six standard errors (chance: one in 10^9) plus plain rounding."""
+    """The mean over many messages is within six standard errors (chance: one in 10^9) plus plain
+    rounding.
+    """
     codec, layout = build_codec(choice), layout_of((6, 50))
     values, state, rounds = values_of(layout), started(build_codec(choice), layout), 2000
     arrived = torch.stack([trip(codec, values, layout, state)[0] for _ in range(rounds)]).double()
     error = (arrived.mean(0) - values).abs()
     largest = float(values.abs().max())
-    rounding = {"fp16": 2**-11, "bf16": 2**-8, "int8": 1 / 254}.get(choice.split(":")[0], 1e-4) * largest
+    rounding = {"fp16": 2**-11, "bf16": 2**-8, "int8": 1 / 254}.get(
+        choice.split(":")[0], 1e-4
+    ) * largest
     assert bool((error <= 6 * arrived.std(0) / rounds**0.5 + rounding).all())
     if choice.startswith("qsgd"):  # it does draw
         assert float(arrived.std(0).max()) > 0
@@ -105,7 +125,14 @@ def test_unbiased_codecs_are_right_on_average(choice: str) -> None:
 
 def test_ratios_are_as_declared() -> None:
     """One message for cnn-wide, counted with everything, against float32."""
-    limits = {"sign": 30, "topk:ratio=0.01": 45, "powersgd:rank=2": 40, "int8": 3.9, "qsgd:bits=4": 7.5, "fp16": 1.99}
+    limits = {
+        "sign": 30,
+        "topk:ratio=0.01": 45,
+        "powersgd:rank=2": 40,
+        "int8": 3.9,
+        "qsgd:bits=4": 7.5,
+        "fp16": 1.99,
+    }
     for choice, least in limits.items():
         codec = build_codec(choice)
         used = trip(codec, values_of(WIDE), WIDE, started(codec, WIDE))[1]
@@ -142,7 +169,9 @@ def test_sixteen_bits_overflow_loudly() -> None:
     codec = build_codec("fp16")
     with pytest.raises(NotFinite):
         trip(codec, torch.tensor([1e6]), layout_of((1,)), {})
-    assert trip(build_codec("bf16"), torch.tensor([2.0**20]), layout_of((1,)), {})[0].item() == 2.0**20
+    assert (
+        trip(build_codec("bf16"), torch.tensor([2.0**20]), layout_of((1,)), {})[0].item() == 2.0**20
+    )
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -176,10 +205,14 @@ def test_impossible_options_are_refused(choice: str, sentence: str) -> None:
 
 
 def test_a_rank_larger_than_every_matrix_is_refused() -> None:
-    with pytest.raises(BadRequest, match=r"rank=31 is larger than every matrix .* tensor2, is 30 x 40"):
+    with pytest.raises(
+        BadRequest, match=r"rank=31 is larger than every matrix .* tensor2, is 30 x 40"
+    ):
         build_codec("powersgd:rank=31").fits(MODEL)
     build_codec("powersgd:rank=25").fits(MODEL)
-    assert build_codec("powersgd:rank=25").message_bytes(MODEL)  # fits one of them; what does not get smaller goes as it is
+    assert build_codec("powersgd:rank=25").message_bytes(
+        MODEL
+    )  # fits one of them; what does not get smaller goes as it is
 
 
 # --- packing
@@ -187,8 +220,13 @@ def test_a_rank_larger_than_every_matrix_is_refused() -> None:
 
 @given(st.integers(0, 300), st.sampled_from([2, 4]), st.integers(0, 100))
 def test_packed_numbers_come_back(numel: int, bits: int, seed: int) -> None:
-    codes = torch.randint(0, 1 << bits, (numel,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    packed, back = torch.zeros(blocks.packed_bytes(numel, bits), dtype=torch.uint8), torch.zeros_like(codes)
+    codes = torch.randint(
+        0, 1 << bits, (numel,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+    packed, back = (
+        torch.zeros(blocks.packed_bytes(numel, bits), dtype=torch.uint8),
+        torch.zeros_like(codes),
+    )
     blocks.pack(codes, bits, packed)
     blocks.unpack(packed, bits, back)
     assert packed.numel() == -(-numel * bits // 8)
@@ -215,7 +253,9 @@ def test_sparse_messages_take_six_bytes_a_number() -> None:
     values = values_of(layout_of((200_000,)))
     indices = torch.tensor([0, 1, 65_535, 65_536, 131_071, 131_072, 199_999])
     message = torch.zeros(sparse.message_bytes(200_000, 7), dtype=torch.uint8)
-    assert sparse.write(values, indices, message) == message.numel() == 64  # 4 blocks of 4 bytes, 7 of 6, rounded to 8
+    assert (
+        sparse.write(values, indices, message) == message.numel() == 64
+    )  # 4 blocks of 4 bytes, 7 of 6, rounded to 8
     back, chosen = sparse.read(message, 200_000)
     assert torch.equal(back, indices)
     assert torch.equal(chosen, values[indices])
@@ -261,7 +301,9 @@ def test_fine_codecs_are_nearly_the_sum(choice: str, ranks: int) -> None:
     assert float((close - exact).norm() / exact.norm()) < 0.02
 
 
-@pytest.mark.parametrize("choice", ["sign", "topk:ratio=0.1", "threshold", "randomk:ratio=0.3", "powersgd:rank=2"])
+@pytest.mark.parametrize(
+    "choice", ["sign", "topk:ratio=0.1", "threshold", "randomk:ratio=0.3", "powersgd:rank=2"]
+)
 def test_nothing_is_lost_for_good(choice: str) -> None:
     """The sum of what all ranks were given = what all have received + what each still remembers."""
 
@@ -282,7 +324,9 @@ def test_nothing_is_lost_for_good(choice: str) -> None:
 @pytest.mark.parametrize("collective", [n for n in SCHEDULES if n != "ring-reduce"])
 @settings(max_examples=10)
 @given(ranks=st.integers(2, 6), length=st.integers(0, 200), seed=st.integers(0, 100))
-def test_encoded_hops_follow_any_schedule(collective: str, ranks: int, length: int, seed: int) -> None:
+def test_encoded_hops_follow_any_schedule(
+    collective: str, ranks: int, length: int, seed: int
+) -> None:
     layout = layout_of((length,))
     found = reduced("int8:block=16", ranks, layout, collective, steps=2, seed=seed)
     exact = sum(values_of(layout, rank + seed) for rank in range(ranks))
@@ -294,7 +338,9 @@ def test_encoded_hops_follow_any_schedule(collective: str, ranks: int, length: i
 @pytest.mark.parametrize("choice", [c for c in CHOICES if not build_codec(c).varies])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bytes_metered_are_bytes_predicted(choice: str, ranks: int) -> None:
-    """Gather: P-1 messages each; linear: a ring of what is summed; hop: a ring of encoded chunks."""
+    """Gather: P-1 messages each; linear: a ring of what is summed; hop: a ring of encoded
+    chunks.
+    """
     kind, one = build_codec(choice).kind, build_codec(choice).message_bytes(MODEL)
 
     def body(transport: InprocTransport) -> int:
@@ -319,7 +365,9 @@ def test_varying_messages_send_what_they_use() -> None:
         values = values_of(MODEL, transport.rank)
         alone = trip(build_codec("threshold"), values, MODEL, started(codec, MODEL))[1]
         codec.reduce(values, MODEL, choose("ring", line), started(codec, MODEL))
-        lengths = sum(t.sent_bytes for (_, kind, _), t in line.meter.tallies.items() if kind == "send")
+        lengths = sum(
+            t.sent_bytes for (_, kind, _), t in line.meter.tallies.items() if kind == "send"
+        )
         return alone, lengths
 
     for alone, sent in Hub(3).run(body):
@@ -352,7 +400,9 @@ def _run_exactly(schedule, transport: InprocTransport) -> Tensor:
 
 def test_times_are_counted() -> None:
     codec = build_codec("sign")
-    Hub(1).run(lambda t: codec.reduce(values_of(WIDE), WIDE, choose("ring", t), started(codec, WIDE)))
+    Hub(1).run(
+        lambda t: codec.reduce(values_of(WIDE), WIDE, choose("ring", t), started(codec, WIDE))
+    )
     encode, decode = codec.clock.taken()
     assert encode > 0
     assert decode > 0
@@ -365,7 +415,10 @@ def test_many_small_halves_are_not_infinity() -> None:
     for choice in ("topk", "randomk", "threshold"):
         codec = build_codec(choice)
         arrived, _ = trip(codec, values, layout, started(codec, layout))
-        assert set(arrived.unique().tolist()) <= {0.0, 0.5}, choice  # each is there as it was, or not yet
+        assert set(arrived.unique().tolist()) <= {
+            0.0,
+            0.5,
+        }, choice  # each is there as it was, or not yet
 
 
 def test_a_copy_of_a_codec_has_memory_of_its_own() -> None:

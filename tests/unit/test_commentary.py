@@ -32,7 +32,9 @@ def twice(*args: Any, by: float = 0.005, **known: Any) -> list[dict[str, Any]]:
     """Two seeds, a little apart."""
     strategy, workers, train_s, accuracy = args
     known.setdefault("target", None)
-    return [run(strategy, workers, train_s * (1 + s), accuracy + s / 20, **known) for s in (-by, by)]
+    return [
+        run(strategy, workers, train_s * (1 + s), accuracy + s / 20, **known) for s in (-by, by)
+    ]
 
 
 # --- the answer
@@ -42,9 +44,15 @@ def test_the_fastest_is_named_with_its_figures(study) -> None:
     found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 1, 4.1, 0.97), *twice("allreduce", 2, 2.2, 0.97),
                   *twice("psgd", 2, 2.0, 0.90))  # fmt: skip
     first, second, third = answer(found)
-    assert "Fastest was `psgd` with 2 workers: 2.00x as fast as serial, 2.00 s of training against serial's 4.00 s" in first
+    assert (
+        "Fastest was `psgd` with 2 workers: 2.00x as fast as serial, 2.00 s of training against"
+        " serial's 4.00 s" in first
+    )
     assert "90.00% (serial: 97.00%)" in first
-    assert "not known to have lost accuracy was `allreduce` with 2 workers: 1.82x as fast as serial" in second
+    assert (
+        "not known to have lost accuracy was `allreduce` with 2 workers: 1.82x as fast as serial"
+        in second
+    )
     assert "`allreduce` was fastest with 2 workers" in third  # psgd was tried with two only
     assert "seen in one run" not in first
 
@@ -66,7 +74,9 @@ def test_single_runs_are_told_as_such(study) -> None:
     assert "(seen in one run)" in answer(found)[0]
     assert "No setting was run twice" in said(found, "noise")
     assert "cannot be told from the fastest" not in said(found, "noise")
-    assert "No strategy lost accuracy" not in said(found, "accuracy")  # one run each does not carry that
+    assert "No strategy lost accuracy" not in said(
+        found, "accuracy"
+    )  # one run each does not carry that
 
 
 def test_without_serial_or_workers_the_answer_is_modest(study) -> None:
@@ -77,16 +87,22 @@ def test_without_serial_or_workers_the_answer_is_modest(study) -> None:
 def test_where_all_failed_nothing_is_claimed(study) -> None:
     found = study(run("serial", error="out of luck"), run("psgd", 2, error="out of luck"))
     assert answer(found) == ["No run was completed: see the reasons below."]
-    assert "`serial x 1` was not completed in 1 of 1 runs; failed: out of luck" in said(found, "failed")
+    assert "`serial x 1` was not completed in 1 of 1 runs; failed: out of luck" in said(
+        found, "failed"
+    )
 
 
 # --- noise
 
 
 def test_equal_settings_are_seldom_told_apart(study) -> None:
-    """40 settings of the same speed, three runs each, ±10%: at 99% confidence few of the 780 pairs may seem to differ."""
+    """40 settings of the same speed, three runs each, ±10%: at 99% confidence few of the 780 pairs
+    may seem to differ.
+    """
     luck = random.Random(0)
-    runs = [run(f"s{n}", 2, 2.0 * math.exp(luck.gauss(0, 0.1))) for n in range(40) for _ in range(3)]
+    runs = [
+        run(f"s{n}", 2, 2.0 * math.exp(luck.gauss(0, 0.1))) for n in range(40) for _ in range(3)
+    ]
     found = study(*runs)
     verdict = judge(SPEED, found)
     noise = verdict.all
@@ -95,7 +111,9 @@ def test_equal_settings_are_seldom_told_apart(study) -> None:
     assert noise.deviation == pytest.approx(0.1, rel=0.2)
     pairs = [(a, b) for i, a in enumerate(found.lines) for b in found.lines[:i]]
     assert sum(verdict(a, b).beyond_noise for a, b in pairs) <= 0.03 * len(pairs)
-    twice_as_slow = read_study(write_study(found.folder / "t", [*runs, run("slow", 2, 4.0), run("slow", 2, 4.1)]))
+    twice_as_slow = read_study(
+        write_study(found.folder / "t", [*runs, run("slow", 2, 4.0), run("slow", 2, 4.1)])
+    )
     slow = twice_as_slow.line("slow", 2)
     verdict = judge(SPEED, twice_as_slow)
     assert all(verdict(x, slow).beyond_noise for x in twice_as_slow.lines if x is not slow)
@@ -126,7 +144,10 @@ def test_every_setting_is_compared_with_its_own_serial(study) -> None:
     found = study(*of("mlp", "serial", 1, 1.0, 0.5), *of("cnn", "serial", 1, 8.0, 0.99), *of("mlp", "psgd", 2, 1.01, 0.5),
                   *of("cnn", "psgd", 2, 4.0, 0.99))  # fmt: skip
     first, second, *_ = answer(found)
-    assert "`psgd, model=cnn` with 2 workers: 2.00x as fast as serial, 4.00 s of training against serial's 8.00 s" in first
+    assert (
+        "`psgd, model=cnn` with 2 workers: 2.00x as fast as serial, 4.00 s of training against"
+        " serial's 8.00 s" in first
+    )
     assert "99.00% (serial: 99.00%)" in first
     assert second == "It ended no less accurate than serial."
 
@@ -134,7 +155,11 @@ def test_every_setting_is_compared_with_its_own_serial(study) -> None:
 def test_ddp_is_not_said_to_compute_longer(study) -> None:
     """Its exchange is inside the backward pass: nobody can tell."""
     hidden = [{"compute_s": 3.6, "sync_s": None, "idle_s": None}] * 2
-    found = study(*twice("serial", 1, 4.0, 0.97), *twice("ddp", 1, 4.0, 0.97), *twice("ddp", 2, 3.6, 0.97, each=hidden))
+    found = study(
+        *twice("serial", 1, 4.0, 0.97),
+        *twice("ddp", 1, 4.0, 0.97),
+        *twice("ddp", 2, 3.6, 0.97, each=hidden),
+    )
     assert "as long as in one worker" not in said(found, "linear")
 
 
@@ -152,7 +177,9 @@ def test_weak_scaling_is_told_per_sample(study) -> None:
 def test_how_far_from_linear_and_why(study) -> None:
     waiting = [{"compute_s": 1.0, "sync_s": 0.3, "idle_s": 1.2, "payload_sent_bytes": 1000}] * 2
     found = study(
-        *twice("serial", 1, 4.0, 0.97), *twice("allreduce", 1, 4.0, 0.97), *twice("allreduce", 2, 2.5, 0.97, each=waiting)
+        *twice("serial", 1, 4.0, 0.97),
+        *twice("allreduce", 1, 4.0, 0.97),
+        *twice("allreduce", 2, 2.5, 0.97, each=waiting),
     )
     text = said(found, "linear")
     assert "1.60x as fast as with one, 80% of linear" in text
@@ -162,14 +189,18 @@ def test_how_far_from_linear_and_why(study) -> None:
 
 
 def test_as_good_as_linear(study) -> None:
-    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 2, 2.0, 0.97))
+    found = study(
+        *twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 2, 2.0, 0.97)
+    )
     text = said(found, "linear")
     assert "as good as linear" in text
     assert "Amdahl" not in text
 
 
 def test_oversubscribed_workers_are_not_called_a_failure_to_scale(study) -> None:
-    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 4, 4.5, 0.97))
+    found = study(
+        *twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 4, 4.5, 0.97)
+    )
     assert said(found, "linear") == ""
     assert "More workers than the 2 cores made `psgd` slower" in said(found, "oversubscribed")
     assert "1.12x as long for a sample with 4 workers" in said(found, "oversubscribed")
@@ -181,7 +212,8 @@ def test_why_several_were_slower_than_one(study) -> None:
     found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 2, 5.0, 0.97, each=talking))
     text = said(found, "slower")
     assert (
-        "`allreduce` with 2 workers was slower than serial in both rounds: 5.00 s of training against serial's 4.00 s" in text
+        "`allreduce` with 2 workers was slower than serial in both rounds: 5.00 s of training"
+        " against serial's 4.00 s" in text
     )
     assert "60% of a worker's time went into the exchange" in text
     assert "shared" not in text
@@ -194,8 +226,15 @@ def test_slower_is_not_said_within_noise(study) -> None:
 
 
 def test_which_worker_was_slow(study) -> None:
-    uneven = [{"compute_s": 1.0, "idle_s": 2.0}, {"compute_s": 3.0}, {"compute_s": 1.0, "idle_s": 2.0}]
-    found = study(*twice("serial", 1, 4.0, 0.97, cores=4), *twice("allreduce", 3, 3.0, 0.97, each=uneven, cores=4))
+    uneven = [
+        {"compute_s": 1.0, "idle_s": 2.0},
+        {"compute_s": 3.0},
+        {"compute_s": 1.0, "idle_s": 2.0},
+    ]
+    found = study(
+        *twice("serial", 1, 4.0, 0.97, cores=4),
+        *twice("allreduce", 3, 3.0, 0.97, each=uneven, cores=4),
+    )
     text = said(found, "slow worker")
     assert "Worker 1 of `allreduce x 3` was slow: it took 3.00x as long" in text
     assert "Worker 0" not in text
@@ -204,12 +243,20 @@ def test_which_worker_was_slow(study) -> None:
 
 def test_a_worker_that_was_slow_once_is_not_called_slow(study) -> None:
     uneven = [{"compute_s": 1.0}, {"compute_s": 3.0}]
-    found = study(run("serial", 1, 4.0), run("allreduce", 2, 3.0, each=uneven), run("allreduce", 2, 3.0, each=uneven[::-1]))
+    found = study(
+        run("serial", 1, 4.0),
+        run("allreduce", 2, 3.0, each=uneven),
+        run("allreduce", 2, 3.0, each=uneven[::-1]),
+    )
     assert said(found, "slow worker") == ""
 
 
 def test_accuracy_that_was_paid(study) -> None:
-    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 2, 2.0, 0.90), *twice("allreduce", 2, 2.0, 0.969))
+    found = study(
+        *twice("serial", 1, 4.0, 0.97),
+        *twice("psgd", 2, 2.0, 0.90),
+        *twice("allreduce", 2, 2.0, 0.969),
+    )
     text = said(found, "accuracy")
     assert "lost against serial by `psgd`: up to 7.0 points below serial" in text
     assert "allreduce" not in text
@@ -219,7 +266,9 @@ def test_the_target_that_was_not_reached(study) -> None:
     found = study(run("serial", 1, 4.0, reached_s=2.0, target=0.9), run("psgd", 2, 2.0, target=0.9))
     assert "target of 90% was not reached in every run by `psgd x 2`" in said(found, "target")
     assert found.line("psgd", 2).time_to_accuracy is None
-    everybody = read_study(write_study(found.folder / "t", [run("serial", 1, 4.0, reached_s=2.0, target=0.9)]))
+    everybody = read_study(
+        write_study(found.folder / "t", [run("serial", 1, 4.0, reached_s=2.0, target=0.9)])
+    )
     assert said(everybody, "target") == ""
 
 
@@ -234,7 +283,9 @@ def test_what_cannot_be_told_from_the_fastest(study) -> None:
 
 def test_bytes_and_drift(study) -> None:
     def each(sent: int, apart: float | None, stale: float | None) -> list[dict[str, Any]]:
-        return [{"payload_sent_bytes": sent, "replica_distance_max": apart, "staleness_mean": stale}] * 2
+        return [
+            {"payload_sent_bytes": sent, "replica_distance_max": apart, "staleness_mean": stale}
+        ] * 2
 
     found = study(
         run("serial", 1, 4.0),
@@ -247,7 +298,11 @@ def test_bytes_and_drift(study) -> None:
     assert "2 settings sent the most (80.0 kB: `allreduce` and `ps`)" in text
     assert "farthest apart in `stepwise x 2`: 5.0%" in said(found, "drift")
     assert "stalest in `ps x 2`: 1.5 updates" in said(found, "drift")
-    nothing = read_study(write_study(found.folder / "t", [run("serial", 1, 4.0), run("psgd", 2, 2.0), run("hogwild", 2, 2.0)]))
+    nothing = read_study(
+        write_study(
+            found.folder / "t", [run("serial", 1, 4.0), run("psgd", 2, 2.0), run("hogwild", 2, 2.0)]
+        )
+    )
     assert said(nothing, "bytes") == said(nothing, "drift") == ""
 
 

@@ -76,7 +76,9 @@ def test_set_reaches_into_choices() -> None:
 
 def test_toml(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('model = "mlp"\nworkers = 2\n[strategy]\nname = "allreduce"\ncollective = "native"\n')
+    file.write_text(
+        'model = "mlp"\nworkers = 2\n[strategy]\nname = "allreduce"\ncollective = "native"\n'
+    )
     config = Config.make({**read_toml(file), "workers": 3})
     assert (str(config.strategy), config.workers) == ("allreduce:collective=native", 3)
     file.write_text("a = = 1")
@@ -87,7 +89,9 @@ def test_toml(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_can_be_read_back() -> None:
-    config = Config.make({"strategy": "allreduce:collective=native", "batch_size": "4,2", "workers": 2, "lr": 0.3})
+    config = Config.make(
+        {"strategy": "allreduce:collective=native", "batch_size": "4,2", "workers": 2, "lr": 0.3}
+    )
     again = Config.make({k: v for k, v in config.described().items() if v is not None})
     assert again.described() == config.described()
     assert again.batch_size == config.batch_size

@@ -1,4 +1,6 @@
-"""Sources: what they give, what they say when files are missing or damaged, and a person's own data."""
+"""Sources: what they give, what they say when files are missing or damaged, and a person's own
+data.
+"""
 
 import gzip
 import os
@@ -25,7 +27,12 @@ CPU = torch.device("cpu")
 
 def test_fashion_mini_is_built_in() -> None:
     data = sources.build("fashion-mini")
-    assert (len(data.train), len(data.test), data.input_shape, data.classes) == (6000, 1000, (1, 28, 28), 10)
+    assert (len(data.train), len(data.test), data.input_shape, data.classes) == (
+        6000,
+        1000,
+        (1, 28, 28),
+        10,
+    )
     images, labels = data.train.batch(torch.arange(512))
     assert images.dtype is torch.float32
     assert abs(float(images.mean())) < 0.1
@@ -41,7 +48,9 @@ def test_copies_in_the_usual_places_are_used(tmp_path: Path, folder: str, packed
     target.mkdir(parents=True)
     for file in FILES:
         raw = (MINI / f"{file}.gz").read_bytes()
-        (target / (f"{file}.gz" if packed else file)).write_bytes(raw if packed else gzip.decompress(raw))
+        (target / (f"{file}.gz" if packed else file)).write_bytes(
+            raw if packed else gzip.decompress(raw)
+        )
     assert len(sources.build("mnist", data_dir=str(tmp_path / "elsewhere")).train) == 6000
     with pytest.raises(DataUnavailable, match="paceline data fetch mnist"):
         sources.build("mnist", data_dir=None)
@@ -118,11 +127,18 @@ def photos(tmp_path: Path) -> Path:
 
 def test_imagefolder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = sources.build(f"imagefolder:{photos}")
-    assert (len(data.train), len(data.test), data.input_shape, data.classes) == (12, 4, (3, 20, 20), 2)
+    assert (len(data.train), len(data.test), data.input_shape, data.classes) == (
+        12,
+        4,
+        (3, 20, 20),
+        2,
+    )
     assert sources.build(f"imagefolder:path={photos},size=16").input_shape == (3, 16, 16)
     images, labels = data.train.batch(torch.arange(12))
     assert torch.equal((images[:, 0].mean((1, 2)) > 0).long(), labels)
-    assert labels.tolist() != sorted(labels.tolist()), "sorted by class, static shards would not be i.i.d."
+    assert labels.tolist() != sorted(labels.tolist()), (
+        "sorted by class, static shards would not be i.i.d."
+    )
     monkeypatch.setattr("paceline.data.imagefolder.IN_MEMORY_BYTES", 0)
     lazily = sources.build(f"imagefolder:{photos}").train.batch(torch.arange(12))
     assert torch.equal(lazily[0], images)
@@ -213,7 +229,9 @@ def test_streams_are_dealt_out_exactly_once(workers: int) -> None:
 
 
 def test_shuffling_streams_agree_between_ranks_and_differ_between_epochs() -> None:
-    loader = DataLoader(Squares(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * 10, 10), batch_size=2)
+    loader = DataLoader(
+        Squares(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * 10, 10), batch_size=2
+    )
     data = adopt(loader)
     assert isinstance(data.train, Stream)
 
@@ -242,7 +260,9 @@ def test_batches_resume_where_they_were() -> None:
         whole = make()
         ahead = []
         for batch in whole:
-            ahead.append((batch.step, batch.epoch, None if batch.inputs is None else batch.inputs.tolist()))
+            ahead.append(
+                (batch.step, batch.epoch, None if batch.inputs is None else batch.inputs.tolist())
+            )
             if len(ahead) == 9:
                 break
         for stop in range(1, 8):
@@ -253,17 +273,30 @@ def test_batches_resume_where_they_were() -> None:
             second = make()
             second.restore(first.state())
             batch = next(iter(second))
-            assert (batch.step, batch.epoch, None if batch.inputs is None else batch.inputs.tolist()) == ahead[stop]
+            assert (
+                batch.step,
+                batch.epoch,
+                None if batch.inputs is None else batch.inputs.tolist(),
+            ) == ahead[stop]
             first.give_back()  # its last batch was not used
             third = make()
             third.restore(first.state())
             batch = next(iter(third))
-            assert (batch.step, batch.epoch, None if batch.inputs is None else batch.inputs.tolist()) == ahead[stop - 1]
+            assert (
+                batch.step,
+                batch.epoch,
+                None if batch.inputs is None else batch.inputs.tolist(),
+            ) == ahead[stop - 1]
 
 
 @pytest.mark.parametrize(("samples", "workers"), [(10, 3), (2, 5), (1000, 4)])
 def test_test_sets_are_counted_once(samples: int, workers: int) -> None:
-    parts = [i for w in range(workers) for part in evaluation_slices(samples, workers, w, 7) for i in part.tolist()]
+    parts = [
+        i
+        for w in range(workers)
+        for part in evaluation_slices(samples, workers, w, 7)
+        for i in part.tolist()
+    ]
     assert parts == list(range(samples))
 
 

@@ -1,4 +1,6 @@
-"""What is fetched is verified first, then read, and never executed; pip's configuration says where it comes from."""
+"""What is fetched is verified first, then read, and never executed; pip's configuration says where
+it comes from.
+"""
 
 import base64
 import hashlib
@@ -21,7 +23,10 @@ from paceline.data.download import Unreachable, from_index, pip_settings, take, 
 from paceline.errors import DataUnavailable
 
 TABLE = b"a,b\n1,2\n"
-SETUP = "import pathlib; pathlib.Path({!r}).write_text('setup.py ran')\nfrom setuptools import setup; setup(name='toy-set')\n"
+SETUP = (
+    "import pathlib; pathlib.Path({!r}).write_text('setup.py ran')\nfrom setuptools import setup;"
+    " setup(name='toy-set')\n"
+)
 Member = tarfile.TarInfo | tuple[str, bytes]
 
 
@@ -85,7 +90,9 @@ def test_only_the_wanted_members_are_written(tmp_path: Path) -> None:
     assert not Path("/tmp/paceline-absolute").exists()
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE]
+)
 def test_a_wanted_member_is_a_plain_file(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "secret").write_text("of this machine")
     archive = tar(("other", b"x"), link("table.csv", str(tmp_path / "secret"), kind))
@@ -95,13 +102,18 @@ def test_a_wanted_member_is_a_plain_file(tmp_path: Path, kind: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["toy.tar.gz", "toy.whl"])
-@pytest.mark.parametrize("content", [b"", b"no archive", tar(("other", b"x")), wheel(other=b"x"), tar(("table", TABLE))[:40]])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no archive", tar(("other", b"x")), wheel(other=b"x"), tar(("table", TABLE))[:40]],
+)
 def test_an_archive_of_another_kind_is_a_reason(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(Unreachable, match="not as expected"):
         take(io.BytesIO(content), name, {"table": tmp_path / "out"})
 
 
-def test_a_wrong_checksum_is_refused_before_anything_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_checksum_is_refused_before_anything_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("an archive was opened that was not verified")
 
@@ -137,7 +149,11 @@ class Index:
             def do_GET(self) -> None:
                 login = self.headers.get("Authorization")
                 index.asked.append((self.path, login))
-                wanted = "Basic " + base64.b64encode(index.login.encode()).decode() if index.login else None
+                wanted = (
+                    "Basic " + base64.b64encode(index.login.encode()).decode()
+                    if index.login
+                    else None
+                )
                 if wanted and login != wanted:
                     self.send_error(401)
                 elif self.path in index.redirects:
@@ -162,8 +178,16 @@ class Index:
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
 
-    def has(self, content: bytes, link: str = "../../files/toy_set-1.0.tar.gz#sha256=0", before: str = "") -> None:
-        page = f"<html>{before}<a href='x/other-1.0.tar.gz'>other</a> <a class='x' href='{link}'>toy</a></html>"
+    def has(
+        self,
+        content: bytes,
+        link: str = "../../files/toy_set-1.0.tar.gz#sha256=0",
+        before: str = "",
+    ) -> None:
+        page = (
+            f"<html>{before}<a href='x/other-1.0.tar.gz'>other</a> <a class='x'"
+            f" href='{link}'>toy</a></html>"
+        )
         self.answers["/simple/toy-set/"] = ("text/html", page.encode())
         self.answers["/files/toy_set-1.0.tar.gz"] = ("application/gzip", content)
 
@@ -184,7 +208,11 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Index]]:
         """pip takes most of a second to start: it is asked where its files are tested."""
         if "PIP_CONFIG_FILE" in os.environ:
             return asks_pip()
-        return [f":env:.{n[4:].lower().replace('_', '-')}={v!r}" for n, v in os.environ.items() if n.startswith("PIP_")]
+        return [
+            f":env:.{n[4:].lower().replace('_', '-')}={v!r}"
+            for n, v in os.environ.items()
+            if n.startswith("PIP_")
+        ]
 
     monkeypatch.setattr(download, "_listed_by_pip", listed)
     made: list[Index] = []
@@ -216,8 +244,17 @@ def test_a_source_archive_is_read_and_its_setup_is_not_run(
         ("toy_set-1.0/table.csv", TABLE),
     )
     index().has(sdist)
-    way = fetch._pypi("toy_set-1.0.tar.gz", sha256(sdist), ("toy_set-1.0/table.csv",), fetch._as_they_are(("table.csv",)))
-    monkeypatch.setitem(fetch.RECIPES, "toy", fetch.Recipe("toy", {"table.csv": sha256(TABLE)}, (("an index", way),)))
+    way = fetch._pypi(
+        "toy_set-1.0.tar.gz",
+        sha256(sdist),
+        ("toy_set-1.0/table.csv",),
+        fetch._as_they_are(("table.csv",)),
+    )
+    monkeypatch.setitem(
+        fetch.RECIPES,
+        "toy",
+        fetch.Recipe("toy", {"table.csv": sha256(TABLE)}, (("an index", way),)),
+    )
     fetch.fetch("toy", tmp_path / "data")
     assert everything(tmp_path) == ["data", "data/toy", "data/toy/table.csv"]
     assert not owned.exists()
@@ -235,15 +272,23 @@ def test_a_source_archive_is_read_and_its_setup_is_not_run(
 def test_pages_in_html(index: Callable[[], Index], link: str, before: str) -> None:
     there = index()
     there.has(ARCHIVE, link, before)
-    there.answers["/files/toy%5Fset-1.0.tar.gz"] = there.answers["/files/toy_set-1.0.tar.gz?x=1"] = ("x/y", ARCHIVE)
+    there.answers["/files/toy%5Fset-1.0.tar.gz"] = there.answers[
+        "/files/toy_set-1.0.tar.gz?x=1"
+    ] = ("x/y", ARCHIVE)
     assert bring() == ARCHIVE
 
 
 def test_pages_in_json(index: Callable[[], Index]) -> None:
     there = index()
     there.has(ARCHIVE)
-    files = [{"filename": "other", "url": "other"}, {"filename": "toy_set-1.0.tar.gz", "url": "/files/toy_set-1.0.tar.gz"}]
-    there.answers["/simple/toy-set/"] = ("application/vnd.pypi.simple.v1+json", json.dumps({"files": files}).encode())
+    files = [
+        {"filename": "other", "url": "other"},
+        {"filename": "toy_set-1.0.tar.gz", "url": "/files/toy_set-1.0.tar.gz"},
+    ]
+    there.answers["/simple/toy-set/"] = (
+        "application/vnd.pypi.simple.v1+json",
+        json.dumps({"files": files}).encode(),
+    )
     assert bring() == ARCHIVE
     for damaged in (b"{", b"[]", b'{"files": [1]}', b"\xff"):
         there.answers["/simple/toy-set/"] = ("application/vnd.pypi.simple.v1+json", damaged)
@@ -281,18 +326,26 @@ def test_a_login_is_used_for_its_host_only_and_is_in_no_message(
     assert "p%40ss" not in str(failed.value)
 
 
-def test_further_indexes_and_wrong_files(monkeypatch: pytest.MonkeyPatch, index: Callable[[], Index]) -> None:
+def test_further_indexes_and_wrong_files(
+    monkeypatch: pytest.MonkeyPatch, index: Callable[[], Index]
+) -> None:
     first, second, third = index(), index(), index()
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"http://{second.place}/simple http://{third.place}/simple")
+    monkeypatch.setenv(
+        "PIP_EXTRA_INDEX_URL", f"http://{second.place}/simple http://{third.place}/simple"
+    )
     second.has(b"tampered")
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1: Not Found; .*its SHA-256 is .*; 127\.0\.0\.1: Not Found"):
+    with pytest.raises(
+        Unreachable, match=r"127\.0\.0\.1: Not Found; .*its SHA-256 is .*; 127\.0\.0\.1: Not Found"
+    ):
         bring()
     third.has(ARCHIVE)
     assert bring() == ARCHIVE
     assert [len(i.asked) for i in (first, second, third)] == [2, 4, 3]
 
 
-def test_pips_files_are_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Callable[[], Index]) -> None:
+def test_pips_files_are_honoured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Callable[[], Index]
+) -> None:
     there, other = index(), index()
     there.has(ARCHIVE)
     other.has(ARCHIVE)
@@ -302,7 +355,10 @@ def test_pips_files_are_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PIP_CONFIG_FILE", str(conf))
     assert bring() == ARCHIVE
     assert (len(there.asked), len(other.asked)) == (2, 0)
-    conf.write_text(f"[global]\nindex-url = http://{there.place}/simple\n[download]\nindex-url = http://{other.place}/simple\n")
+    conf.write_text(
+        f"[global]\nindex-url = http://{there.place}/simple\n[download]\nindex-url ="
+        f" http://{other.place}/simple\n"
+    )
     assert bring() == ARCHIVE
     assert (len(there.asked), len(other.asked)) == (2, 2)
     monkeypatch.setenv("PIP_INDEX_URL", f"http://{there.place}/simple")
@@ -324,7 +380,9 @@ def test_pips_files_are_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_pip_there_is_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [index.startswith("http") for index in download._indexes({})] == [True], "pip's own default"
+    assert [index.startswith("http") for index in download._indexes({})] == [True], (
+        "pip's own default"
+    )
     monkeypatch.setattr(download.sys, "executable", "/nowhere/python")
     assert pip_settings() == {}
     assert download._indexes({}) == []
@@ -352,13 +410,17 @@ def test_npm_runs_no_script_of_a_package(tmp_path: Path, monkeypatch: pytest.Mon
     calls = tool(tmp_path, monkeypatch, "npm", f'cp "{tmp_path}/made.tgz" toy-1.0.tgz')
     work = tmp_path / "work"
     work.mkdir()
-    fetch._npm("toy@1.0", sha256(archive), ("package/data/table.csv",), fetch._as_they_are(("table.csv",)))(work, quiet)
+    fetch._npm(
+        "toy@1.0", sha256(archive), ("package/data/table.csv",), fetch._as_they_are(("table.csv",))
+    )(work, quiet)
     assert calls.read_text().split() == ["pack", "--silent", "--ignore-scripts", "toy@1.0"]
     assert everything(work) == ["table.csv"]
 
 
 def test_apt_is_not_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = tool(tmp_path, monkeypatch, "apt-get", "echo 'E: Unable to locate package toy' >&2; exit 100")
+    calls = tool(
+        tmp_path, monkeypatch, "apt-get", "echo 'E: Unable to locate package toy' >&2; exit 100"
+    )
     debian = fetch._debian("toy", ("./usr/share/table.csv",), fetch._as_they_are(("table.csv",)))
     later: list[Path] = []
 
@@ -366,10 +428,13 @@ def test_apt_is_not_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         later.append(work)
         raise Unreachable("no network")
 
-    recipe = fetch.Recipe("toy", {"table.csv": sha256(TABLE)}, (("Debian", debian), ("a mirror", mirror)))
+    recipe = fetch.Recipe(
+        "toy", {"table.csv": sha256(TABLE)}, (("Debian", debian), ("a mirror", mirror))
+    )
     monkeypatch.setitem(fetch.RECIPES, "toy", recipe)
     with pytest.raises(
-        DataUnavailable, match=r"Unable to locate package toy \(.*needs: apt-get update\); a mirror: no network"
+        DataUnavailable,
+        match=r"Unable to locate package toy \(.*needs: apt-get update\); a mirror: no network",
     ):
         fetch.fetch("toy", tmp_path / "data")
     assert calls.read_text().split() == ["download", "toy"]
@@ -377,19 +442,27 @@ def test_apt_is_not_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb on this machine")
-def test_a_debian_package_is_read_and_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_debian_package_is_read_and_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree, owned = tmp_path / "tree", tmp_path / "owned"
     (tree / "DEBIAN").mkdir(parents=True)
-    (tree / "DEBIAN" / "control").write_text("Package: toy\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n")
+    (tree / "DEBIAN" / "control").write_text(
+        "Package: toy\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n"
+    )
     for script in ("preinst", "postinst"):
         (tree / "DEBIAN" / script).write_text(f'#!/bin/sh\ntouch "{owned}"\n')
         (tree / "DEBIAN" / script).chmod(0o755)
     (tree / "usr" / "share").mkdir(parents=True)
     (tree / "usr" / "share" / "table.csv").write_bytes(TABLE)
-    subprocess.run(["dpkg-deb", "--build", tree, tmp_path / "toy.deb"], check=True, capture_output=True)
+    subprocess.run(
+        ["dpkg-deb", "--build", tree, tmp_path / "toy.deb"], check=True, capture_output=True
+    )
     tool(tmp_path, monkeypatch, "apt-get", f'cp "{tmp_path}/toy.deb" .')
     work = tmp_path / "work"
     work.mkdir()
-    fetch._debian("toy", ("./usr/share/table.csv",), fetch._as_they_are(("table.csv",)))(work, quiet)
+    fetch._debian("toy", ("./usr/share/table.csv",), fetch._as_they_are(("table.csv",)))(
+        work, quiet
+    )
     assert everything(work) == ["table.csv"]
     assert not owned.exists()

@@ -72,7 +72,9 @@ def test_names() -> None:
         schedule_of("native", 4)
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")

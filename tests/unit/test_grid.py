@@ -13,7 +13,10 @@ from paceline.studies.runner import rounds_of
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = [BUILTIN, *sorted((ROOT / "studies").glob("*.toml"))]
-SMALL = {"base": {"data": "fashion-mini"}, "axes": {"strategy": ["allreduce", "psgd"], "workers": [1, 2]}}
+SMALL = {
+    "base": {"data": "fashion-mini"},
+    "axes": {"strategy": ["allreduce", "psgd"], "workers": [1, 2]},
+}
 
 
 def names(study: Study) -> list[tuple[str, int]]:
@@ -40,18 +43,29 @@ def test_serial_is_not_multiplied_by_what_it_does_not_know() -> None:
 def test_serial_has_the_options_that_matter_to_it() -> None:
     axes = {"strategy": ["allreduce"], "workers": [2], "lr": [0.01, 0.1]}
     found = names(Study.make({"axes": axes, "all_cores": False}))
-    assert set(found) == {("serial, lr=0.01", 1), ("serial, lr=0.1", 1), ("allreduce, lr=0.01", 2), ("allreduce, lr=0.1", 2)}
+    assert set(found) == {
+        ("serial, lr=0.01", 1),
+        ("serial, lr=0.1", 1),
+        ("allreduce, lr=0.01", 2),
+        ("allreduce, lr=0.1", 2),
+    }
 
 
 def test_options_of_choices_are_axes_too() -> None:
     study = Study.make(
-        {"axes": {"strategy.every": [4, 16]}, "base": {"strategy": "local-sgd", "workers": 2}, "all_cores": False}
+        {
+            "axes": {"strategy.every": [4, 16]},
+            "base": {"strategy": "local-sgd", "workers": 2},
+            "all_cores": False,
+        }
     )
     assert ("local-sgd:every=16", 2) in names(study)
 
 
 def test_more_settings_beside_the_grid() -> None:
-    study = Study.make({**SMALL, "also": [{"strategy": "ddp", "workers": [2, 3]}], "all_cores": False})
+    study = Study.make(
+        {**SMALL, "also": [{"strategy": "ddp", "workers": [2, 3]}], "all_cores": False}
+    )
     assert {("ddp", 2), ("ddp", 3)} <= set(names(study))
     alone = Study.make({"also": [{"optimizer": "adam", "lr": [0.1, 0.2]}], "all_cores": False})
     assert len(alone.settings()) == 2
@@ -60,7 +74,9 @@ def test_more_settings_beside_the_grid() -> None:
 def test_every_run_has_one_thread_per_worker_the_same_batch_and_the_target() -> None:
     study = Study.make({**SMALL, "target_accuracy": 0.5})
     for setting in study.settings():
-        assert setting.options["threads"] == 1 or (setting.strategy == "serial" and setting.options["threads"] == cores())
+        assert setting.options["threads"] == 1 or (
+            setting.strategy == "serial" and setting.options["threads"] == cores()
+        )
         assert setting.options["global_batch_size"] == 120
         assert setting.options["target_accuracy"] == 0.5
     own_batch = Study.make({**SMALL, "base": {"batch_size": 10}})
@@ -76,8 +92,17 @@ def test_variants_and_changes() -> None:
         "full": {"base": {"epochs": 9}},
     }
     short, full = Study.make(table, variant="short"), Study.make(table, variant="full")
-    assert (short.seeds, short.axes["workers"], short.axes["strategy"]) == ((0,), [2], ["allreduce", "psgd"])
-    assert (full.seeds, full.base["epochs"], full.base["data"], full.cut) == ((0, 1, 2), 9, "fashion-mini", "")
+    assert (short.seeds, short.axes["workers"], short.axes["strategy"]) == (
+        (0,),
+        [2],
+        ["allreduce", "psgd"],
+    )
+    assert (full.seeds, full.base["epochs"], full.base["data"], full.cut) == (
+        (0, 1, 2),
+        9,
+        "fashion-mini",
+        "",
+    )
     changed = Study.make(table).changed(["lr=0.5", "workers=3"], seeds=2)
     assert {s.workers for s in changed.settings() if s.strategy != "serial"} == {3}
     assert all(float(s.options["lr"]) == 0.5 for s in changed.settings())
@@ -108,13 +133,24 @@ def test_variants_and_changes() -> None:
         ({"seeds": [True]}, "whole numbers"),
         ({"seeds": 10**18}, "at most 10,000"),
         ({"base": {"global_batch_size": []}}, "a number of samples"),
-        ({"base": {"strategy": "local-sgd", "strategy.nosuch": 1, "workers": 2}}, "no option 'nosuch'"),
+        (
+            {"base": {"strategy": "local-sgd", "strategy.nosuch": 1, "workers": 2}},
+            "no option 'nosuch'",
+        ),
         ({"base": {"workers": "2.5"}}, "workers"),
         ({"seeds": 0}, "seeds=0"),
         ({"seeds": [1, 1]}, "different"),
         ({"scaling": "sideways"}, "strong"),
         ({"target_accuracy": 95}, "between 0 and 1"),
-        ({"axes": {"lr": [i / 1000 for i in range(1, 200)], "momentum": [i / 100 for i in range(99)]}}, "at most 10,000"),
+        (
+            {
+                "axes": {
+                    "lr": [i / 1000 for i in range(1, 200)],
+                    "momentum": [i / 100 for i in range(99)],
+                }
+            },
+            "at most 10,000",
+        ),
     ],
 )
 def test_bad_studies_are_refused_with_a_sentence(table: dict, message: str) -> None:
@@ -123,8 +159,15 @@ def test_bad_studies_are_refused_with_a_sentence(table: dict, message: str) -> N
 
 
 def test_an_option_inside_a_choice_for_all_runs() -> None:
-    study = Study.make({"base": {"strategy": "local-sgd", "strategy.every": 4, "workers": "2"}, "axes": {"lr": [0.1]}})
-    assert {(s.strategy, s.workers) for s in study.settings() if not s.baseline} == {("local-sgd:every=4", 2)}
+    study = Study.make(
+        {
+            "base": {"strategy": "local-sgd", "strategy.every": 4, "workers": "2"},
+            "axes": {"lr": [0.1]},
+        }
+    )
+    assert {(s.strategy, s.workers) for s in study.settings() if not s.baseline} == {
+        ("local-sgd:every=4", 2)
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
@@ -141,7 +184,16 @@ def test_the_study_files_are_valid(path: Path, variant: str) -> None:
 def test_the_built_in_study_has_everything_that_was_promised() -> None:
     study = Study.read(BUILTIN)
     kinds = {s.strategy.split(":")[0] for s in study.settings()}
-    assert kinds == {"serial", "allreduce", "ring-reduce", "stepwise", "ps", "psgd", "local-sgd", "hogwild"}
+    assert kinds == {
+        "serial",
+        "allreduce",
+        "ring-reduce",
+        "stepwise",
+        "ps",
+        "psgd",
+        "local-sgd",
+        "hogwild",
+    }
     assert {s.workers for s in study.settings()} == {1, 2, 3, 4, 5}
     for consistency in ("sync", "async", "ssp"):
         assert any(f"consistency={consistency}" in s.strategy for s in study.settings())

@@ -55,10 +55,16 @@ def test_a_folder_of_images_becomes_shards(photos: Path, tmp_path: Path) -> None
         assert inputs.shape[1:] == (3, 16, 16)
         brighter = inputs[:, 0].mean((1, 2)) > inputs[:, 2].mean((1, 2))
         assert torch.equal(brighter.long(), labels)
-    one, other = (s.batch(torch.arange(24))[0].flatten(1).sum(1).sort()[0] for s in (train, direct_train))  # type: ignore[union-attr]
+    one, other = (
+        s.batch(torch.arange(24))[0].flatten(1).sum(1).sort()[0] for s in (train, direct_train)
+    )  # type: ignore[union-attr]
     assert torch.allclose(one, other)
     run = paceline.train(
-        data=f"shards:{tmp_path / 'out'}", model="mlp:hidden=8", epochs=3, batch_size=4, out=str(tmp_path / "run")
+        data=f"shards:{tmp_path / 'out'}",
+        model="mlp:hidden=8",
+        epochs=3,
+        batch_size=4,
+        out=str(tmp_path / "run"),
     )
     assert run.test_accuracy > 0.8
 
@@ -78,7 +84,11 @@ def test_larger_images_are_stored_with_a_margin(photos: Path, tmp_path: Path) ->
 def test_every_image_is_cut_and_mirrored_by_itself() -> None:
     torch.manual_seed(0)
     size, stored = 5, 8
-    images = torch.arange(3 * stored * stored, dtype=torch.uint8).view(1, 3, stored, stored).repeat(200, 1, 1, 1)
+    images = (
+        torch.arange(3 * stored * stored, dtype=torch.uint8)
+        .view(1, 3, stored, stored)
+        .repeat(200, 1, 1, 1)
+    )
     cut = Augment(size, True, lambda x: x)(images)
     seen = set()
     for image in cut:
@@ -87,9 +97,13 @@ def test_every_image_is_cut_and_mirrored_by_itself() -> None:
             for top in range(stored - size + 1)
             for left in range(stored - size + 1)
             for flip in (False, True)
-            if torch.equal(image.flip(2) if flip else image, images[0, :, top : top + size, left : left + size])
+            if torch.equal(
+                image.flip(2) if flip else image, images[0, :, top : top + size, left : left + size]
+            )
         ]
-        assert len(found) == 1  # a crop of the image, or its mirror image, in all three channels alike
+        assert (
+            len(found) == 1
+        )  # a crop of the image, or its mirror image, in all three channels alike
         seen.add(found[0])
     assert len(seen) > 25  # of 32
     middle = Augment(size, False, lambda x: x)(images[:1])
@@ -129,14 +143,18 @@ def test_bad_folders(photos: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("pixels", [300, 500])  # PIL warns of the one, which is an error here, and refuses the other
+@pytest.mark.parametrize(
+    "pixels", [300, 500]
+)  # PIL warns of the one, which is an error here, and refuses the other
 def test_an_image_of_too_many_pixels_is_left_out(
     pixels: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     huge = photos / "train" / "red" / "huge.png"
     Image.new("RGB", (pixels, 5)).save(huge)
-    with pytest.raises(DataCorrupt, match=r"huge\.png is not an image that can be read: Image size"):
+    with pytest.raises(
+        DataCorrupt, match=r"huge\.png is not an image that can be read: Image size"
+    ):
         decode(huge, 16)
     manifest = prepare(f"imagefolder:{photos}", out=tmp_path / "out", shards=3, size=16)
     assert manifest.rows("train") == 24
@@ -170,7 +188,9 @@ def test_whatever_a_reader_of_images_raises_names_the_file(
         paceline.load_data(f"imagefolder:{photos}")
 
 
-def test_a_report_that_cannot_be_written(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_text = Path.write_text
 
     def full(path: Path, *arguments: Any, **options: Any) -> int:

@@ -29,7 +29,9 @@ def test_all_reduce_gives_every_rank_the_same_sum(size: int, seed: int, length: 
 
 
 def chatter(transport: InprocTransport) -> list[int]:
-    """Everybody sends to the next as fast as it likes; returns what was seen, in order, with random numbers in between."""
+    """Everybody sends to the next as fast as it likes; returns what was seen, in order, with random
+    numbers in between.
+    """
     shared.append(transport.rank)
     for _ in range(3):
         transport.send(torch.tensor([transport.rank]), (transport.rank + 1) % transport.size)
@@ -53,7 +55,9 @@ def interleaving(seed: int) -> tuple[list[int], list[list[int]]]:
 
 def test_the_same_seed_gives_the_same_interleaving() -> None:
     assert interleaving(4) == interleaving(4)
-    assert len({tuple(interleaving(seed)[0]) for seed in range(12)}) > 3, "the seed should choose who is next"
+    assert len({tuple(interleaving(seed)[0]) for seed in range(12)}) > 3, (
+        "the seed should choose who is next"
+    )
 
 
 def test_random_states_are_each_ranks_own() -> None:
@@ -129,7 +133,9 @@ def test_groups_have_ranks_of_their_own() -> None:
 
 @given(st.integers(2, 5), st.integers(0, 50))
 def test_groups_of_the_same_members_do_not_hear_each_other(size: int, seed: int) -> None:
-    """A fast rank may be in the second group's first call while a slow one has not left the first group's."""
+    """A fast rank may be in the second group's first call while a slow one has not left the first
+    group's.
+    """
 
     def body(transport: InprocTransport) -> tuple[float, float]:
         first, second = torch.ones(1), torch.ones(3)

@@ -20,14 +20,23 @@ from paceline.record.sampler import Sampler
 from paceline.record.trace import spans
 from paceline.record.writer import Recorder
 
-SMALL = {"data": "fashion-mini", "memory_format": "contiguous", "progress": False, "batch_size": 20, "data_share": 0.1}
+SMALL = {
+    "data": "fashion-mini",
+    "memory_format": "contiguous",
+    "progress": False,
+    "batch_size": 20,
+    "data_share": 0.1,
+}
 
 
 def test_sockets_count_what_was_sent_and_received_also_after_they_are_closed() -> None:
     sockets = Sockets()
     before = sockets.bytes()
     assert before is not None
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+    ):
         other, _ = server.accept()
         one.sendall(b"x" * 50_000)
         left = 50_000
@@ -38,7 +47,10 @@ def test_sockets_count_what_was_sent_and_received_also_after_they_are_closed() -
         now = sockets.bytes()
         other.close()
     assert now is not None
-    assert (now[0] - before[0], now[1] - before[1]) == (50_700, 50_700)  # both ends are this process's
+    assert (now[0] - before[0], now[1] - before[1]) == (
+        50_700,
+        50_700,
+    )  # both ends are this process's
     assert sockets.bytes() == now
 
 
@@ -54,7 +66,9 @@ def test_a_thread_is_told_apart_from_its_process() -> None:
         spent = Usage.now(task).since(start)
         used[name] = spent["cpu_user_s"] + spent["cpu_system_s"]
 
-    threads = [threading.Thread(target=burn, args=(name, s)) for name, s in (("busy", 0.3), ("lazy", 0.0))]
+    threads = [
+        threading.Thread(target=burn, args=(name, s)) for name, s in (("busy", 0.3), ("lazy", 0.0))
+    ]
     for t in threads:
         t.start()
     for t in threads:
@@ -67,7 +81,10 @@ def test_the_container_gives_what_docker_stats_shows() -> None:
     start = container.usage()
     assert start["source"] in ("cgroup v1", "cgroup v2", "system")
     end = json.loads(json.dumps(start))
-    end["cpu_s"], end["interfaces"]["new0"] = start["cpu_s"] + 1.5, {"sent_bytes": 7, "received_bytes": 9}
+    end["cpu_s"], end["interfaces"]["new0"] = (
+        start["cpu_s"] + 1.5,
+        {"sent_bytes": 7, "received_bytes": 9},
+    )
     found = container.difference(start, end, 1.0, 123)
     assert found["cpu_percent"] == pytest.approx(150.0)
     assert found["interfaces"]["new0"] == {"sent_bytes": 7, "received_bytes": 9}
@@ -79,7 +96,9 @@ def test_samples_come_at_least_twice_and_stop(tmp_path: Path) -> None:
     sampler = Sampler(recorder, 0.01, Task(), whole_machine=True)
     sampler.start()
     deadline = time.monotonic() + 10
-    while (tmp_path / "events" / "worker-0.jsonl").read_text().count("\n") < 3 and time.monotonic() < deadline:
+    while (tmp_path / "events" / "worker-0.jsonl").read_text().count(
+        "\n"
+    ) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     summary = sampler.summary()
     recorder.close()
@@ -109,7 +128,9 @@ def test_a_run_has_its_resources_its_share_and_its_target(tmp_path: Path) -> Non
 
 def test_no_samples_where_none_are_wanted(tmp_path: Path) -> None:
     paceline.train(**SMALL, steps=2, transport="inproc", out=str(tmp_path / "a"), sample_every_s=0)
-    assert not [e for own in read_worker_events(tmp_path / "a") for e in own if e["kind"] == "sample"]
+    assert not [
+        e for own in read_worker_events(tmp_path / "a") for e in own if e["kind"] == "sample"
+    ]
 
 
 # --- the timeline
@@ -134,7 +155,10 @@ def check_trace(folder: Path) -> None:
     for worker in (w for w in record["workers"] if w["role"] == "worker"):
         own = [e for e in events if e["ph"] == "X" and e["pid"] == worker["rank"]]
         steps = sum(e["dur"] for e in own if e["cat"] == "step") / 1e6
-        by_kind = {k: sum(e["dur"] for e in own if e["cat"] == k) / 1e6 for k in ("compute", "sync", "idle")}
+        by_kind = {
+            k: sum(e["dur"] for e in own if e["cat"] == k) / 1e6
+            for k in ("compute", "sync", "idle")
+        }
         assert sum(by_kind.values()) == pytest.approx(steps, rel=0.02)
         assert steps == pytest.approx(sum(worker[f"{k}_s"] for k in by_kind), rel=0.02)
         for kind, seconds in by_kind.items():
@@ -144,7 +168,9 @@ def check_trace(folder: Path) -> None:
             assert start >= end - 1.0  # microseconds: spans of one row do not overlap
 
 
-@pytest.mark.parametrize("strategy", ["serial", "allreduce:collective=ring", "ps:consistency=async", "local-sgd:every=4"])
+@pytest.mark.parametrize(
+    "strategy", ["serial", "allreduce:collective=ring", "ps:consistency=async", "local-sgd:every=4"]
+)
 def test_the_trace_is_valid_and_adds_up(strategy: str, tmp_path: Path) -> None:
     workers = 1 if strategy == "serial" else 3
     paceline.train(
@@ -155,16 +181,36 @@ def test_the_trace_is_valid_and_adds_up(strategy: str, tmp_path: Path) -> None:
     events = json.loads((tmp_path / "a" / "trace.json").read_text())["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "X" and e["cat"] == "aside"} == {"evaluation"}
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {*(f"worker {r}" for r in range(workers)), *(["server 3"] if strategy.startswith("ps") else [])}
+    assert names == {
+        *(f"worker {r}" for r in range(workers)),
+        *(["server 3"] if strategy.startswith("ps") else []),
+    }
 
 
 def test_the_trace_shows_who_waited_for_whom() -> None:
     def step(rank: int, arrived: float) -> dict[str, Any]:
-        times = {"began": 10.0, "arrived": arrived, "compute_s": arrived - 10.0 + 0.5, "sync_s": 13.25 - arrived, "waits": True}
-        return {"kind": "step", "rank": rank, "session": 0, "step": 1, "loss": 1.0, "t": 100.0, **times}
+        times = {
+            "began": 10.0,
+            "arrived": arrived,
+            "compute_s": arrived - 10.0 + 0.5,
+            "sync_s": 13.25 - arrived,
+            "waits": True,
+        }
+        return {
+            "kind": "step",
+            "rank": rank,
+            "session": 0,
+            "step": 1,
+            "loss": 1.0,
+            "t": 100.0,
+            **times,
+        }
 
     workers = [
-        [{"kind": "start", "rank": r, "session": 0, "t": 50.0, "clock": 9.0, "role": "worker"}, step(r, arrived)]
+        [
+            {"kind": "start", "rank": r, "session": 0, "t": 50.0, "clock": 9.0, "role": "worker"},
+            step(r, arrived),
+        ]
         for r, arrived in enumerate((11.0, 13.0))
     ]
     found = [(e["pid"], e["name"], e["ts"], e["dur"]) for e in spans(workers) if e["ph"] == "X"]
@@ -190,6 +236,11 @@ def test_profile_needs_processes(tmp_path: Path) -> None:
 
 
 def test_bad_shares_and_targets_are_refused(tmp_path: Path) -> None:
-    for bad in ({"data_share": 0.0}, {"data_share": 1.5}, {"target_accuracy": 2}, {"sample_every_s": -1}):
+    for bad in (
+        {"data_share": 0.0},
+        {"data_share": 1.5},
+        {"target_accuracy": 2},
+        {"sample_every_s": -1},
+    ):
         with pytest.raises(BadRequest, match=next(iter(bad))):
             paceline.train(**{**SMALL, **bad}, steps=1, transport="inproc", out=str(tmp_path / "a"))

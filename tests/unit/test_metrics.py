@@ -9,12 +9,17 @@ from paceline.errors import BadRequest
 from paceline.registry import losses, metrics
 
 
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=2, max_size=30), st.integers(1, 4))
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=2, max_size=30),
+    st.integers(1, 4),
+)
 def test_auc_is_the_share_of_ordered_pairs(rows: list[tuple[int, int]], parts: int) -> None:
     scores = torch.tensor([float(s) for s, _ in rows])
     labels = torch.tensor([y for _, y in rows])
     metric = metrics.build("auc")
-    total = sum(_state(metric, scores, labels, part) for part in torch.arange(len(rows)).tensor_split(parts))
+    total = sum(
+        _state(metric, scores, labels, part) for part in torch.arange(len(rows)).tensor_split(parts)
+    )
     ups, downs = scores[labels == 1], scores[labels == 0]
     if len(ups) and len(downs):
         pairs = (ups[:, None] > downs).double() + 0.5 * (ups[:, None] == downs).double()
@@ -32,7 +37,9 @@ def _state(metric, scores, labels, part):
 def test_auc_of_two_classes_and_of_three() -> None:
     metric = metrics.build("auc")
     state = metric.start(2)
-    metric.update(state, torch.arange(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 0]))
+    metric.update(
+        state, torch.arange(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 0])
+    )
     assert metric.value(state) == 1.0
     with pytest.raises(BadRequest, match="two classes"):
         metric.update(metric.start(1), torch.arange(1), torch.zeros(1, 3), torch.tensor([0]))
@@ -41,8 +48,12 @@ def test_auc_of_two_classes_and_of_three() -> None:
 def test_accuracy_of_classes_and_of_single_logits() -> None:
     metric = metrics.build("accuracy")
     state = metric.start(4)
-    metric.update(state, torch.arange(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
-    metric.update(state, torch.arange(2, 4), torch.tensor([[2.0], [-2.0]]), torch.tensor([[1.0], [0.0]]))
+    metric.update(
+        state, torch.arange(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])
+    )
+    metric.update(
+        state, torch.arange(2, 4), torch.tensor([[2.0], [-2.0]]), torch.tensor([[1.0], [0.0]])
+    )
     assert metric.value(state) == 0.75
 
 
@@ -63,5 +74,7 @@ def test_a_record_says_which_way_is_better(run_inproc) -> None:
     said = run_inproc(steps=2).record["result"]["metric"]
     assert (said["name"], said["higher_is_better"]) == ("accuracy", True)
     data = torch.randn(32, 4), torch.randn(32, 1)
-    said = run_inproc(model=lambda: torch.nn.Linear(4, 1), data=(data, data), steps=2).record["result"]["metric"]
+    said = run_inproc(model=lambda: torch.nn.Linear(4, 1), data=(data, data), steps=2).record[
+        "result"
+    ]["metric"]
     assert (said["name"], said["higher_is_better"]) == ("mse", False)

@@ -27,7 +27,9 @@ def test_sizes(name: str, shape: tuple[int, ...], classes: int, parameters: int)
 @pytest.mark.parametrize("name", [n for n in models.names() if n != "resnet50"])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_shapes_follow_the_data(name: str, shape: tuple[int, ...]) -> None:
-    assert models.build(name, input_shape=shape, classes=7).eval()(torch.randn(2, *shape)).shape == (2, 7)
+    assert models.build(name, input_shape=shape, classes=7).eval()(
+        torch.randn(2, *shape)
+    ).shape == (2, 7)
 
 
 def test_alexnet_has_five_convolutions_and_three_layers() -> None:
@@ -50,7 +52,8 @@ def test_resnet50_has_torchvisions_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("cnn", (4,)), ("cnn", (1, 12, 12)), ("alexnet", (3, 8, 8)), ("resnet50", (3, 16, 16))]
+    ("name", "shape"),
+    [("cnn", (4,)), ("cnn", (1, 12, 12)), ("alexnet", (3, 8, 8)), ("resnet50", (3, 16, 16))],
 )
 def test_data_that_does_not_fit(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(BadRequest, match="needs images"):

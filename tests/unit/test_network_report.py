@@ -25,7 +25,12 @@ def grid(folder: Path, times: dict[tuple[str, str], float | None], **known: Any)
             if codec != "none":
                 record["codec"] = {"message_bytes": 1000, "plain_bytes": 32_000}
                 for worker in record["workers"]:
-                    worker |= {"encode_s": 0.02, "decode_s": 0.03, "payload_sent_bytes": 30_000, "sync_s": 0.01}
+                    worker |= {
+                        "encode_s": 0.02,
+                        "decode_s": 0.03,
+                        "payload_sent_bytes": 30_000,
+                        "sync_s": 0.01,
+                    }
             runs.append(record)
     return read_study(write_study(folder, runs))
 
@@ -41,17 +46,32 @@ FAST_ONLY_WHERE_SLOW = {
 
 
 def test_networks_are_put_in_order() -> None:
-    assert sorted(["unlimited", "1gbit", "10mbit", "100mbit"], key=rate_of) == ["10mbit", "100mbit", "1gbit", "unlimited"]
+    assert sorted(["unlimited", "1gbit", "10mbit", "100mbit"], key=rate_of) == [
+        "10mbit",
+        "100mbit",
+        "1gbit",
+        "unlimited",
+    ]
 
 
 def test_the_map_is_relative_to_plain_all_reduce_on_the_same_links(tmp_path: Path) -> None:
-    rows = {(r["network"], r["way"]): r for r in network_rows(grid(tmp_path / "s", FAST_ONLY_WHERE_SLOW))}
+    rows = {
+        (r["network"], r["way"]): r
+        for r in network_rows(grid(tmp_path / "s", FAST_ONLY_WHERE_SLOW))
+    }
     assert rows["10mbit", "allreduce x 4"]["relative"] == 1.0
     assert rows["10mbit", "allreduce, sign x 4"]["relative"] == 0.1
     assert rows["unlimited", "allreduce, sign x 4"]["text"] == "1.25"
     assert rows["100mbit", "allreduce, sign x 4"]["text"] == "never"
-    assert [rows[n, "allreduce x 4"]["place"] for n in ("10mbit", "100mbit", "unlimited")] == [0, 1, 2]
-    shade = [rows["10mbit", "allreduce, sign x 4"]["shade"], rows["unlimited", "allreduce, sign x 4"]["shade"]]
+    assert [rows[n, "allreduce x 4"]["place"] for n in ("10mbit", "100mbit", "unlimited")] == [
+        0,
+        1,
+        2,
+    ]
+    shade = [
+        rows["10mbit", "allreduce, sign x 4"]["shade"],
+        rows["unlimited", "allreduce, sign x 4"]["shade"],
+    ]
     assert shade[0] == -1.0
     assert 0 < shade[1] < 1
 
@@ -64,30 +84,51 @@ def test_the_answer_begins_with_the_networks(tmp_path: Path) -> None:
 
 def test_it_says_who_wins_and_that_compression_does_not_pay(tmp_path: Path) -> None:
     found = said(grid(tmp_path / "s", FAST_ONLY_WHERE_SLOW), "network")
-    assert any("links of 10mbit `allreduce, sign x 4` reached the accuracy 10.00x as soon" in text for text in found)
+    assert any(
+        "links of 10mbit `allreduce, sign x 4` reached the accuracy 10.00x as soon" in text
+        for text in found
+    )
     assert any("Without a limit on the links nothing was clearly sooner" in text for text in found)
-    assert any("compression does not pay: the best codec, `sign`, took 1.25x the time" in text for text in found)
+    assert any(
+        "compression does not pay: the best codec, `sign`, took 1.25x the time" in text
+        for text in found
+    )
 
 
 def test_it_says_so_too_where_compression_pays(tmp_path: Path) -> None:
-    """Judged by the time to the accuracy, which the sentence is about: training takes as long with a codec as without."""
-    times = {("unlimited", "none"): 40.0, ("unlimited", "sign"): 5.0, ("10mbit", "none"): 100.0, ("10mbit", "sign"): 10.0}
+    """Judged by the time to the accuracy, which the sentence is about: training takes as long with
+    a codec as without.
+    """
+    times = {
+        ("unlimited", "none"): 40.0,
+        ("unlimited", "sign"): 5.0,
+        ("10mbit", "none"): 100.0,
+        ("10mbit", "sign"): 10.0,
+    }
     found = said(grid(tmp_path / "s", times), "network")
     assert any("compression still pays: `allreduce, sign x 4`" in text for text in found)
     assert not any("does not pay" in text for text in found)
 
 
 def test_one_network_is_no_map(tmp_path: Path) -> None:
-    assert network_rows(grid(tmp_path / "s", {("10mbit", "none"): 100.0, ("10mbit", "sign"): 10.0})) == []
+    assert (
+        network_rows(grid(tmp_path / "s", {("10mbit", "none"): 100.0, ("10mbit", "sign"): 10.0}))
+        == []
+    )
 
 
 def test_messages_are_told_against_a_plain_ring(tmp_path: Path) -> None:
     study = grid(tmp_path / "s", FAST_ONLY_WHERE_SLOW)
     page = messages_table(study)
     assert "<td>1/32.0</td>" in page
-    assert "<td>3.0 kB</td><td>6.2%</td>" in page  # 30,000 bytes in 10 steps; a ring of 4 sends 48,000 a step
+    assert (
+        "<td>3.0 kB</td><td>6.2%</td>" in page
+    )  # 30,000 bytes in 10 steps; a ring of 4 sends 48,000 a step
     assert "<td>2.00 ms</td><td>3.00 ms</td>" in page
-    assert any("spends more time on making and reading messages (5.0 ms a step)" in text for text in said(study, "codec"))
+    assert any(
+        "spends more time on making and reading messages (5.0 ms a step)" in text
+        for text in said(study, "codec")
+    )
     assert messages_table(grid(tmp_path / "t", {("10mbit", "none"): 1.0})) == ""
 
 

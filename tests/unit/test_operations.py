@@ -35,7 +35,9 @@ def ends_right(name: str, schedule: Schedule, root: int) -> bool:
         "reduce-scatter": lambda: all(end[p][p] == everything for p in range(ranks)),
         "all-gather": lambda: all(row == [only(p, ranks) for p in range(ranks)] for row in end),
         "all-to-all": lambda: all(row == [only(p, ranks) for p in range(ranks)] for row in end),
-        "stepwise": lambda: all(sorted(counts(schedule, p)) == list(range(1, ranks + 1)) for p in range(ranks)),
+        "stepwise": lambda: all(
+            sorted(counts(schedule, p)) == list(range(1, ranks + 1)) for p in range(ranks)
+        ),
     }
     return bool(laws[name]())
 
@@ -43,7 +45,9 @@ def ends_right(name: str, schedule: Schedule, root: int) -> bool:
 @pytest.mark.parametrize("name", operations.names())
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_operation_ends_as_it_should(name: str, ranks: int) -> None:
-    for root in {0, ranks - 1, ranks // 2} if name in ("broadcast", "reduce", "gather", "scatter") else {0}:
+    for root in (
+        {0, ranks - 1, ranks // 2} if name in ("broadcast", "reduce", "gather", "scatter") else {0}
+    ):
         schedule = schedule_of(f"{name}:root={root}" if root else name, ranks)
         assert conflicts(schedule) == []
         assert ends_right(name, schedule, root)
@@ -70,21 +74,36 @@ def test_rounds_and_elements_are_the_formulas(ranks: int, length: int) -> None:
 
 @given(st.integers(1, 64), st.data())
 def test_stepwise_holds_the_stated_prefix(ranks: int, data: st.DataObject) -> None:
-    """Chunk c has visited the ranks c + start, c + start + 1, ..., p when it is with rank p: no more, no less."""
+    """Chunk c has visited the ranks c + start, c + start + 1, ..., p when it is with rank p: no
+    more, no less.
+    """
     start = data.draw(st.integers(0, ranks - 1))
     for rank, row in enumerate(states(schedule_of(f"stepwise:start={start}", ranks))[-1]):
         for chunk, holding in enumerate(row):
             heard = (rank - chunk - start) % ranks + 1
-            assert [r for r in range(ranks) if holding[r]] == sorted((chunk + start + i) % ranks for i in range(heard))
-    for rank, (holding,) in enumerate(states(schedule_of(f"stepwise:chunked=false,start={start}", ranks))[-1]):
+            assert [r for r in range(ranks) if holding[r]] == sorted(
+                (chunk + start + i) % ranks for i in range(heard)
+            )
+    for rank, (holding,) in enumerate(
+        states(schedule_of(f"stepwise:chunked=false,start={start}", ranks))[-1]
+    ):
         heard = (rank - start) % ranks + 1
-        assert [r for r in range(ranks) if holding[r]] == sorted((start + i) % ranks for i in range(heard))
+        assert [r for r in range(ranks) if holding[r]] == sorted(
+            (start + i) % ranks for i in range(heard)
+        )
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 7), st.integers(0, 30), st.integers(0, 10**6), st.sampled_from(["sum", "max", "min"]))
+@given(
+    st.integers(1, 7),
+    st.integers(0, 30),
+    st.integers(0, 10**6),
+    st.sampled_from(["sum", "max", "min"]),
+)
 def test_operations_on_inproc(ranks: int, length: int, seed: int, op: str) -> None:
-    inputs = torch.randn(ranks, length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    inputs = torch.randn(
+        ranks, length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     root = seed % ranks
     combined = {"sum": inputs.sum(0), "max": inputs.amax(0), "min": inputs.amin(0)}[op]
     bounds = [(p * length // ranks, (p + 1) * length // ranks) for p in range(ranks)]
@@ -118,7 +137,9 @@ def test_operations_on_inproc(ranks: int, length: int, seed: int, op: str) -> No
 def test_bytes_travel_too() -> None:
     def body(transport: InprocTransport) -> bytes:
         buffer = torch.zeros(6, dtype=torch.uint8)
-        Operations(transport).chunk(buffer).copy_(torch.tensor([65 + transport.rank, 97 + transport.rank]))
+        Operations(transport).chunk(buffer).copy_(
+            torch.tensor([65 + transport.rank, 97 + transport.rank])
+        )
         return bytes(Operations(transport).all_gather(buffer).tolist())
 
     assert Hub(3).run(body) == [b"AaBbCc"] * 3

@@ -1,4 +1,6 @@
-"""Every optimizer against its formula (docs/optimizers.md), every schedule against its definition."""
+"""Every optimizer against its formula (docs/optimizers.md), every schedule against its
+definition.
+"""
 
 import math
 
@@ -55,13 +57,25 @@ def test_update_rule(name: str) -> None:
 def test_momentum_where_it_makes_no_sense() -> None:
     for name in ("adam", "adamw", "adagrad"):
         with pytest.raises(BadRequest, match="takes no momentum"):
-            optimizers.build(name, params=[nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9, weight_decay=0.0)
+            optimizers.build(
+                name, params=[nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9, weight_decay=0.0
+            )
 
 
 def test_schedules() -> None:
     assert [schedules.build("constant")(s, 10) for s in (0, 9)] == [1.0, 1.0]
-    assert [schedules.build("step:every=3,gamma=0.5")(s, None) for s in (0, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.25]
-    assert [schedules.build("warmup:steps=4")(s, None) for s in (0, 1, 3, 9)] == [0.25, 0.5, 1.0, 1.0]
+    assert [schedules.build("step:every=3,gamma=0.5")(s, None) for s in (0, 2, 3, 6)] == [
+        1.0,
+        1.0,
+        0.5,
+        0.25,
+    ]
+    assert [schedules.build("warmup:steps=4")(s, None) for s in (0, 1, 3, 9)] == [
+        0.25,
+        0.5,
+        1.0,
+        1.0,
+    ]
     cosine = schedules.build("cosine:final=0.1,warmup=2")
     assert [cosine(0, 12), cosine(1, 12), cosine(2, 12)] == [0.5, 1.0, 1.0]
     assert math.isclose(cosine(7, 12), 0.55)

@@ -40,7 +40,10 @@ numbers = hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e300, 
 
 def values(manifest: Manifest, folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     shards = manifest.of(part)
-    return tuple(np.concatenate([np.load(folder / getattr(s, what).file) for s in shards]) for what in ("inputs", "targets"))  # type: ignore[return-value]
+    return tuple(
+        np.concatenate([np.load(folder / getattr(s, what).file) for s in shards])
+        for what in ("inputs", "targets")
+    )  # type: ignore[return-value]
 
 
 @given(numbers)
@@ -73,14 +76,34 @@ def test_mean_and_spread(values: list[float], mean: float, spread: float) -> Non
 texts = st.one_of(st.none(), st.text(max_size=6))
 
 
-@given(st.lists(st.tuples(texts, texts, st.one_of(st.none(), st.floats(allow_nan=False))), min_size=1, max_size=30), st.data())
-def test_a_row_has_one_key_wherever_it_is(rows: list[tuple[object, ...]], data: st.DataObject) -> None:
-    columns = [pa.array(c, k) for c, k in zip(zip(*rows, strict=True), (pa.string(), pa.string(), pa.float64()), strict=True)]
+@given(
+    st.lists(
+        st.tuples(texts, texts, st.one_of(st.none(), st.floats(allow_nan=False))),
+        min_size=1,
+        max_size=30,
+    ),
+    st.data(),
+)
+def test_a_row_has_one_key_wherever_it_is(
+    rows: list[tuple[object, ...]], data: st.DataObject
+) -> None:
+    columns = [
+        pa.array(c, k)
+        for c, k in zip(
+            zip(*rows, strict=True), (pa.string(), pa.string(), pa.float64()), strict=True
+        )
+    ]
     keys = row_keys(columns, 3)
     cut = data.draw(st.integers(0, len(rows)))
-    parts = [row_keys([c.slice(a, b - a) for c in columns], 3) for a, b in ((0, cut), (cut, len(rows))) if b > a]
+    parts = [
+        row_keys([c.slice(a, b - a) for c in columns], 3)
+        for a, b in ((0, cut), (cut, len(rows)))
+        if b > a
+    ]
     assert np.array_equal(np.concatenate(parts), keys)
-    assert len(set(keys.tolist())) == len({(a, b, None if c is None else c + 0.0) for a, b, c in rows})  # type: ignore[operator]
+    assert len(set(keys.tolist())) == len(
+        {(a, b, None if c is None else c + 0.0) for a, b, c in rows}
+    )  # type: ignore[operator]
 
 
 def test_keys_are_spread_evenly() -> None:
@@ -93,47 +116,73 @@ def by_hand(folder: Path) -> list[dict[str, object]]:
     """The same table in plain Python: rows that stay, by the recipe's own words."""
     found = []
     with (folder / "people.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.reader((line for line in file if not line.startswith("#")), skipinitialspace=True):
+        for row in csv.reader(
+            (line for line in file if not line.startswith("#")), skipinitialspace=True
+        ):
             if len(row) != 7 or row[0] == "id":
                 continue
             clean = [v.strip() for v in row]
-            number = [None if v in ("NA", "?", "", "old") else float(v) for v in (clean[1], clean[3])]
+            number = [
+                None if v in ("NA", "?", "", "old") else float(v) for v in (clean[1], clean[3])
+            ]
             if number[1] is not None:
-                found.append({"age": number[0], "town": clean[2], "rich": float(number[1] > 50 or number[1] == 17)})
+                found.append(
+                    {
+                        "age": number[0],
+                        "town": clean[2],
+                        "rich": float(number[1] > 50 or number[1] == 17),
+                    }
+                )
     return found
 
 
 def test_the_shards_hold_what_the_table_says(tmp_path: Path) -> None:
     manifest = prepare(Recipe.read(write_table(tmp_path)), tmp_path / "out", "polars", shards=3)
     expected = by_hand(tmp_path)
-    train, test = values(manifest, tmp_path / "out", "train"), values(manifest, tmp_path / "out", "test")
+    train, test = (
+        values(manifest, tmp_path / "out", "train"),
+        values(manifest, tmp_path / "out", "test"),
+    )
     assert len(train[0]) + len(test[0]) == len(expected) == manifest.report["rows_kept"]
-    assert Counter(np.concatenate([train[1], test[1]]).tolist()) == Counter(int(r["rich"]) for r in expected)  # type: ignore[call-overload]
+    assert Counter(np.concatenate([train[1], test[1]]).tolist()) == Counter(
+        int(r["rich"]) for r in expected
+    )  # type: ignore[call-overload]
     assert 0.15 < len(test[0]) / len(expected) < 0.35
 
     names = [n for c in manifest.columns for n in c["names"]]
     age = manifest.columns[0]
     ages = np.concatenate([train[0], test[0]])[:, 0] * age["spread"] + age["middle"]
     known = np.concatenate([train[0], test[0]])[:, names.index("age is missing")] == 0
-    assert Counter(np.round(ages[known], 3)) == Counter(float(r["age"]) for r in expected if r["age"] is not None)  # type: ignore[arg-type]
-    # statistics come from the training part only: there, and only there, is the mean zero and the spread one
+    assert Counter(np.round(ages[known], 3)) == Counter(
+        float(r["age"]) for r in expected if r["age"] is not None
+    )  # type: ignore[arg-type]
+    # statistics come from the training part only: there, and only there, is the mean zero and the
+    # spread one
     own = train[0][train[0][:, names.index("age is missing")] == 0, 0]
     assert own.mean() == pytest.approx(0.0, abs=1e-6)
     assert own.std() == pytest.approx(1.0, abs=1e-6)
-    assert train[0][train[0][:, names.index("age is missing")] == 1, 0] == pytest.approx(0.0, abs=1e-6)
+    assert train[0][train[0][:, names.index("age is missing")] == 1, 0] == pytest.approx(
+        0.0, abs=1e-6
+    )
     words = next(c for c in manifest.columns if c["from"] == "town")
     assert len(words["words"]) == 5
     place = names.index(f"town={words['words'][0]}")
     count = sum(r["town"] == words["words"][0] for r in expected)
     assert int(np.concatenate([train[0], test[0]])[:, place].sum()) == count
-    assert manifest.report["broken_lines"] == 1 + sum(line.count(",") in (2, 8) for line in broken(tmp_path))
+    assert manifest.report["broken_lines"] == 1 + sum(
+        line.count(",") in (2, 8) for line in broken(tmp_path)
+    )
     assert manifest.report["broken_lines_of_joined_tables"] == 1
     assert manifest.report["bad_numbers"] == (tmp_path / "people.csv").read_text().count(",old,")
     assert "broken lines" in as_text(manifest)
 
 
 def broken(folder: Path) -> list[str]:
-    return [line for line in (folder / "people.csv").read_text().splitlines() if line in ("1,2,3", "a,b,c,d,e,f,g,h,i")]
+    return [
+        line
+        for line in (folder / "people.csv").read_text().splitlines()
+        if line in ("1,2,3", "a,b,c,d,e,f,g,h,i")
+    ]
 
 
 def test_the_same_bytes_every_time_and_for_any_order_of_lines(tmp_path: Path) -> None:
@@ -164,9 +213,17 @@ def test_a_parquet_file_gives_the_same_as_its_csv(tmp_path: Path) -> None:
     folder = tmp_path / "t"
     folder.mkdir()
     ages = [20.0, 30.0, None, 50.0, 61.5] * 8
-    rows = {"age": ages, "town": ["a", "b", None, "b", "a"] * 8, "id": list(range(40)), "y": [0, 1, 1, 0, 1] * 8}
+    rows = {
+        "age": ages,
+        "town": ["a", "b", None, "b", "a"] * 8,
+        "id": list(range(40)),
+        "y": [0, 1, 1, 0, 1] * 8,
+    }
     pq.write_table(pa.table(rows), folder / "t.parquet")
-    text = "\n".join(",".join("" if v is None else str(v) for v in row) for row in zip(*rows.values(), strict=True))
+    text = "\n".join(
+        ",".join("" if v is None else str(v) for v in row)
+        for row in zip(*rows.values(), strict=True)
+    )
     (folder / "t.csv").write_text("age,town,id,y\n" + text + "\n")
     body = """
 [[numeric]]
@@ -179,10 +236,15 @@ column = "y"
 where = "id >= 30"
 """
     (folder / "p.toml").write_text('[source]\npath = "t.parquet"\n' + body)
-    (folder / "c.toml").write_text('[source]\npath = "t.csv"\nnumbers = ["age", "id", "y"]\n' + body)
+    (folder / "c.toml").write_text(
+        '[source]\npath = "t.csv"\nnumbers = ["age", "id", "y"]\n' + body
+    )
     found = [prepare(Recipe.read(folder / f"{k}.toml"), tmp_path / k, "polars") for k in "pc"]
     assert found[0].columns == found[1].columns
-    for part in ("train", "test"):  # keys follow from what was read, text here, numbers there: the order differs
+    for part in (
+        "train",
+        "test",
+    ):  # keys follow from what was read, text here, numbers there: the order differs
         one, other = (values(m, tmp_path / k, part)[0] for m, k in zip(found, "pc", strict=True))
         assert sorted(map(tuple, one)) == sorted(map(tuple, other))
 
@@ -190,7 +252,11 @@ where = "id >= 30"
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('columns = ["age", "rest", "per"]', 'columns = ["agee"]', "unknown numeric column 'agee'. Did you mean 'age'?"),
+        (
+            'columns = ["age", "rest", "per"]',
+            'columns = ["agee"]',
+            "unknown numeric column 'agee'. Did you mean 'age'?",
+        ),
         ('rich = "income > 50 or income == 17"', 'rich = "incme > 50"', "incme"),
         ('rich = "income > 50 or income == 17"', 'rich = "town > 50"', "is a number, not a text"),
         ('rich = "income > 50 or income == 17"', 'rich = "income > 5000"', "only the class '0'"),
@@ -209,26 +275,39 @@ where = "id >= 30"
         ('columns = ["town", "odd"', 'columns = ["town", "town"', "feature twice"),
     ],
 )
-def test_bad_recipes_are_refused_with_a_sentence(old: str, new: str, words: str, tmp_path: Path) -> None:
+def test_bad_recipes_are_refused_with_a_sentence(
+    old: str, new: str, words: str, tmp_path: Path
+) -> None:
     with pytest.raises((BadRequest, DataUnavailable), match=re.escape(words)):
         prepare(changed(tmp_path / "t", old, new), tmp_path / "out", "polars")
     assert not (tmp_path / "out" / MANIFEST).exists()
 
 
 def test_the_test_part_by_a_condition(tmp_path: Path) -> None:
-    manifest = prepare(changed(tmp_path / "t", "test = 0.25", 'where = "month > 9"'), tmp_path / "out", "polars")
+    manifest = prepare(
+        changed(tmp_path / "t", "test = 0.25", 'where = "month > 9"'), tmp_path / "out", "polars"
+    )
     place = [n for c in manifest.columns for n in c["names"]].index("month (sin)")
     found = np.unique(np.round(values(manifest, tmp_path / "out", "test")[0][:, place], 3))
-    assert found == pytest.approx(sorted(math.sin(2 * math.pi * m / 12) for m in (10, 11, 12)), abs=1e-3)
+    assert found == pytest.approx(
+        sorted(math.sin(2 * math.pi * m / 12) for m in (10, 11, 12)), abs=1e-3
+    )
     assert manifest.rows("test") > 50
 
 
 def test_rows_that_belong_together_stay_on_one_side(tmp_path: Path) -> None:
-    manifest = prepare(changed(tmp_path / "t", "test = 0.25", 'by = ["town"]\ntest = 0.4'), tmp_path / "out", "polars")
+    manifest = prepare(
+        changed(tmp_path / "t", "test = 0.25", 'by = ["town"]\ntest = 0.4'),
+        tmp_path / "out",
+        "polars",
+    )
     words = next(c for c in manifest.columns if c["from"] == "town")
     names = [n for c in manifest.columns for n in c["names"]]
     places = [names.index(n) for n in words["names"]]
-    towns = {part: values(manifest, tmp_path / "out", part)[0][:, places].any(axis=0) for part in ("train", "test")}
+    towns = {
+        part: values(manifest, tmp_path / "out", part)[0][:, places].any(axis=0)
+        for part in ("train", "test")
+    }
     assert towns["train"].any()
     assert not (towns["train"] & towns["test"]).any()
 
@@ -266,15 +345,25 @@ def test_a_folder_is_whole_or_not_read(tmp_path: Path) -> None:
     prepare(recipe, out, "polars", force=True)
     assert sum(p.suffix == ".npy" for p in out.iterdir()) == 10  # the first set is gone
     before = Manifest.read(out)
-    with pytest.raises(BadRequest, match="only the class"):  # found late, when the old set must still be there
-        prepare(changed(tmp_path / "t", "income > 50 or income == 17", "income > 5000"), out, "polars", force=True)
+    with pytest.raises(
+        BadRequest, match="only the class"
+    ):  # found late, when the old set must still be there
+        prepare(
+            changed(tmp_path / "t", "income > 50 or income == 17", "income > 5000"),
+            out,
+            "polars",
+            force=True,
+        )
     assert Manifest.read(out) == before
     paceline.load_data(f"shards:{out},verify=yes")
     (out / MANIFEST).unlink()
     with pytest.raises(DataCorrupt, match="did not finish"):
         Manifest.read(out)
     prepare(recipe, out, "polars")  # what was left of it is made anew
-    with Preparation(out, force=True), pytest.raises(BadRequest, match="another preparation is at work"):
+    with (
+        Preparation(out, force=True),
+        pytest.raises(BadRequest, match="another preparation is at work"),
+    ):
         prepare(recipe, out, "polars", force=True)
     assert Manifest.read(out).rows("train")
     other = tmp_path / "other"
@@ -289,7 +378,14 @@ def test_a_full_disk_leaves_nothing_that_can_be_read(tmp_path: Path) -> None:
     """The system refuses to write more than 8 kB into a file, as it does when a disk is full."""
     recipe = write_table(tmp_path, rows=3000)
     done = subprocess.run(
-        [Path(sys.executable).with_name("paceline"), "prepare", "--recipe", str(recipe), "--out", str(tmp_path / "out")],
+        [
+            Path(sys.executable).with_name("paceline"),
+            "prepare",
+            "--recipe",
+            str(recipe),
+            "--out",
+            str(tmp_path / "out"),
+        ],
         capture_output=True,
         text=True,
         timeout=100,
@@ -304,7 +400,9 @@ def test_a_full_disk_leaves_nothing_that_can_be_read(tmp_path: Path) -> None:
 
 
 def test_two_attempts_at_one_shard(tmp_path: Path) -> None:
-    """Spark may run a task twice, at the same time even: both write aside, and the last rename wins with the same bytes."""
+    """Spark may run a task twice, at the same time even: both write aside, and the last rename wins
+    with the same bytes.
+    """
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
     one, other = (ArrayWriter(tmp_path / "a.npy", "float32", 6, (2,)) for _ in range(2))
     one.write(rows[:3])
@@ -352,7 +450,9 @@ def test_training_on_shards(tmp_path: Path) -> None:
 def test_a_damaged_shard_is_named(damage: object, words: str, tmp_path: Path) -> None:
     prepare(Recipe.read(write_table(tmp_path)), tmp_path / "out", "polars")
     damage(next((tmp_path / "out").glob("train-00002-*.inputs.npy")))  # type: ignore[operator]
-    with pytest.raises((DataCorrupt, DataUnavailable), match=rf"train-00002-\w+\.inputs\.npy.*{words}"):
+    with pytest.raises(
+        (DataCorrupt, DataUnavailable), match=rf"train-00002-\w+\.inputs\.npy.*{words}"
+    ):
         paceline.load_data(f"shards:{tmp_path / 'out'}")
 
 
@@ -376,7 +476,9 @@ def test_a_damaged_shard_is_named(damage: object, words: str, tmp_path: Path) ->
         lambda m: m["rows"].update(train=1),
     ],
 )
-def test_a_damaged_manifest_is_refused(damage: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_refused(
+    damage: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
     prepare(Recipe.read(write_table(tmp_path)), tmp_path / "out", "polars", shards=1)
     content = json.loads((tmp_path / "out" / MANIFEST).read_text())
     damage(content)
@@ -386,7 +488,11 @@ def test_a_damaged_manifest_is_refused(damage: Callable[[dict[str, Any]], object
 
 
 def test_a_manifest_that_is_none(tmp_path: Path) -> None:
-    for text, words in (("{", "cannot be read"), ("[]", "not a manifest"), ("{}", "not a manifest")):
+    for text, words in (
+        ("{", "cannot be read"),
+        ("[]", "not a manifest"),
+        ("{}", "not a manifest"),
+    ):
         (tmp_path / MANIFEST).write_text(text)
         with pytest.raises(DataCorrupt, match=words):
             Manifest.read(tmp_path)
@@ -422,10 +528,17 @@ def test_shards_of_another_process_are_mapped_anew(tmp_path: Path) -> None:
 def test_a_run_does_not_go_on_with_other_shards(tmp_path: Path) -> None:
     recipe = write_table(tmp_path)
     prepare(Recipe.read(recipe), tmp_path / "out", "polars", shards=2)
-    options = {"model": "mlp:hidden=4", "transport": "inproc", "checkpoint_every": "2", "batch_size": 16}
+    options = {
+        "model": "mlp:hidden=4",
+        "transport": "inproc",
+        "checkpoint_every": "2",
+        "batch_size": 16,
+    }
     paceline.train(data=f"shards:{tmp_path / 'out'}", steps=4, out=str(tmp_path / "run"), **options)
     table = (tmp_path / "people.csv").read_text().splitlines()
-    (tmp_path / "people.csv").write_text("\n".join([*table[:5], *table[6:], table[5].replace("2013", "2012")]) + "\n")
+    (tmp_path / "people.csv").write_text(
+        "\n".join([*table[:5], *table[6:], table[5].replace("2013", "2012")]) + "\n"
+    )
     prepare(Recipe.read(recipe), tmp_path / "out", "polars", shards=2, force=True)
     with pytest.raises(BadRequest, match=r"content of its shards|number of training samples"):
         paceline.train(resume=str(tmp_path / "run"), steps=8)
@@ -457,7 +570,11 @@ def test_an_open_quote_swallows_no_line(tmp_path: Path) -> None:
     lines[500] = '"500,a'
     lines[3000] = '3000,"b"'
     manifest = prepare(small(tmp_path / "t", "\n".join(lines), PLAIN), tmp_path / "out", "polars")
-    assert (manifest.report["rows_in"], manifest.report["broken_lines"], manifest.report["rows_kept"]) == (4000, 1, 3999)
+    assert (
+        manifest.report["rows_in"],
+        manifest.report["broken_lines"],
+        manifest.report["rows_kept"],
+    ) == (4000, 1, 3999)
 
 
 @pytest.mark.parametrize(
@@ -491,8 +608,13 @@ classes = ["1234561", "1234562"]
 [split]
 test = 0.0
 """
-    rows = "\n".join(f"{i},{i},{1234561 + i % 2}" for i in range(20)) + "\n,3,1234561\n1e400,3,1234561\n"
-    manifest = prepare(small(tmp_path / "t", rows, recipe, "my x, x.1,class"), tmp_path / "out", "polars", shards=1)
+    rows = (
+        "\n".join(f"{i},{i},{1234561 + i % 2}" for i in range(20))
+        + "\n,3,1234561\n1e400,3,1234561\n"
+    )
+    manifest = prepare(
+        small(tmp_path / "t", rows, recipe, "my x, x.1,class"), tmp_path / "out", "polars", shards=1
+    )
     assert manifest.targets["classes"] == ["1234561", "1234562"]
     assert manifest.report["dropped"] == [{"why": "my x is missing", "rows": 2}]
     assert manifest.report["bad_numbers"] == 1
@@ -501,13 +623,17 @@ test = 0.0
 
 
 def test_rows_without_a_partner_are_counted(tmp_path: Path) -> None:
-    manifest = prepare(changed(tmp_path / "t", 'on = ["town"]', 'on = ["town"]\nhow = "inner"'), tmp_path / "out", "polars")
+    manifest = prepare(
+        changed(tmp_path / "t", 'on = ["town"]', 'on = ["town"]\nhow = "inner"'),
+        tmp_path / "out",
+        "polars",
+    )
     lost = manifest.report["dropped"][0]
     assert lost["why"] == "nothing in towns.csv for its town"
     assert lost["rows"] > 20
-    assert manifest.report["rows_in"] == manifest.report["rows_kept"] + manifest.report["broken_lines"] + sum(
-        d["rows"] for d in manifest.report["dropped"]
-    )
+    assert manifest.report["rows_in"] == manifest.report["rows_kept"] + manifest.report[
+        "broken_lines"
+    ] + sum(d["rows"] for d in manifest.report["dropped"])
 
 
 @pytest.mark.parametrize(
@@ -533,9 +659,15 @@ def test_whole_numbers_beyond_what_a_float_holds(tmp_path: Path) -> None:
         "day": pa.array([0] * 9, pa.date32()),
     }
     pq.write_table(pa.table(table), tmp_path / "t" / "t.parquet")
-    text = '[source]\npath = "t.parquet"\n[[numeric]]\ncolumns = ["x"]\n[target]\ncolumn = "y"\n[split]\ntest = 0.0\n'
+    text = (
+        '[source]\npath = "t.parquet"\n[[numeric]]\ncolumns = ["x"]\n[target]\ncolumn ='
+        ' "y"\n[split]\ntest = 0.0\n'
+    )
     (tmp_path / "t" / "r.toml").write_text(text)
-    assert prepare(Recipe.read(tmp_path / "t" / "r.toml"), tmp_path / "out", "polars").rows("train") == 9
+    assert (
+        prepare(Recipe.read(tmp_path / "t" / "r.toml"), tmp_path / "out", "polars").rows("train")
+        == 9
+    )
     (tmp_path / "t" / "r.toml").write_text(text.replace('["x"]', '["day"]'))
     with pytest.raises(BadRequest, match="'day' is something else, not number"):
         prepare(Recipe.read(tmp_path / "t" / "r.toml"), tmp_path / "out2", "polars")

@@ -47,7 +47,9 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_noise_is_normal(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mean, variance and the share beyond one, two and three standard deviations, each with an error probability of 1e-6."""
+    """Mean, variance and the share beyond one, two and three standard deviations, each with an
+    error probability of 1e-6.
+    """
     if compiled and native.loops() is None:
         pytest.skip("no C compiler")
     if not compiled:
@@ -115,7 +117,12 @@ def test_without_a_compiler_everything_works(monkeypatch: pytest.MonkeyPatch) ->
 def test_keys_are_secret_or_made_from_a_seed() -> None:
     assert draw_key(None, "noise", 0) != draw_key(None, "noise", 0)
     assert draw_key(3, "noise", 0) == draw_key(3, "noise", 0)
-    keys = {draw_key(3, what, worker, session) for what in ("noise", "samples") for worker in range(8) for session in range(3)}
+    keys = {
+        draw_key(3, what, worker, session)
+        for what in ("noise", "samples")
+        for worker in range(8)
+        for session in range(3)
+    }
     assert len(keys) == 2 * 8 * 3
 
 
@@ -130,7 +137,9 @@ class Wrapped:
 @pytest.mark.parametrize("trust", ["peers", "curator"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_noise_of_the_averaged_gradient(workers: int, trust: str) -> None:
-    """The sum of all workers' gradients has the variance that it should; wrongly refused once in a million."""
+    """The sum of all workers' gradients has the variance that it should; wrongly refused once in a
+    million.
+    """
     size, batch, sigma, clip = 200_000, 10, 1.3, 0.5
     asked = Settings.read(f"noise={sigma},clip={clip},trust={trust}")
     guarantee = Guarantee.of(asked, workers, adds_up=True, strategy="allreduce")
@@ -183,7 +192,9 @@ def test_any_rate(count: int, rate: float) -> None:
 
 
 def samples(count: int) -> TensorSamples:
-    return TensorSamples(torch.arange(count, dtype=torch.float32).unsqueeze(1), torch.zeros(count, dtype=torch.int64))
+    return TensorSamples(
+        torch.arange(count, dtype=torch.float32).unsqueeze(1), torch.zeros(count, dtype=torch.int64)
+    )
 
 
 def test_batches_say_what_was_expected_not_what_was_drawn() -> None:
@@ -200,7 +211,11 @@ def test_batches_say_what_was_expected_not_what_was_drawn() -> None:
         if number == 2000:
             break
     assert len(drawn) > 3
-    assert 0 in drawn  # an empty batch still steps; one in 87 is: that there is none among 2,000 has probability 1e-10
+    assert (
+        0 in drawn
+        # an empty batch still steps; one in 87 is: that there is none among 2,000 has probability
+        # 1e-10
+    )
     again = PoissonBatches(samples(60), shards, 1, CPU, draw_key(None))
     again.restore(batches.state())
     assert (again.step, again.epochs_done) == (2000, 400)
@@ -246,8 +261,12 @@ def test_against_opacus(sigma: float, rate: float, steps: int, delta: float) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = account.get_epsilon(delta)
-        slack = 0.015 if name == "rdp" else 0.03  # theirs has other orders, and an error of 0.01 of its own
-        assert epsilon_of([Spent(sigma, rate, steps)], delta, name) == pytest.approx(expected, rel=slack)  # type: ignore[arg-type]
+        slack = (
+            0.015 if name == "rdp" else 0.03
+        )  # theirs has other orders, and an error of 0.01 of its own
+        assert epsilon_of([Spent(sigma, rate, steps)], delta, name) == pytest.approx(
+            expected, rel=slack
+        )  # type: ignore[arg-type]
 
 
 def test_one_gaussian_is_what_the_formula_says() -> None:
@@ -258,15 +277,21 @@ def test_one_gaussian_is_what_the_formula_says() -> None:
 
     sigma, delta = 3.0, 1e-5
     found = epsilon_of([Spent(sigma, 1.0, 1)], delta)
-    exact = phi(1 / (2 * sigma) - found * sigma) - math.exp(found) * phi(-1 / (2 * sigma) - found * sigma)
+    exact = phi(1 / (2 * sigma) - found * sigma) - math.exp(found) * phi(
+        -1 / (2 * sigma) - found * sigma
+    )
     assert exact == pytest.approx(delta, rel=0.01)
     four = epsilon_of([Spent(sigma, 1.0, 4)], delta)  # four of them are one with half the noise
     assert four == pytest.approx(epsilon_of([Spent(sigma / 2, 1.0, 1)], delta), rel=1e-3)
 
 
-@pytest.mark.parametrize(("sigma", "rate", "steps"), [(5.0, 0.001, 3000), (20.0, 0.01, 100), (1.0, 0.01, 1000)])
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps"), [(5.0, 0.001, 3000), (20.0, 0.01, 100), (1.0, 0.01, 1000)]
+)
 def test_the_least_of_both_bounds_is_told(sigma: float, rate: float, steps: int) -> None:
-    """Where epsilon is small, the cells of a privacy loss distribution cost more than Rényi's bound does."""
+    """Where epsilon is small, the cells of a privacy loss distribution cost more than Rényi's bound
+    does.
+    """
     line = Spent(sigma, rate, steps)
     assert epsilon_of([line], 1e-5, "pld") <= epsilon_of([line], 1e-5, "rdp")
     if sigma == 5.0:
@@ -275,7 +300,9 @@ def test_the_least_of_both_bounds_is_told(sigma: float, rate: float, steps: int)
 
 def test_lines_compose() -> None:
     one = [Spent(1.0, 0.01, 300)]
-    assert epsilon_of([*one, Spent(1.0, 0.01, 200)], 1e-5) == pytest.approx(epsilon_of([Spent(1.0, 0.01, 500)], 1e-5), rel=0.01)
+    assert epsilon_of([*one, Spent(1.0, 0.01, 200)], 1e-5) == pytest.approx(
+        epsilon_of([Spent(1.0, 0.01, 500)], 1e-5), rel=0.01
+    )
     assert epsilon_of([*one, Spent(5.0, 0.01, 10)], 1e-5) > epsilon_of(one, 1e-5)
     assert epsilon_of([], 1e-5) == 0.0
     assert epsilon_of([Spent(1.0, 0.01, 0)], 1e-5) == 0.0
@@ -315,22 +342,36 @@ def test_the_curve_ends_where_the_account_does() -> None:
 
 def test_an_adaptive_clip_norm_finds_its_quantile() -> None:
     model = nn.Linear(4, 1, bias=False)
-    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.0), lambda out, y: (out.squeeze(1) * y).mean())
-    private = PrivateGradient(replica, Settings.read("noise=1.0,clip=0.01,adaptive=0.5"), 1.0, draw_key(3, "n"), 200)
+    replica = Replica(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        lambda out, y: (out.squeeze(1) * y).mean(),
+    )
+    private = PrivateGradient(
+        replica, Settings.read("noise=1.0,clip=0.01,adaptive=0.5"), 1.0, draw_key(3, "n"), 200
+    )
     random = torch.Generator().manual_seed(0)
     for step in range(150):
-        inputs = torch.randn(200, 4, generator=random)  # lengths: chi with 4 degrees of freedom, median 1.83
+        inputs = torch.randn(
+            200, 4, generator=random
+        )  # lengths: chi with 4 degrees of freedom, median 1.83
         private.forward_backward(Batch(inputs, torch.ones(200), 200, 200, 0, step), 1.0)
     assert private.clipper.bound == pytest.approx(1.83, rel=0.15)
-    other = PrivateGradient(replica, Settings.read("noise=1.0,adaptive=0.5"), 1.0, draw_key(3, "n"), 200)
+    other = PrivateGradient(
+        replica, Settings.read("noise=1.0,adaptive=0.5"), 1.0, draw_key(3, "n"), 200
+    )
     other.load(private.state())
     assert other.clipper.bound == private.clipper.bound
 
 
 def test_an_adaptive_clip_norm_pays_for_its_count() -> None:
-    """1/z^2 = 1/left^2 + 1/(2 s)^2: both together are one mechanism of the noise that was asked for."""
+    """1/z^2 = 1/left^2 + 1/(2 s)^2: both together are one mechanism of the noise that was asked
+    for.
+    """
     replica = Wrapped(10).replica
-    private = PrivateGradient(replica, Settings.read("noise=1.0,adaptive=0.5"), 1.0, draw_key(None), 100)
+    private = PrivateGradient(
+        replica, Settings.read("noise=1.0,adaptive=0.5"), 1.0, draw_key(None), 100
+    )
     share = private._share
     assert share is not None
     assert share.left**-2 + (2 * share.noise) ** -2 == pytest.approx(1.0)
@@ -376,7 +417,9 @@ def people(kind: str, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
         return DatasetSamples(Fetches(inputs, targets))
     if kind == "subset":
         return DatasetSamples(Subset(Fetches(inputs, targets), range(len(inputs))))
-    return DatasetSamples(TensorDataset(inputs, targets), {"mixup": mixed, "centred": centred}[kind])
+    return DatasetSamples(
+        TensorDataset(inputs, targets), {"mixup": mixed, "centred": centred}[kind]
+    )
 
 
 class Averaged(TensorSamples):
@@ -437,7 +480,9 @@ def test_a_collate_function_may_do_anything_to_one_sample() -> None:
 
     def padded(samples: list[Any]) -> Any:
         rows = [F.pad(x[: 1 + int(y) % 4], (0, 6 - len(x[: 1 + int(y) % 4]))) for x, y in samples]
-        return {"x": torch.stack(rows), "both": (torch.stack(rows), "same")}, torch.stack([y for _, y in samples])
+        return {"x": torch.stack(rows), "both": (torch.stack(rows), "same")}, torch.stack(
+            [y for _, y in samples]
+        )
 
     whole = DatasetSamples(TensorDataset(torch.randn(9, 6), torch.arange(9)), padded)
     found, expected = apart(whole).batch(torch.arange(9)), whole.batch(torch.arange(9))
@@ -450,12 +495,18 @@ def test_a_collate_function_may_do_anything_to_one_sample() -> None:
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        (lambda x, y: x[: 1 + y][None], r"shape \(1, 1\) and another to shape \(1, 2\).*pad all samples to one fixed length"),
+        (
+            lambda x, y: x[: 1 + y][None],
+            r"shape \(1, 1\) and another to shape \(1, 2\).*pad all samples to one fixed length",
+        ),
         (lambda x, y: torch.stack([x, x]), "makes 2 rows of one sample.*make one row"),
         (lambda x, y: x.mean(), "a number without a row"),
         (lambda x, y: {str(int(y)): x[None]}, "a dictionary of 0 and another to a dictionary of 1"),
         (lambda x, y: [x[None]] * (1 + int(y)), "a list of 1 and another to a list of 2"),
-        (lambda x, y: [x[None], (x[None],)][int(y) % 2], r"shape \(1, 6\) and another to a tuple of 1"),
+        (
+            lambda x, y: [x[None], (x[None],)][int(y) % 2],
+            r"shape \(1, 6\) and another to a tuple of 1",
+        ),
         (lambda x, y: str(int(y)), "a str and another to a str.*give tensors"),
     ],
 )
@@ -465,7 +516,9 @@ def test_samples_that_do_not_fit_together_are_refused(inputs: Any, says: str) ->
         return inputs(x, y), y[None]
 
     with pytest.raises(BadRequest, match=says):
-        apart(DatasetSamples(TensorDataset(torch.randn(9, 6), torch.arange(9)), collate)).batch(torch.arange(3))
+        apart(DatasetSamples(TensorDataset(torch.randn(9, 6), torch.arange(9)), collate)).batch(
+            torch.arange(3)
+        )
 
 
 # --- what is written down
@@ -484,7 +537,10 @@ def test_a_ledger_is_ahead_of_what_is_done(tmp_path: Path) -> None:
     later = Ledger(tmp_path, 0, Line(1, 2.0, 0.01, 0), planned=100)
     later.before_step()
     later.settle()
-    assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 25), Line(1, 2.0, 0.01, 1)]  # the worker with the most, by session
+    assert read_account(tmp_path) == [
+        Line(0, 1.0, 0.01, 25),
+        Line(1, 2.0, 0.01, 1),
+    ]  # the worker with the most, by session
 
 
 def test_a_ledger_writes_down_no_more_than_is_allowed(tmp_path: Path) -> None:
@@ -504,7 +560,9 @@ def test_sessions_that_begin_at_once_have_numbers_of_their_own(tmp_path: Path) -
 
 def test_sessions_at_the_same_time_do_not_lose_each_others_steps(tmp_path: Path) -> None:
     sessions = [begin(tmp_path, [], 0) for _ in range(2)]
-    first, second = (Ledger(tmp_path, 0, Line(session, 1.0, 0.01, 0), planned=1000) for session in sessions)
+    first, second = (
+        Ledger(tmp_path, 0, Line(session, 1.0, 0.01, 0), planned=1000) for session in sessions
+    )
     for ledger, steps in ((second, 50), (first, 30)):
         for _ in range(steps):
             ledger.before_step()
@@ -515,13 +573,21 @@ def test_sessions_at_the_same_time_do_not_lose_each_others_steps(tmp_path: Path)
 
 def test_a_ledger_with_all_sessions_in_one_file_is_read(tmp_path: Path) -> None:
     """As versions before wrote it."""
-    write_lines(tmp_path / "privacy" / "worker-0.json", [Line(0, 1.0, 0.01, 30), Line(1, 1.0, 0.01, 50)])
+    write_lines(
+        tmp_path / "privacy" / "worker-0.json", [Line(0, 1.0, 0.01, 30), Line(1, 1.0, 0.01, 50)]
+    )
     session = begin(tmp_path, [], 0)
     Ledger(tmp_path, 0, Line(session, 1.0, 0.01, 0), planned=5).before_step()
-    assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 30), Line(1, 1.0, 0.01, 50), Line(2, 1.0, 0.01, 5)]
+    assert read_account(tmp_path) == [
+        Line(0, 1.0, 0.01, 30),
+        Line(1, 1.0, 0.01, 50),
+        Line(2, 1.0, 0.01, 5),
+    ]
 
 
-def test_a_line_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_on_the_disk_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file before it gets its name, the folder after."""
     done: list[str] = []
     replace, fsync = os.replace, os.fsync
@@ -554,7 +620,9 @@ def test_shuffled_epochs_count_once_per_epoch() -> None:
 
 
 def test_no_session_sees_anybody_more_often_than_it_says(tmp_path: Path) -> None:
-    """Sixty runs of three sessions, each from a checkpoint of the one before, with batch sizes of its own."""
+    """Sixty runs of three sessions, each from a checkpoint of the one before, with batch sizes of
+    its own.
+    """
     draw = random.Random(0)
     for _ in range(60):
         samples, cursor, resumed = draw.randint(5, 60), Cursor(), Resumed()
@@ -564,8 +632,17 @@ def test_no_session_sees_anybody_more_often_than_it_says(tmp_path: Path) -> None
             shards = StaticShards(samples, sizes)
             if state is not None:
                 cursor = shards.restore(state)
-                rest = ("optimizer", "random", "generators", "strategy", "epoch_start", "samples_seen")
-                torch.save({**dict.fromkeys(rest), "batches": {"shards": state}}, tmp_path / "worker-0.pt")
+                rest = (
+                    "optimizer",
+                    "random",
+                    "generators",
+                    "strategy",
+                    "epoch_start",
+                    "samples_seen",
+                )
+                torch.save(
+                    {**dict.fromkeys(rest), "batches": {"shards": state}}, tmp_path / "worker-0.pt"
+                )
                 resumed = Resumed(0, (), tmp_path)
             per, steps, seen = shards.steps_per_epoch, draw.randint(1, 25), Counter[int]()
             start, kept = resumed.into_epoch(sizes, per), draw.randint(1, steps)
@@ -616,14 +693,37 @@ def test_settings_can_be_typed_again() -> None:
 
 def test_the_calculator(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(
-        ["privacy", "--samples", "60000", "--batch-size", "256", "--epochs", "60", "--noise", "1.1", "--json"],
+        [
+            "privacy",
+            "--samples",
+            "60000",
+            "--batch-size",
+            "256",
+            "--epochs",
+            "60",
+            "--noise",
+            "1.1",
+            "--json",
+        ],
         standalone_mode=False,
     )
     found = json.loads(capsys.readouterr().out)
     assert found["epsilon"] == pytest.approx(2.38, abs=0.02)
     assert found["epsilon_rdp"] == pytest.approx(2.597, abs=0.005)
     cli.main(
-        ["privacy", "--samples", "1000", "--batch-size", "100", "--steps", "20", "--epsilon", "4", "--sampling", "shuffle"],
+        [
+            "privacy",
+            "--samples",
+            "1000",
+            "--batch-size",
+            "100",
+            "--steps",
+            "20",
+            "--epsilon",
+            "4",
+            "--sampling",
+            "shuffle",
+        ],
         standalone_mode=False,
     )
     assert "without the gain" in capsys.readouterr().out
@@ -633,4 +733,6 @@ def test_the_calculator(capsys: pytest.CaptureFixture[str]) -> None:
         (["--noise", "1", "--epochs", "1", "--delta", "1"], "delta=1"),
     ):
         with pytest.raises(BadRequest, match=says):
-            cli.main(["privacy", "--samples", "100", "--batch-size", "10", *wrong], standalone_mode=False)
+            cli.main(
+                ["privacy", "--samples", "100", "--batch-size", "10", *wrong], standalone_mode=False
+            )

@@ -17,7 +17,9 @@ from paceline.report.tables import measured, write_results
 
 
 def private(workers: int, accuracy: float, trust: str = "peers", **told: Any) -> dict[str, Any]:
-    record = run("allreduce", workers, 2.0, accuracy, varied={"privacy": f"epsilon=3,trust={trust}"})
+    record = run(
+        "allreduce", workers, 2.0, accuracy, varied={"privacy": f"epsilon=3,trust={trust}"}
+    )
     record["privacy"] = {
         "epsilon": 2.9, "delta": 1e-5, "epsilon_rdp": 3.2, "noise": 1.1, "noise_per_worker": 1.1, "clip": 1.0, "steps": 500,
         "sampling": "poisson", "trust": trust, "private": True, "guarantee": [f"First of {trust}.", "Second."], **told,
@@ -34,7 +36,14 @@ def said(found: Study) -> list[str]:
 
 
 def test_the_table_says_what_is_promised_to_whom(tmp_path: Path) -> None:
-    page = privacy_table(study(tmp_path / "s", private(2, 0.93), private(4, 0.9), private(2, 0.94, "curator", private=False)))
+    page = privacy_table(
+        study(
+            tmp_path / "s",
+            private(2, 0.93),
+            private(4, 0.9),
+            private(2, 0.94, "curator", private=False),
+        )
+    )
     assert "<td>2.9</td><td>1e-05</td><td>3.2</td><td>1.1</td>" in page
     assert "<b>trust=peers.</b> First of peers. Second." in page
     assert "<b>trust=curator.</b> First of curator. Second." in page
@@ -45,32 +54,57 @@ def test_the_table_says_what_is_promised_to_whom(tmp_path: Path) -> None:
 def test_what_it_costs_is_told(tmp_path: Path) -> None:
     seeds = (-0.001, 0.0, 0.001)
     plain = [0.95 + s for s in seeds]
-    runs = [private(workers, accuracy + s) for workers, accuracy in ((2, 0.93), (4, 0.9)) for s in seeds]
+    runs = [
+        private(workers, accuracy + s) for workers, accuracy in ((2, 0.93), (4, 0.9)) for s in seeds
+    ]
     found = said(study(tmp_path / "s", *runs, plain=plain))
-    assert any("without privacy `serial x 1` came to 95.00%: privacy cost 2.0 points in all 3 rounds" in text for text in found)
+    assert any(
+        "without privacy `serial x 1` came to 95.00%: privacy cost 2.0 points in all 3 rounds"
+        in text
+        for text in found
+    )
     assert any("lost 3.0 points from 2 to 4 workers" in text for text in found)
     better = said(study(tmp_path / "better", *(private(2, 0.96 + s) for s in seeds), plain=plain))
-    assert any("here privacy cost nothing (1.0 points better in all 3 rounds)" in text for text in better)
-    assert any("is not private" in text for text in said(study(tmp_path / "seeded", private(2, 0.9, private=False))))
+    assert any(
+        "here privacy cost nothing (1.0 points better in all 3 rounds)" in text for text in better
+    )
+    assert any(
+        "is not private" in text
+        for text in said(study(tmp_path / "seeded", private(2, 0.9, private=False)))
+    )
     assert said(study(tmp_path / "plain")) == []
 
 
 def test_one_run_each_says_neither_what_privacy_costs_nor_why(tmp_path: Path) -> None:
     found = said(study(tmp_path / "s", private(2, 0.948), private(4, 0.942)))
-    assert any("one run each cannot tell what privacy cost (0.2 points lost)" in text for text in found)
+    assert any(
+        "one run each cannot tell what privacy cost (0.2 points lost)" in text for text in found
+    )
     assert not any("adds the whole noise" in text for text in found)
-    noisy = [private(workers, accuracy + s) for workers, accuracy in ((2, 0.945), (4, 0.94)) for s in (-0.02, 0.0, 0.02)]
+    noisy = [
+        private(workers, accuracy + s)
+        for workers, accuracy in ((2, 0.945), (4, 0.94))
+        for s in (-0.02, 0.0, 0.02)
+    ]
     found = said(study(tmp_path / "noisy", *noisy, plain=(0.93, 0.95, 0.97)))
-    assert any("these runs cannot tell from noise what privacy cost (0.5 points lost)" in text for text in found)
+    assert any(
+        "these runs cannot tell from noise what privacy cost (0.5 points lost)" in text
+        for text in found
+    )
     assert not any("adds the whole noise" in text for text in found)
 
 
 def test_privacy_is_compared_with_the_same_setting(tmp_path: Path) -> None:
     """A better strategy without privacy is no measure of what privacy costs."""
     seeds = (-0.001, 0.001)
-    plain = [run("allreduce", 2, 2.0, 0.96 + s) for s in seeds] + [run("hogwild", 2, 2.0, 0.99 + s) for s in seeds]
+    plain = [run("allreduce", 2, 2.0, 0.96 + s) for s in seeds] + [
+        run("hogwild", 2, 2.0, 0.99 + s) for s in seeds
+    ]
     found = said(study(tmp_path / "s", *plain, *(private(2, 0.94 + s) for s in seeds)))
-    assert any("without privacy `allreduce x 2` came to 96.00%: privacy cost 2.0 points" in text for text in found)
+    assert any(
+        "without privacy `allreduce x 2` came to 96.00%: privacy cost 2.0 points" in text
+        for text in found
+    )
 
 
 def test_epsilon_is_in_the_first_sentence(tmp_path: Path) -> None:

@@ -11,13 +11,28 @@ from tests.records import run as run_record
 import paceline
 from paceline.errors import BadRequest, NotFinite, RunFailed
 from paceline.record.formats import EVENTS
-from paceline.record.reader import idle_seconds, lived, read_events, read_run, read_worker_events, summarise
+from paceline.record.reader import (
+    idle_seconds,
+    lived,
+    read_events,
+    read_run,
+    read_worker_events,
+    summarise,
+)
 from paceline.record.resources import Task, Usage
 from paceline.record.writer import Recorder, write_json
 
 
 def step(number: int, rank: int = 0, session: int = 0, **fields: object) -> dict:
-    base = {"kind": "step", "rank": rank, "session": session, "step": number, "epoch": 0, "n": 4, "loss": 1.0}
+    base = {
+        "kind": "step",
+        "rank": rank,
+        "session": session,
+        "step": number,
+        "epoch": 0,
+        "n": 4,
+        "loss": 1.0,
+    }
     return {
         **base,
         "compute_s": 0.5,
@@ -33,7 +48,10 @@ def step(number: int, rank: int = 0, session: int = 0, **fields: object) -> dict
 
 def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "e.jsonl", 3)
-    for event in (step(1, 3, loss=float("nan"), began=0.0, waits=False), step(2, 3, loss=0.5, began=1.0, waits=False)):
+    for event in (
+        step(1, 3, loss=float("nan"), began=0.0, waits=False),
+        step(2, 3, loss=0.5, began=1.0, waits=False),
+    ):
         recorder.write(**event)
     recorder.close()
     with (tmp_path / "e.jsonl").open("a") as file:
@@ -70,7 +88,13 @@ def test_an_event_with_wrong_fields_costs_that_line_only(tmp_path: Path, damage:
     "options",
     [
         {},
-        {"workers": 2, "strategy": "allreduce", "codec": "topk", "checkpoint_every": 3, "evaluate_every": 2},
+        {
+            "workers": 2,
+            "strategy": "allreduce",
+            "codec": "topk",
+            "checkpoint_every": 3,
+            "evaluate_every": 2,
+        },
         {"workers": 2, "strategy": "allreduce", "balance": "measured:every=2"},
         {"workers": 2, "strategy": "ps:consistency=async"},
         {"workers": 2, "strategy": "gossip"},
@@ -82,12 +106,16 @@ def test_an_event_with_wrong_fields_costs_that_line_only(tmp_path: Path, damage:
     ],
     ids=str,
 )
-def test_what_runs_write_is_read_again(run_inproc: Callable[..., paceline.Run], tmp_path: Path, options: dict) -> None:
+def test_what_runs_write_is_read_again(
+    run_inproc: Callable[..., paceline.Run], tmp_path: Path, options: dict
+) -> None:
     """The formats know all that is written, nan and inf too: nothing of it is taken for damage."""
     out, damaged = tmp_path / "run", []
     with contextlib.suppress(NotFinite):
         run_inproc(**{"steps": 6, "epochs": 99, **options}, out=str(out))
-    written = [line for path in (out / "events").iterdir() for line in path.read_text().splitlines()]
+    written = [
+        line for path in (out / "events").iterdir() for line in path.read_text().splitlines()
+    ]
     read = [event for path in (out / "events").iterdir() for event in read_events(path, damaged)]
     assert (damaged, len(read)) == ([], len(written))
     assert {e["kind"] for e in read} <= {*EVENTS, "lost", "checkpoint"}
@@ -98,7 +126,9 @@ def test_what_is_no_workers_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "events" / "worker-3.jsonl").mkdir(parents=True)
     for name in ("worker-x.jsonl", "worker-.jsonl", "worker--1.jsonl"):
         (tmp_path / "events" / name).write_text("{}\n")
-    (tmp_path / "events" / "worker-10.jsonl").write_text(json.dumps(step(1, t=0.0, began=0.0, waits=False)))
+    (tmp_path / "events" / "worker-10.jsonl").write_text(
+        json.dumps(step(1, t=0.0, began=0.0, waits=False))
+    )
     deep = "[" * 100_000
     (tmp_path / "events" / "worker-2.jsonl").write_text(
         f"{deep}\n" + json.dumps({"kind": "own", "rank": 2, "session": 0, "t": 1})
@@ -117,7 +147,9 @@ def test_what_is_no_workers_file_is_not_read(tmp_path: Path) -> None:
         (("workers",), [{"rank": "first"}], r"workers\[0\].rank is 'first'"),
     ],
 )
-def test_a_damaged_record_is_refused_in_a_sentence(tmp_path: Path, part: tuple[str, ...], value: object, said: str) -> None:
+def test_a_damaged_record_is_refused_in_a_sentence(
+    tmp_path: Path, part: tuple[str, ...], value: object, said: str
+) -> None:
     record: dict = run_record("allreduce", 2)
     table = record
     for name in part[:-1]:
@@ -146,15 +178,25 @@ def test_what_a_resume_undid_does_not_count() -> None:
 
 
 def test_idle_is_waiting_for_the_last_to_arrive() -> None:
-    first = [step(1, arrived=10.0, sync_s=2.0), step(2, arrived=20.0, sync_s=2.0), step(3, arrived=30.0, sync_s=2.0)]
+    first = [
+        step(1, arrived=10.0, sync_s=2.0),
+        step(2, arrived=20.0, sync_s=2.0),
+        step(3, arrived=30.0, sync_s=2.0),
+    ]
     second = [step(1, arrived=10.5, sync_s=2.0), step(2, arrived=19.0, sync_s=2.0)]
     assert idle_seconds([first, second]) == [0.5, 1.0]
-    assert idle_seconds([first, [step(1, arrived=15.0, sync_s=0.1)]]) == [2.0, 0.0]  # no more than the exchange took
+    assert idle_seconds([first, [step(1, arrived=15.0, sync_s=0.1)]]) == [
+        2.0,
+        0.0,
+    ]  # no more than the exchange took
     assert idle_seconds([first]) == [0.0]
 
 
 def test_the_summary_adds_up() -> None:
-    workers = [[step(1), step(2)], [step(1, rank=1, n=2, loss=4.0), step(2, rank=1, n=2, loss=4.0, train_s=2.0)]]
+    workers = [
+        [step(1), step(2)],
+        [step(1, rank=1, n=2, loss=4.0), step(2, rank=1, n=2, loss=4.0, train_s=2.0)],
+    ]
     workers[0].append(
         {
             "kind": "evaluation",
@@ -167,17 +209,27 @@ def test_the_summary_adds_up() -> None:
             "reached": True,
         }
     )
-    workers[0].append({"kind": "summary", "rank": 0, "session": 0, "rss_peak_bytes": 77, "times_known": True})
+    workers[0].append(
+        {"kind": "summary", "rank": 0, "session": 0, "rss_peak_bytes": 77, "times_known": True}
+    )
     run = summarise(workers, {"workers": 2}, {}, "completed", None, 9.0)
     result = run["result"]
-    assert (result["steps"], result["samples"], result["train_s"], result["samples_per_s"]) == (2, 12, 2.0, 6.0)
+    assert (result["steps"], result["samples"], result["train_s"], result["samples_per_s"]) == (
+        2,
+        12,
+        2.0,
+        6.0,
+    )
     assert result["train_loss"] == pytest.approx((8 * 1.0 + 4 * 4.0) / 12)
     assert (result["time_to_accuracy_s"], result["steps_to_accuracy"]) == (1.5, 2)
     assert run["workers"][0]["rss_peak_bytes"] == 77
-    assert run["workers"][1]["rss_peak_bytes"] is None, "a worker that was killed leaves no counters, not zeros"
-    assert [(w["payload_sent_bytes"], w["payload_received_bytes"], w["messages_sent"]) for w in run["workers"]] == [
-        (20, 18, 4)
-    ] * 2
+    assert run["workers"][1]["rss_peak_bytes"] is None, (
+        "a worker that was killed leaves no counters, not zeros"
+    )
+    assert [
+        (w["payload_sent_bytes"], w["payload_received_bytes"], w["messages_sent"])
+        for w in run["workers"]
+    ] == [(20, 18, 4)] * 2
     assert [w["compute_s"] for w in run["workers"]] == [1.0, 1.0]
     assert run["workers"][0]["sync_s"] + run["workers"][0]["idle_s"] == 0.5
 
@@ -190,7 +242,11 @@ def test_nothing_happened() -> None:
 def test_reading_what_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"no run\.json"):
         read_run(tmp_path)
-    for content, message in (("{", "cannot be read"), ("[]", "not a run"), ('{"schema": 99}', "newer")):
+    for content, message in (
+        ("{", "cannot be read"),
+        ("[]", "not a run"),
+        ('{"schema": 99}', "newer"),
+    ):
         (tmp_path / "run.json").write_text(content)
         with pytest.raises(BadRequest, match=message):
             read_run(tmp_path)

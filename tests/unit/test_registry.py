@@ -75,7 +75,8 @@ def test_a_table_is_a_choice() -> None:
 
 def test_import_by_path(tmp_path: Path) -> None:
     (tmp_path / "my_nets.py").write_text(
-        "import torch\ndef make(input_shape, classes, width=4):\n    return torch.nn.Linear(width, classes)\n"
+        "import torch\ndef make(input_shape, classes, width=4):\n    return torch.nn.Linear(width,"
+        " classes)\n"
     )
     assert models.build("my_nets:make:width=7", input_shape=(1,), classes=2).in_features == 7
     saved = str(models.resolve("my_nets:make:width=7"))
@@ -148,7 +149,9 @@ def test_of_a_plugin_that_fails_nothing_stays(tmp_path: Path, code: str, said: s
     assert strategies.entry("ps").make.__module__ == "paceline.strategies.ps"
 
 
-def test_a_factory_that_exits_is_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_factory_that_exits_is_refused_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UnknownName, match="leaving:net"):

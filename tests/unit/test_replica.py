@@ -1,4 +1,6 @@
-"""The flat buffers: views that stay views, gradients in their place, untouched parameters skipped."""
+"""The flat buffers: views that stay views, gradients in their place, untouched parameters
+skipped.
+"""
 
 import copy
 
@@ -54,8 +56,14 @@ def test_layout_holds_everything_once() -> None:
     names = [s.name for s in region.param_layout.slots]
     assert "tied.weight" not in names
     assert "body.weight" in names
-    assert region.params.numel() == sum(p.numel() for p in model.parameters()) == region.param_layout.numel
-    frozen = {s.name for s in region.param_layout.slots} - {s.name for s in region.grad_layout.slots}
+    assert (
+        region.params.numel()
+        == sum(p.numel() for p in model.parameters())
+        == region.param_layout.numel
+    )
+    frozen = {s.name for s in region.param_layout.slots} - {
+        s.name for s in region.grad_layout.slots
+    }
     assert frozen == {"frozen.weight", "frozen.bias"}
     for params, grads in zip(region.param_layout.slots, region.grad_layout.slots, strict=False):
         assert (params.name, params.offset) == (grads.name, grads.offset)
@@ -68,7 +76,9 @@ def test_parameters_stay_views_and_state_dicts_round_trip() -> None:
     model = Branches()
     plain = copy.deepcopy(model)
     replica = replica_of(model)
-    assert {k: v.tolist() for k, v in replica.state_dict().items()} == {k: v.tolist() for k, v in plain.state_dict().items()}
+    assert {k: v.tolist() for k, v in replica.state_dict().items()} == {
+        k: v.tolist() for k, v in plain.state_dict().items()
+    }
     other = Branches()
     replica.load_state_dict(other.state_dict())
     region = replica.regions[0]
@@ -100,11 +110,17 @@ def test_steps_equal_a_plain_loop_with_untouched_parameters() -> None:
 
 @given(
     st.lists(
-        st.lists(st.one_of(st.none(), st.sampled_from([0.0, -0.0, 1.5, -2.0])), min_size=3, max_size=3), min_size=1, max_size=5
+        st.lists(
+            st.one_of(st.none(), st.sampled_from([0.0, -0.0, 1.5, -2.0])), min_size=3, max_size=3
+        ),
+        min_size=1,
+        max_size=5,
     )
 )
 def test_sums_tell_untouched_from_zero(ranks: list[list[float | None]]) -> None:
-    """After a sum in any order, a parameter is skipped exactly when no rank touched it (even where gradients are ±0)."""
+    """After a sum in any order, a parameter is skipped exactly when no rank touched it (even where
+    gradients are ±0).
+    """
     totals, flats = None, []
     for grads in ranks:
         model = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(3)])
@@ -167,7 +183,12 @@ def test_channels_last_weights_are_views_with_permuted_strides() -> None:
     model = models.build("cnn:dropout=0", input_shape=(3, 28, 28), classes=4)
     plain = copy.deepcopy(model)
     model = model.to(memory_format=torch.channels_last)
-    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy, channels_last=True)
+    replica = Replica(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        nn.functional.cross_entropy,
+        channels_last=True,
+    )
     weight = model[3].weight
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert not weight.is_contiguous()
@@ -196,7 +217,9 @@ def test_buffers_that_a_module_replaces_come_back() -> None:
 
 def test_parameter_groups_are_in_the_layout() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.5}], lr=0.1)
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.5}], lr=0.1
+    )
     replica = Replica(model, optimizer, mean_square)
     assert [s.group for s in replica.regions[0].param_layout.slots] == [0, 0, 1, 1]
     replica.set_lr_factor(0.5)
@@ -249,10 +272,17 @@ def test_holding_other_weights_for_a_while() -> None:
 
 def test_measuring_the_memory_format_leaves_no_trace() -> None:
     model = models.build("cnn", input_shape=(1, 28, 28), classes=10)
-    loss, images, labels = nn.functional.cross_entropy, torch.randn(8, 1, 28, 28), torch.zeros(8, dtype=torch.int64)
+    loss, images, labels = (
+        nn.functional.cross_entropy,
+        torch.randn(8, 1, 28, 28),
+        torch.zeros(8, dtype=torch.int64),
+    )
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     assert measure_memory_format(model, loss, images, labels) in ("contiguous", "channels_last")
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert measure_memory_format(nn.Linear(2, 2), loss, torch.randn(8, 2), torch.zeros(8)) == "contiguous"
+    assert (
+        measure_memory_format(nn.Linear(2, 2), loss, torch.randn(8, 2), torch.zeros(8))
+        == "contiguous"
+    )

@@ -1,4 +1,6 @@
-"""Sentences of the report that must not be false: verdicts, the metric that was asked for, ties, gains."""
+"""Sentences of the report that must not be false: verdicts, the metric that was asked for, ties,
+gains.
+"""
 
 from __future__ import annotations
 
@@ -45,23 +47,40 @@ def said(found: Study, kind: str = "") -> str:
     return " ".join(c.text for c in comments(found) if not kind or c.kind == kind)
 
 
-def seeds(strategy: str, workers: int, times: tuple[float, ...], accuracy: float = 0.948, **known: Any) -> list[dict[str, Any]]:
+def seeds(
+    strategy: str, workers: int, times: tuple[float, ...], accuracy: float = 0.948, **known: Any
+) -> list[dict[str, Any]]:
     return [run(strategy, workers, t, accuracy + 0.0005 * i, **known) for i, t in enumerate(times)]
 
 
 # --- ranges that do not overlap are not noise
 
-NOISY = {1: 0.15, 2: 0.23, 3: 0.20, 4: 0.34, 5: 0.20}  # standard deviation of log time by workers, on a shared machine
+NOISY = {
+    1: 0.15,
+    2: 0.23,
+    3: 0.20,
+    4: 0.34,
+    5: 0.20,
+}  # standard deviation of log time by workers, on a shared machine
 
 
 def shared_machine() -> list[dict[str, Any]]:
-    """The study of a new user: every run of all-reduce x 2 was faster than every serial one, among settings with much noise."""
+    """The study of a new user: every run of all-reduce x 2 was faster than every serial one, among
+    settings with much noise.
+    """
     ring = "allreduce:collective=ring"
     parts = [{"compute_s": 1.2, "sync_s": 0.4, "idle_s": 0.1, "payload_sent_bytes": 443_000}] * 2
     known: dict[str, Any] = {"target": 0.92, "batch_sizes": [120]}
     found = seeds("serial", 1, (2.60, 2.64, 2.68), reached_s=2.29, **known)
     found += seeds(ring, 1, (2.60, 2.80, 3.02), reached_s=2.4, **known)
-    found += seeds(ring, 2, (1.41, 1.79, 1.90), reached_s=1.5, each=parts, **(known | {"batch_sizes": [60, 60]}))
+    found += seeds(
+        ring,
+        2,
+        (1.41, 1.79, 1.90),
+        reached_s=1.5,
+        each=parts,
+        **(known | {"batch_sizes": [60, 60]}),
+    )
     found += seeds(ring, 3, (2.70, 2.78, 2.85), reached_s=2.4, **known)
     known["batch_sizes"] = [60, 60]
     found += seeds("hogwild", 2, (1.60, 2.00, 2.70), 0.962, reached_s=1.03, **known)
@@ -80,9 +99,14 @@ def test_what_was_faster_in_every_round_is_called_faster(study) -> None:
     assert "1.70 s of training against serial's 2.64 s, faster in all 3 rounds" in first
     told = " ".join([*answer(found), said(found)])
     assert "No setting" not in told
-    assert "`allreduce:collective=ring x 3`" not in said(found, "noise")  # 2.70 to 2.85 s is not 1.41 to 1.90 s
+    assert "`allreduce:collective=ring x 3`" not in said(
+        found, "noise"
+    )  # 2.70 to 2.85 s is not 1.41 to 1.90 s
     assert_true(found)
-    assert [line.id for line in best_lines(found)][:2] == ["serial x 1", "allreduce:collective=ring x 2"]
+    assert [line.id for line in best_lines(found)][:2] == [
+        "serial x 1",
+        "allreduce:collective=ring x 2",
+    ]
 
 
 def test_the_pair_table_and_the_results_say_the_same(study, tmp_path: Path) -> None:
@@ -90,10 +114,16 @@ def test_the_pair_table_and_the_results_say_the_same(study, tmp_path: Path) -> N
     place = {line.id: i for i, line in enumerate(found.lines)}
     letters = verdicts(found)["train_s"]
     assert letters[place["allreduce:collective=ring x 2"]][place["serial x 1"]] == "r"
-    assert letters[place["allreduce:collective=ring x 3"]][place["allreduce:collective=ring x 2"]] == "r"
+    assert (
+        letters[place["allreduce:collective=ring x 3"]][place["allreduce:collective=ring x 2"]]
+        == "r"
+    )
     write_results(found, tmp_path / "results.csv")
     with (tmp_path / "results.csv").open() as file:
-        said_of = {row["label"] + row["workers"]: row["setting_against_serial"] for row in csv.DictReader(file)}
+        said_of = {
+            row["label"] + row["workers"]: row["setting_against_serial"]
+            for row in csv.DictReader(file)
+        }
     assert said_of["allreduce:collective=ring2"] == "faster"
     assert said_of["serial1"] == ""
     assert said_of["psgd5"] == "not told apart"
@@ -115,13 +145,22 @@ def assert_true(found: Study) -> None:
     by_id = {line.id: line for line in found.lines}
     lines, serial = compared(found), by_id["serial x 1"]
     faster = [x for x in lines if apart(x, serial) and x.train_s.mean < serial.train_s.mean]
-    below = [x for x in lines if apart(x, serial, "test_accuracy") and x.accuracy.mean < serial.accuracy.mean - 0.0005]
+    below = [
+        x
+        for x in lines
+        if apart(x, serial, "test_accuracy") and x.accuracy.mean < serial.accuracy.mean - 0.0005
+    ]
     for text in texts:
         names = [by_id[n] for n in re.findall(r"`([^`]+ x \d+)`", text) if n in by_id]
-        labelled = [by_id[f"{label} x {p}"] for label, p in re.findall(r"`([^`]+)` with (\d+) worker", text)]
+        labelled = [
+            by_id[f"{label} x {p}"] for label, p in re.findall(r"`([^`]+)` with (\d+) worker", text)
+        ]
         if "No setting" in text and "faster" in text:
             assert not faster, text
-        if re.search(r"All \d+ settings with several workers were slower|was slower than serial: it took", text):
+        if re.search(
+            r"All \d+ settings with several workers were slower|was slower than serial: it took",
+            text,
+        ):
             assert all(x.train_s.mean > serial.train_s.mean for x in lines), text
         if "cannot be told from the fastest" in text or "the difference is within noise" in text:
             *others, best = names
@@ -143,14 +182,19 @@ def assert_true(found: Study) -> None:
             assert not apart(by_id[f"{best[0]} x {best[1]}"], serial, "test_accuracy"), text
     for column, key in (("train_s", "train_s"), ("accuracy", "test_accuracy")):
         for i, row in enumerate(verdicts(found)[column]):
-            assert not any(letter in "n1" and apart(found.lines[i], found.lines[j], key) for j, letter in enumerate(row))
+            assert not any(
+                letter in "n1" and apart(found.lines[i], found.lines[j], key)
+                for j, letter in enumerate(row)
+            )
 
 
 def in_memory(runs: list[dict[str, Any]]) -> Study:
     lines: dict[str, Line] = {}
     for record in runs:
         strategy, workers = record["config"]["strategy"], record["config"]["workers"]
-        line = lines.setdefault(f"{strategy} x {workers}", Line(strategy, workers, {"strategy": strategy}))
+        line = lines.setdefault(
+            f"{strategy} x {workers}", Line(strategy, workers, {"strategy": strategy})
+        )
         line.runs.append(RunRecord(f"{line.id}-{len(line.runs)}", len(line.runs), record, Path()))
     return Study("made up", Path(), list(lines.values()), {"definition": {"title": "made up"}})
 
@@ -159,7 +203,9 @@ def in_memory(runs: list[dict[str, Any]]) -> Study:
     st.integers(1, 4),
     st.lists(
         st.tuples(
-            st.sampled_from([0.3, 0.5, 0.6, 0.9, 1.0, 1.02, 1.1, 1.5, 2.0]),  # the true time, of serial's
+            st.sampled_from(
+                [0.3, 0.5, 0.6, 0.9, 1.0, 1.02, 1.1, 1.5, 2.0]
+            ),  # the true time, of serial's
             st.sampled_from([0.001, 0.02, 0.1, 0.3]),  # the noise
             st.sampled_from([-0.2, -0.01, -0.004, 0.0, 0.02]),  # accuracy, against serial's
             st.integers(1, 5),
@@ -169,10 +215,15 @@ def in_memory(runs: list[dict[str, Any]]) -> Study:
     ),
     st.integers(0, 2**32),
 )
-def test_no_sentence_contradicts_the_runs(count: int, truths: list[tuple[float, float, float, int]], seed: int) -> None:
+def test_no_sentence_contradicts_the_runs(
+    count: int, truths: list[tuple[float, float, float, int]], seed: int
+) -> None:
     """Known truths (equal, apart, heavy noise), one to four runs each."""
     luck = random.Random(seed)
-    runs = [run("serial", 1, 4.0 * math.exp(luck.gauss(0, 0.02)), 0.9 + luck.gauss(0, 0.002)) for _ in range(count)]
+    runs = [
+        run("serial", 1, 4.0 * math.exp(luck.gauss(0, 0.02)), 0.9 + luck.gauss(0, 0.002))
+        for _ in range(count)
+    ]
     for number, (ratio, noise, points, workers) in enumerate(truths):
         for _ in range(count):
             time = 4.0 * ratio * math.exp(luck.gauss(0, noise))
@@ -184,22 +235,32 @@ def test_all_were_slower(study) -> None:
     once = study(run("serial", 1, 1.66), run("ps", 2, 2.94), run("allreduce", 2, 3.5))
     first = answer(once)[0]
     assert (
-        "All 2 settings with several workers were slower than serial; the nearest was `ps x 2`: it took 1.77x as long" in first
+        "All 2 settings with several workers were slower than serial; the nearest was `ps x 2`: it"
+        " took 1.77x as long" in first
     )
-    assert "2.94 s of training against serial's 1.66 s, ending at 95.00% (serial: 95.00%) (seen in one run)" in first
-    three = study(*seeds("serial", 1, (1.6, 1.7, 1.8)), *seeds("ps", 2, (2.8, 2.9, 3.0)), folder="t")
+    assert (
+        "2.94 s of training against serial's 1.66 s, ending at 95.00% (serial: 95.00%) (seen in one"
+        " run)" in first
+    )
+    three = study(
+        *seeds("serial", 1, (1.6, 1.7, 1.8)), *seeds("ps", 2, (2.8, 2.9, 3.0)), folder="t"
+    )
     assert "`ps x 2` was slower than serial: it took 1.71x as long" in answer(three)[0]
     assert "slower in all 3 rounds" in answer(three)[0]
-    close = study(*seeds("serial", 1, (1.6, 1.7, 1.8)), *seeds("ps", 2, (1.65, 1.72, 1.82)), folder="u")
+    close = study(
+        *seeds("serial", 1, (1.6, 1.7, 1.8)), *seeds("ps", 2, (1.65, 1.72, 1.82)), folder="u"
+    )
     assert (
-        "No setting with several workers was faster than serial; the nearest, `ps x 2`, cannot be told from it"
-        in answer(close)[0]
+        "No setting with several workers was faster than serial; the nearest, `ps x 2`, cannot be"
+        " told from it" in answer(close)[0]
     )
 
 
 def test_a_noisy_setting_is_judged_by_its_own_runs(study) -> None:
     calm = [r for i in range(8) for r in seeds(f"s{i}", 2, (1.992, 2.0, 2.008))]
-    found = study(*seeds("serial", 1, (3.984, 4.0, 4.016)), *calm, *seeds("noisy", 2, (3.7, 3.8, 5.9)))
+    found = study(
+        *seeds("serial", 1, (3.984, 4.0, 4.016)), *calm, *seeds("noisy", 2, (3.7, 3.8, 5.9))
+    )
     assert "noisy" not in said(found, "slower")
 
 
@@ -219,9 +280,13 @@ def test_a_small_loss_beyond_noise_is_told_as_such(study) -> None:
     def of(strategy: str, workers: int, time: float, accuracy: float) -> list[dict[str, Any]]:
         return [run(strategy, workers, time, accuracy + e) for e in (-1e-4, 0, 1e-4)]
 
-    found = study(*of("serial", 1, 4.0, 0.970), *of("allreduce", 2, 2.0, 0.966), *of("psgd", 2, 2.5, 0.970))
+    found = study(
+        *of("serial", 1, 4.0, 0.970), *of("allreduce", 2, 2.0, 0.966), *of("psgd", 2, 2.5, 0.970)
+    )
     assert answer(found)[1] == "It ended 0.4 points below serial, in all 3 rounds."
-    assert "lost against serial by `allreduce`, but little: 0.4 points below serial" in said(found, "accuracy")
+    assert "lost against serial by `allreduce`, but little: 0.4 points below serial" in said(
+        found, "accuracy"
+    )
     assert "noise" not in said(found, "accuracy")
 
 
@@ -246,7 +311,12 @@ def on_links(study: Any, seconds: dict[tuple[str, str], float], **known: Any) ->
 
 
 def test_one_seed_of_a_network_says_no_more_than_ten_per_cent(study) -> None:
-    seconds = {("10mbit", "none"): 4.0, ("10mbit", "sign"): 3.96, ("unlimited", "none"): 4.0, ("unlimited", "sign"): 3.96}
+    seconds = {
+        ("10mbit", "none"): 4.0,
+        ("10mbit", "sign"): 3.96,
+        ("unlimited", "none"): 4.0,
+        ("unlimited", "sign"): 3.96,
+    }
     found = on_links(study, seconds)
     assert "from which `allreduce x 4` cannot be told" in answer(found)[0]
     assert "(seen in one run)" in answer(found)[0]
@@ -255,17 +325,30 @@ def test_one_seed_of_a_network_says_no_more_than_ten_per_cent(study) -> None:
 
 
 def test_one_seed_that_is_far_apart_is_told_as_seen_once(study, tmp_path: Path) -> None:
-    seconds = {("10mbit", "none"): 9.0, ("10mbit", "sign"): 3.0, ("unlimited", "none"): 4.0, ("unlimited", "sign"): 8.0}
+    seconds = {
+        ("10mbit", "none"): 9.0,
+        ("10mbit", "sign"): 3.0,
+        ("unlimited", "none"): 4.0,
+        ("unlimited", "sign"): 8.0,
+    }
     found = on_links(study, seconds)
     text = said(found, "network")
-    assert "reached the accuracy 3.00x as soon as plain all-reduce (3.00 s against 9.00 s) (seen in one run)" in text
-    assert "compression does not pay: the best codec, `sign`, took 2.00x the time of plain all-reduce (seen in one run)" in text
+    assert (
+        "reached the accuracy 3.00x as soon as plain all-reduce (3.00 s against 9.00 s) (seen in"
+        " one run)" in text
+    )
+    assert (
+        "compression does not pay: the best codec, `sign`, took 2.00x the time of plain all-reduce"
+        " (seen in one run)" in text
+    )
 
 
 # --- the metric that was asked for
 
 
-def measured(strategy: str, workers: int, time: float, value: float, name: str = "auc", **known: Any) -> dict[str, Any]:
+def measured(
+    strategy: str, workers: int, time: float, value: float, name: str = "auc", **known: Any
+) -> dict[str, Any]:
     record = run(strategy, workers, time, known.pop("accuracy", 0.7638), **known)
     record["result"]["metric"] = {"name": name, "value": value}
     return record
@@ -273,12 +356,17 @@ def measured(strategy: str, workers: int, time: float, value: float, name: str =
 
 def test_the_metric_that_was_asked_for_leads(study, tmp_path: Path) -> None:
     alone = study(measured("allreduce", 2, 12.62, 0.86631))
-    assert answer(alone)[0] == "`allreduce` with 2 workers trained for 12.62 s, to auc 0.8663 (76.38% accuracy)."
+    assert (
+        answer(alone)[0]
+        == "`allreduce` with 2 workers trained for 12.62 s, to auc 0.8663 (76.38% accuracy)."
+    )
     several = study(*(measured("serial", 1, 4.0 + s, 0.87 + s) for s in (0, 0.001)),
                     *(measured("psgd", 2, 2.0 + s, 0.80 + s) for s in (0, 0.001)), folder="t")  # fmt: skip
     assert "ending at auc 0.8005 (serial: 0.8705)" in answer(several)[0]
     assert answer(several)[1] == "Every setting that was faster than serial lost in auc."
-    assert "auc was lost against serial by `psgd`: up to 0.07 worse than serial" in said(several, "accuracy")
+    assert "auc was lost against serial by `psgd`: up to 0.07 worse than serial" in said(
+        several, "accuracy"
+    )
     page = render(tmp_path / "t", figures=False).read_text()
     assert "<th>test<br>auc</th><th>test<br>accuracy</th>" in page
     assert '["metric","test auc","","high"]' in page
@@ -289,21 +377,32 @@ def test_the_metric_that_was_asked_for_leads(study, tmp_path: Path) -> None:
     assert "auc" in printed
     assert "0.8705 (0.87-0.871)" in printed
     with (tmp_path / "t" / "results.csv").open() as file:
-        assert {(row["metric"], row["metric_value"]) for row in csv.DictReader(file)} >= {("auc", "0.87"), ("auc", "0.8")}
+        assert {(row["metric"], row["metric_value"]) for row in csv.DictReader(file)} >= {
+            ("auc", "0.87"),
+            ("auc", "0.8"),
+        }
     study(*(measured("serial", 1, 4.0, 0.60 + s) for s in (0, 0.001)), folder="u")
-    assert "<td>auc -0.27</td>" in compare(tmp_path / "t", tmp_path / "u", tmp_path / "c.html").read_text()
+    assert (
+        "<td>auc -0.27</td>"
+        in compare(tmp_path / "t", tmp_path / "u", tmp_path / "c.html").read_text()
+    )
 
 
 def test_smaller_is_better_where_the_metric_says_so(study) -> None:
     def of(strategy: str, workers: int, time: float, value: float) -> list[dict[str, Any]]:
-        return [measured(strategy, workers, time, value * (1 + s), "mse", accuracy=None) for s in (-0.001, 0.001)]
+        return [
+            measured(strategy, workers, time, value * (1 + s), "mse", accuracy=None)
+            for s in (-0.001, 0.001)
+        ]
 
     found = study(*of("serial", 1, 4.0, 0.5), *of("psgd", 2, 2.0, 0.7), *of("hogwild", 2, 2.5, 0.4))
     assert not score_of(found).higher_is_better
     assert "ending at mse 0.7 (serial: 0.5)" in answer(found)[0]
     assert "in mse was `hogwild` with 2 workers" in answer(found)[1]
     assert "with mse 0.1 better than serial's, in both rounds" in answer(found)[1]
-    assert "mse was lost against serial by `psgd`: up to 0.2 worse than serial" in said(found, "accuracy")
+    assert "mse was lost against serial by `psgd`: up to 0.2 worse than serial" in said(
+        found, "accuracy"
+    )
     assert "mse was gained against serial by `hogwild`" in said(found, "accuracy")
     unplanned = study(*of("psgd", 2, 2.0, 0.7), *of("hogwild", 2, 2.5, 0.4), folder="t")
     assert answer(unplanned)[0] == "`hogwild x 2` ended with the lowest mse, 0.4."
@@ -315,20 +414,41 @@ def test_a_metric_of_ones_own_says_which_way_is_better(study) -> None:
     assert not score_of(study(own)).higher_is_better
 
 
-def test_the_share_of_the_largest_class_is_called_that(study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_share_of_the_largest_class_is_called_that(
+    study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def of(accuracy: float) -> dict[str, Any]:
         record = measured("serial", 1, 2.0, 0.86, accuracy=accuracy)
-        classes = {"<=50K": {"train": 24_720, "test": 12_435}, ">50K": {"train": 7_841, "test": 3_846}}
+        classes = {
+            "<=50K": {"train": 24_720, "test": 12_435},
+            ">50K": {"train": 7_841, "test": 3_846},
+        }
         rows = {"train": 32_561, "test": 16_281}
-        record["data"] = {"name": "adult", "engine": "polars", "master": None, "shards": 4, "rows": rows, "seconds": {}}
+        record["data"] = {
+            "name": "adult",
+            "engine": "polars",
+            "master": None,
+            "shards": 4,
+            "rows": rows,
+            "seconds": {},
+        }
         record["data"]["report"] = {"classes": classes}
         return record
 
     found = answer(study(of(12_435 / 16_281)))
-    assert "The accuracy of `serial x 1`, 76.38%, is the share of the largest class (<=50K)" in found[1]
+    assert (
+        "The accuracy of `serial x 1`, 76.38%, is the share of the largest class (<=50K)"
+        in found[1]
+    )
     assert len(answer(study(of(12_436 / 16_281), folder="t"))) == 1
     record = of(12_435 / 16_281)
-    record["config"] |= {"model": "mlp", "threads": 1, "batch_sizes": [64], "transport": "inproc", "epochs": 1}
+    record["config"] |= {
+        "model": "mlp",
+        "threads": 1,
+        "batch_sizes": [64],
+        "transport": "inproc",
+        "epochs": 1,
+    }
     show_run(record, tmp_path, to_stderr=False)
     assert "share of the largest class" in " ".join(capsys.readouterr().out.split())
 
@@ -338,7 +458,9 @@ def test_the_share_of_the_largest_class_is_called_that(study, tmp_path: Path, ca
 
 def test_gains_are_told_with_their_reason(study) -> None:
     known: dict[str, Any] = {"target": 0.92, "batch_sizes": [120]}
-    gained = seeds("hogwild", 2, (2.0, 2.1, 2.2), 0.962, reached_s=1.03, target=0.92, batch_sizes=[60, 60])
+    gained = seeds(
+        "hogwild", 2, (2.0, 2.1, 2.2), 0.962, reached_s=1.03, target=0.92, batch_sizes=[60, 60]
+    )
     found = study(*seeds("serial", 1, (2.60, 2.64, 2.68), reached_s=2.29, **known), *gained)
     text = said(found, "accuracy")
     assert "Accuracy was gained against serial by `hogwild`: up to 1.4 points above serial" in text
@@ -346,17 +468,27 @@ def test_gains_are_told_with_their_reason(study) -> None:
     assert "It reached 92% in 1.03 s, serial in 2.29 s." in text
     assert "With the same global batch its 2 workers make 2 updates" in text
     assert answer(found)[1] == "It ended 1.4 points above serial, in all 3 rounds."
-    other = study(*seeds("serial", 1, (2.60, 2.64)), *seeds("allreduce", 2, (2.0, 2.1), 0.962), folder="t")
+    other = study(
+        *seeds("serial", 1, (2.60, 2.64)), *seeds("allreduce", 2, (2.0, 2.1), 0.962), folder="t"
+    )
     assert "updates" not in said(other, "accuracy")
 
 
-@pytest.mark.parametrize(("strategy", "sent", "spread"), [("psgd", 0, 0.005), ("allreduce", 1000, 0.2)])
-def test_amdahl_is_left_out_where_it_says_nothing(study, strategy: str, sent: int, spread: float) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "sent", "spread"), [("psgd", 0, 0.005), ("allreduce", 1000, 0.2)]
+)
+def test_amdahl_is_left_out_where_it_says_nothing(
+    study, strategy: str, sent: int, spread: float
+) -> None:
     """Nothing is sent; or the noise is larger than the share."""
     each = [{"payload_sent_bytes": sent}] * 2
     times = tuple(2.6 * (1 + s * spread) for s in (-1, 0, 1))
     alone = tuple(4.0 * (1 + s * spread) for s in (-1, 0, 1))
-    found = study(*seeds("serial", 1, alone), *seeds(strategy, 1, alone), *seeds(strategy, 2, times, each=each))
+    found = study(
+        *seeds("serial", 1, alone),
+        *seeds(strategy, 1, alone),
+        *seeds(strategy, 2, times, each=each),
+    )
     assert "1.54x as fast as with one" in said(found, "linear")
     assert "Amdahl" not in said(found, "linear")
 
@@ -365,15 +497,27 @@ def test_ties_in_bytes_are_ties_and_servers_count(study) -> None:
     def of(strategy: str, sent: int, server: int = 0) -> dict[str, Any]:
         record = run(strategy, 2, 2.0, each=[{"payload_sent_bytes": sent}] * 2)
         if server:
-            record["workers"].append({**record["workers"][0], "rank": 2, "role": "server", "payload_sent_bytes": server})
+            record["workers"].append(
+                {**record["workers"][0], "rank": 2, "role": "server", "payload_sent_bytes": server}
+            )
         return record
 
     serial = run("serial", 1, 4.0)
-    ring = study(serial, of("psgd", 0), of("allreduce", 886_000), of("ring-reduce", 886_000), of("gossip", 886_000))
+    ring = study(
+        serial,
+        of("psgd", 0),
+        of("allreduce", 886_000),
+        of("ring-reduce", 886_000),
+        of("gossip", 886_000),
+    )
     assert "`psgd` sent the least (0 B per worker and step)" in said(ring, "bytes")
-    assert "3 settings sent the most (88.6 kB: `allreduce`, `ring-reduce` and `gossip`)" in said(ring, "bytes")
+    assert "3 settings sent the most (88.6 kB: `allreduce`, `ring-reduce` and `gossip`)" in said(
+        ring, "bytes"
+    )
     served = study(serial, of("allreduce", 886_000), of("ps", 886_000, 1_772_000), folder="t")
-    assert "`allreduce` sent the least (88.6 kB per worker and step, servers included)" in said(served, "bytes")
+    assert "`allreduce` sent the least (88.6 kB per worker and step, servers included)" in said(
+        served, "bytes"
+    )
     assert "`ps` sent the most (177 kB)" in said(served, "bytes")
 
 
@@ -382,18 +526,28 @@ def test_a_smaller_batch_is_not_a_slow_worker(study) -> None:
     found = study(run("serial", 1, 4.0), run("allreduce", 2, 3.0, each=uneven))
     assert said(found, "slow worker") == ""
     equal = [{"samples": 1000, "compute_s": 1.0}, {"samples": 1000, "compute_s": 2.0}]
-    text = said(study(run("serial", 1, 4.0), run("allreduce", 2, 3.0, each=equal), folder="t"), "slow worker")
+    text = said(
+        study(run("serial", 1, 4.0), run("allreduce", 2, 3.0, each=equal), folder="t"),
+        "slow worker",
+    )
     assert (
-        "Worker 1 of `allreduce x 2` was slow: it took 2.00x as long for a sample as the others did (seen in one run)" in text
+        "Worker 1 of `allreduce x 2` was slow: it took 2.00x as long for a sample as the others did"
+        " (seen in one run)" in text
     )
 
 
 def test_advice_has_the_runs_own_numbers(study) -> None:
     waiting = [{"compute_s": 1.0, "idle_s": 2.0, "sync_s": 0.0}, {"compute_s": 3.0, "sync_s": 0.0}]
-    found = study(run("serial", 1, 4.0), run("allreduce", 2, 3.0, each=waiting, batch_sizes=[512, 512]))
+    found = study(
+        run("serial", 1, 4.0), run("allreduce", 2, 3.0, each=waiting, batch_sizes=[512, 512])
+    )
     assert "(`--batch-size 768,256`)" in said(found, "next")
     equal = [{"compute_s": 1.0, "idle_s": 2.0, "sync_s": 0.0}] * 2
-    found = study(run("serial", 1, 4.0), run("allreduce", 2, 3.0, each=equal, batch_sizes=[512, 512]), folder="t")
+    found = study(
+        run("serial", 1, 4.0),
+        run("allreduce", 2, 3.0, each=equal, batch_sizes=[512, 512]),
+        folder="t",
+    )
     assert "--batch-size" not in said(found, "next")
     assert "96,32" not in said(found, "next")
 
@@ -421,7 +575,9 @@ def test_labels_of_an_axis_differ() -> None:
 
     rows = [{"x": i, "y": 0.8331 + 0.0004 * i} for i in range(5)]
     x, y = quantity("x", "x"), quantity("y", "accuracy", ".2%", zero=False)
-    svg = vegalite_to_svg({"data": {"values": rows}, "mark": "point", "encoding": {"x": x, "y": y}, "height": 300})
+    svg = vegalite_to_svg(
+        {"data": {"values": rows}, "mark": "point", "encoding": {"x": x, "y": y}, "height": 300}
+    )
     labels = re.findall(r">([\d.]+%)<", svg)
     assert len(labels) >= 4
     assert all(a != b for a, b in pairwise(labels))

@@ -1,4 +1,6 @@
-"""Proofs by symbolic execution: what every schedule delivers, for any number of ranks and any length."""
+"""Proofs by symbolic execution: what every schedule delivers, for any number of ranks and any
+length.
+"""
 
 import math
 
@@ -54,7 +56,9 @@ def test_rounds_and_bytes_are_the_formulas(ranks: int, length: int) -> None:
         assert sum(schedule.received(r, length) for r in range(ranks)) == total, name
     ring = SCHEDULES["ring"](ranks)
     for rank in range(ranks):
-        assert (4 * ring.sent(rank, length), 4 * ring.received(rank, length)) == ring_bytes(length, 4, rank, ranks)
+        assert (4 * ring.sent(rank, length), 4 * ring.received(rank, length)) == ring_bytes(
+            length, 4, rank, ranks
+        )
 
 
 def test_the_ring_starts_with_its_own_chunk() -> None:
@@ -72,7 +76,9 @@ def test_the_ring_starts_with_its_own_chunk() -> None:
     st.sampled_from(["sum", "max", "min"]),
 )
 def test_executed_on_inproc(name: str, ranks: int, length: int, seed: int, op: str) -> None:
-    """The same result as a float64 reference, bit-identical on all ranks, with the bytes that the schedule says."""
+    """The same result as a float64 reference, bit-identical on all ranks, with the bytes that the
+    schedule says.
+    """
     inputs = torch.randn(ranks, length, generator=torch.Generator().manual_seed(seed))
 
     def body(transport: InprocTransport):
@@ -96,7 +102,9 @@ def test_executed_on_inproc(name: str, ranks: int, length: int, seed: int, op: s
             assert tally.received_bytes == 2 * 4 * schedule.received(rank, length)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
+)
 def test_other_dtypes(dtype: torch.dtype) -> None:
     def body(transport: InprocTransport) -> torch.Tensor:
         buffer = torch.full((10,), transport.rank + 1).to(dtype)
@@ -107,7 +115,9 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_bad_requests() -> None:
-    (error,) = Hub(1).run(lambda t: collectives.build("ring", transport=t).all_reduce(torch.zeros(4, 4).t()[1:]))
+    (error,) = Hub(1).run(
+        lambda t: collectives.build("ring", transport=t).all_reduce(torch.zeros(4, 4).t()[1:])
+    )
     assert isinstance(error, TransportError)
     assert "not contiguous" in str(error)
     with pytest.raises(BadRequest, match="group=0"):

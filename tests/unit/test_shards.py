@@ -1,4 +1,6 @@
-"""Shards: every sample exactly once per epoch, equal step counts, for any sizes; and exact resumption."""
+"""Shards: every sample exactly once per epoch, equal step counts, for any sizes; and exact
+resumption.
+"""
 
 import torch
 from hypothesis import given
@@ -10,7 +12,9 @@ sizes = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any).map(tupl
 
 
 def epoch_of(shards: Shards, cursor: Cursor) -> tuple[list[list[int]], int, Cursor]:
-    """What every worker sees from `cursor` to the end of its epoch, in how many steps, and where the next epoch starts."""
+    """What every worker sees from `cursor` to the end of its epoch, in how many steps, and where
+    the next epoch starts.
+    """
     seen: list[list[int]] = [[] for _ in shards.batch_sizes]
     epoch, steps = cursor.epoch, 0
     while cursor.epoch == epoch:
@@ -25,8 +29,14 @@ def epoch_of(shards: Shards, cursor: Cursor) -> tuple[list[list[int]], int, Curs
 
 
 @given(st.integers(1, 80), sizes, st.integers(0, 2**40), st.sampled_from(["global", "static"]))
-def test_every_sample_once_per_epoch(n: int, batch_sizes: tuple[int, ...], seed: int, kind: str) -> None:
-    shards = GlobalShards(n, batch_sizes, seed) if kind == "global" else StaticShards(n, batch_sizes, seed)
+def test_every_sample_once_per_epoch(
+    n: int, batch_sizes: tuple[int, ...], seed: int, kind: str
+) -> None:
+    shards = (
+        GlobalShards(n, batch_sizes, seed)
+        if kind == "global"
+        else StaticShards(n, batch_sizes, seed)
+    )
     cursor = Cursor()
     for _ in range(2):
         seen, steps, cursor = epoch_of(shards, cursor)
@@ -67,7 +77,14 @@ def test_by_label_gives_each_worker_its_own_classes() -> None:
     assert [sorted(set(labels[c].tolist())) for c in shards.chunks] == [[0, 1], [2, 3]]
 
 
-@given(st.integers(2, 60), sizes, sizes, st.integers(0, 9), st.integers(0, 12), st.sampled_from(["global", "static"]))
+@given(
+    st.integers(2, 60),
+    sizes,
+    sizes,
+    st.integers(0, 9),
+    st.integers(0, 12),
+    st.sampled_from(["global", "static"]),
+)
 def test_resuming_with_other_workers_misses_and_repeats_nothing(
     n: int, before: tuple[int, ...], after: tuple[int, ...], seed: int, stop: int, kind: str
 ) -> None:
@@ -81,7 +98,10 @@ def test_resuming_with_other_workers_misses_and_repeats_nothing(
     assert sorted(seen + [i for own in rest for i in own]) == list(range(n))
 
 
-@given(st.integers(0, 1000), st.lists(st.floats(0, 10), min_size=1, max_size=8).filter(lambda w: sum(w) > 1e-3))
+@given(
+    st.integers(0, 1000),
+    st.lists(st.floats(0, 10), min_size=1, max_size=8).filter(lambda w: sum(w) > 1e-3),
+)
 def test_split_is_whole_and_fair(total: int, weights: list[float]) -> None:
     parts = split(total, weights)
     assert sum(parts) == total

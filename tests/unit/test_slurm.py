@@ -1,4 +1,6 @@
-"""Batch scripts for Slurm: what is refused, what is written, and that bash and a stand-in for srun can run it."""
+"""Batch scripts for Slurm: what is refused, what is written, and that bash and a stand-in for srun
+can run it.
+"""
 
 import json
 import os
@@ -15,9 +17,20 @@ from paceline.errors import BadRequest, UnknownName
 from paceline.launch.slurm import Allocation, batch_script
 
 ROOT = Path(__file__).parent.parent.parent
-TRAIN = ["train", "--data", "fashion-mini", "--model", "mlp:hidden=16", "--strategy", "allreduce", "--steps", "4"]
+TRAIN = [
+    "train",
+    "--data",
+    "fashion-mini",
+    "--model",
+    "mlp:hidden=16",
+    "--strategy",
+    "allreduce",
+    "--steps",
+    "4",
+]
 
-# As srun: one process per task, each with its variables; the first failure ends the others (--kill-on-bad-exit).
+# As srun: one process per task, each with its variables; the first failure ends the others
+# (--kill-on-bad-exit).
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do echo "$1" >> srun-options; shift; done
 export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=$SLURM_NTASKS SLURM_STEP_NODELIST=localhost
@@ -49,20 +62,43 @@ def submit(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     if "cpus-per-task" in asked:
         environment["SLURM_CPUS_PER_TASK"] = asked["cpus-per-task"]
     return subprocess.run(
-        ["bash", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+        ["bash", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
 
 
 def call(*words: str) -> str:
-    return CliRunner().invoke(launch, list(words), catch_exceptions=False, standalone_mode=False).output
+    return (
+        CliRunner()
+        .invoke(launch, list(words), catch_exceptions=False, standalone_mode=False)
+        .output
+    )
 
 
 # --- what is written
 
 
 def test_a_script_for_a_training_run(tmp_path: Path) -> None:
-    said = call("--slurm", "job.sh", "--nodes", "2", "--tasks-per-node", "4", "--time", "1:30:00", "--", *TRAIN)
-    assert said == "job.sh: 2 nodes with 4 tasks each, a process for every task. Next: sbatch job.sh\n"
+    said = call(
+        "--slurm",
+        "job.sh",
+        "--nodes",
+        "2",
+        "--tasks-per-node",
+        "4",
+        "--time",
+        "1:30:00",
+        "--",
+        *TRAIN,
+    )
+    assert (
+        said == "job.sh: 2 nodes with 4 tasks each, a process for every task. Next: sbatch job.sh\n"
+    )
     assert (tmp_path / "job.sh").read_text() == (
         "#!/bin/bash\n"
         "#SBATCH --job-name=paceline\n"
@@ -77,21 +113,42 @@ def test_a_script_for_a_training_run(tmp_path: Path) -> None:
         "\n"
         "# One process per task; when one fails, the others are ended.\n"
         'srun --kill-on-bad-exit=1 --cpus-per-task="$OMP_NUM_THREADS" '
-        'paceline train --data fashion-mini --model mlp:hidden=16 --strategy allreduce --steps 4 --threads "$OMP_NUM_THREADS"\n'
+        "paceline train --data fashion-mini --model mlp:hidden=16 --strategy allreduce --steps 4"
+        ' --threads "$OMP_NUM_THREADS"\n'
     )
     assert [p.name for p in tmp_path.iterdir()] == ["job.sh"]
 
 
 def test_a_persons_own_script_keeps_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "my loop.py").touch()
-    said = call("--slurm", "-", "--cpus-per-task", "2", "--partition", "short", "my loop.py", "--nodes", "it's", "--force")
+    said = call(
+        "--slurm",
+        "-",
+        "--cpus-per-task",
+        "2",
+        "--partition",
+        "short",
+        "my loop.py",
+        "--nodes",
+        "it's",
+        "--force",
+    )
     assert "#SBATCH --cpus-per-task=2\n#SBATCH --partition=short\n" in said
     assert "--nodes=1\n" in said
     assert said.endswith("""python 'my loop.py' --nodes 'it'"'"'s' --force\n""")
 
 
 def test_the_lines_of_setup_come_before_the_run() -> None:
-    said = call("--slurm", "-", "--setup", "module load gcc\nmodule load x", "--setup", "source v/bin/activate", "--", "train")
+    said = call(
+        "--slurm",
+        "-",
+        "--setup",
+        "module load gcc\nmodule load x",
+        "--setup",
+        "source v/bin/activate",
+        "--",
+        "train",
+    )
     lines = said.splitlines()
     where = lines.index("module load gcc")
     assert lines[where - 1 : where + 4] == [
@@ -103,7 +160,10 @@ def test_the_lines_of_setup_come_before_the_run() -> None:
 @pytest.mark.parametrize("how", [["--threads", "2"], ["--set", "threads=2"], ["run.toml"]])
 def test_threads_that_were_said_are_kept(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "run.toml").write_text("threads = 2\n")
-    assert "OMP_NUM_THREADS" not in call("--slurm", "-", "--", "train", *how).splitlines()[-1].partition("paceline")[2]
+    assert (
+        "OMP_NUM_THREADS"
+        not in call("--slurm", "-", "--", "train", *how).splitlines()[-1].partition("paceline")[2]
+    )
 
 
 @pytest.mark.parametrize("words", [["paceline", *TRAIN], TRAIN])
@@ -111,17 +171,36 @@ def test_bash_understands_it(tmp_path: Path, words: list[str]) -> None:
     awkward = ["--out", "a 'b' $c `d` \"e\" \\ ; f"]
     call("--slurm", "job.sh", "--tasks-per-node", "2", "--setup", "true", "--", *words, *awkward)
     subprocess.run(["bash", "-n", "job.sh"], check=True)
-    (tmp_path / "paceline").write_text('#!/bin/bash\n[ "$SLURM_PROCID" = 0 ] && printf "%s\\n" "$@"\nexit 0\n')
+    (tmp_path / "paceline").write_text(
+        '#!/bin/bash\n[ "$SLURM_PROCID" = 0 ] && printf "%s\\n" "$@"\nexit 0\n'
+    )
     (tmp_path / "paceline").chmod(0o755)
     text = (tmp_path / "job.sh").read_text()
-    (tmp_path / "job.sh").write_text(re.sub(r"export PATH=[^:]*:", f"export PATH={tmp_path}:", text))
+    (tmp_path / "job.sh").write_text(
+        re.sub(r"export PATH=[^:]*:", f"export PATH={tmp_path}:", text)
+    )
     done = submit(tmp_path / "job.sh", tmp_path)
     assert done.stdout.splitlines() == [*TRAIN, *awkward, "--threads", "1"]
-    assert (tmp_path / "srun-options").read_text().split() == ["--kill-on-bad-exit=1", "--cpus-per-task=1"]
+    assert (tmp_path / "srun-options").read_text().split() == [
+        "--kill-on-bad-exit=1",
+        "--cpus-per-task=1",
+    ]
 
 
 def test_the_example_is_what_the_command_writes() -> None:
-    words = ["train", "--model", "cnn", "--data", "mnist", "--strategy", "allreduce", "--epochs", "3", "--out", "runs/slurm"]
+    words = [
+        "train",
+        "--model",
+        "cnn",
+        "--data",
+        "mnist",
+        "--strategy",
+        "allreduce",
+        "--epochs",
+        "3",
+        "--out",
+        "runs/slurm",
+    ]
     made = batch_script(
         words,
         Allocation(2, 4, 2, "0:30:00", "short", "mnist-allreduce"),
@@ -143,18 +222,41 @@ def test_the_example_is_what_the_command_writes() -> None:
         (["--time", "soon", "--", "train"], "--time 'soon' is none that Slurm reads: minutes"),
         (["--partition", "a b", "--", "train"], "--partition 'a b': one word"),
         (["--job-name", "a\n#SBATCH --nodes=9", "--", "train"], "--job-name 'a.*: one word"),
-        (["--nodes", "2", "--", *TRAIN, "--workers", "3"], "--workers 3, but 2 nodes with 1 task each are 2 processes: leave"),
         (
-            ["--nodes", "2", "--tasks-per-node", "4", "--", "train", "--strategy", "ps", "--workers", "8"],
+            ["--nodes", "2", "--", *TRAIN, "--workers", "3"],
+            "--workers 3, but 2 nodes with 1 task each are 2 processes: leave",
+        ),
+        (
+            [
+                "--nodes",
+                "2",
+                "--tasks-per-node",
+                "4",
+                "--",
+                "train",
+                "--strategy",
+                "ps",
+                "--workers",
+                "8",
+            ],
             r"--workers 8, .* are 8 processes \(7 workers and 1 server\): leave --workers out",
         ),
         (["--", "train", "--strategy", "ps"], "serve"),
-        (["--nodes", "2", "--", "train"], "strategy serial runs 1 worker, and 2 nodes with 1 task each are 2"),
+        (
+            ["--nodes", "2", "--", "train"],
+            "strategy serial runs 1 worker, and 2 nodes with 1 task each are 2",
+        ),
         (["--nodes", "2", "--", *TRAIN, "--lr", "fast"], "lr"),
         (["nosuch.py"], "nosuch.py is not a file: write your script, or train"),
         (["study", "--short"], "study is not a file"),
-        (["-n", "4", "--", "train"], "--ranks is for processes on this machine: with --slurm write --nodes"),
-        (["--threads", "4", "--", "train"], "--threads is for processes on this machine: with --slurm write --cpus-per-task"),
+        (
+            ["-n", "4", "--", "train"],
+            "--ranks is for processes on this machine: with --slurm write --nodes",
+        ),
+        (
+            ["--threads", "4", "--", "train"],
+            "--threads is for processes on this machine: with --slurm write --cpus-per-task",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], sentence: str) -> None:
@@ -165,7 +267,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], sentence: s
 
 def test_workers_that_agree_are_welcome() -> None:
     assert "--workers 2" in call("--slurm", "-", "--nodes", "2", "--", *TRAIN, "--workers", "2")
-    assert "--workers 7" in call("--slurm", "-", "--nodes", "8", "--", "train", "--strategy", "ps", "--workers", "7")
+    assert "--workers 7" in call(
+        "--slurm", "-", "--nodes", "8", "--", "train", "--strategy", "ps", "--workers", "7"
+    )
 
 
 def test_an_unknown_name_is_refused_before_the_queue() -> None:
@@ -188,7 +292,9 @@ def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--nodes", "--time", "--setup", "--partition"])
 def test_options_of_slurm_need_slurm(option: str) -> None:
-    with pytest.raises(BadRequest, match=f"{option} is for a batch script: it goes with --slurm FILE"):
+    with pytest.raises(
+        BadRequest, match=f"{option} is for a batch script: it goes with --slurm FILE"
+    ):
         call(option, "1", "train.py")
 
 
@@ -197,8 +303,22 @@ def test_options_of_slurm_need_slurm(option: str) -> None:
 
 @pytest.mark.slow
 def test_three_tasks_train_together(tmp_path: Path) -> None:
-    """There is no Slurm here: a stand-in for srun starts the tasks with the variables that srun sets."""
-    call("--slurm", "job.sh", "--tasks-per-node", "3", "--cpus-per-task", "1", "--", *TRAIN, "--out", "run", "--json")
+    """There is no Slurm here: a stand-in for srun starts the tasks with the variables that srun
+    sets.
+    """
+    call(
+        "--slurm",
+        "job.sh",
+        "--tasks-per-node",
+        "3",
+        "--cpus-per-task",
+        "1",
+        "--",
+        *TRAIN,
+        "--out",
+        "run",
+        "--json",
+    )
     done = submit(tmp_path / "job.sh", tmp_path)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)

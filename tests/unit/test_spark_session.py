@@ -1,4 +1,6 @@
-"""What Spark says made into sentences, whose session it is, and what is worth another attempt: without a Spark."""
+"""What Spark says made into sentences, whose session it is, and what is worth another attempt:
+without a Spark.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ import pytest
 from paceline.errors import BadRequest, DataCorrupt, NotFinite, PacelineError, RunFailed
 from paceline.launch import spark as launcher
 from paceline.spark.java import pyspark_missing
-from paceline.spark.session import TROUBLE, TROUBLE_OF_SEVERAL, ExecutorLost, Session, check_master, translated, usual_master
+from paceline.spark.session import (
+    TROUBLE,
+    TROUBLE_OF_SEVERAL,
+    ExecutorLost,
+    Session,
+    check_master,
+    translated,
+    usual_master,
+)
 
 needs_pyspark = pytest.mark.skipif(pyspark_missing() is not None, reason=str(pyspark_missing()))
 
@@ -48,27 +58,42 @@ PYTHON = """org.apache.spark.api.python.PythonException: Traceback (most recent 
 RuntimeError: {what}
 """
 SILENT = BARRIER.format(
-    reason=PYTHON.format(what="TorchDistributor failed during training.View stdout logs for detailed error message.")
+    reason=PYTHON.format(
+        what="TorchDistributor failed during training.View stdout logs for detailed error message."
+    )
 )
 
 
 def output(last: str, code: int = 1, prefix: str = "") -> str:
     """What a rank and its torchrun print when the rank ends with `last`."""
     killed = code == -9
-    raised = f'Traceback (most recent call last):\n  File "train.py", line 8, in f\n    raise Odd(\n{last}\n' if last else ""
+    raised = (
+        'Traceback (most recent call last):\n  File "train.py", line 8, in f\n    raise'
+        f" Odd(\n{last}\n"
+        if last
+        else ""
+    )
     lines = "".join(f"{prefix}{line}\n" for line in raised.splitlines())
-    why = "Signal 9 (SIGKILL) received by PID 4272" if killed else "To enable traceback see: https://pytorch.org"
+    why = (
+        "Signal 9 (SIGKILL) received by PID 4272"
+        if killed
+        else "To enable traceback see: https://pytorch.org"
+    )
     return lines + CHILD_FAILED.format(code=code, signal="(SIGKILL)" if killed else "", why=why)
 
 
 def included(printed: str, code: int = 1) -> str:
     """pyspark's error, with the task's output in it."""
     command = f"Command ['/bin/python', '-m', 'wrapper'] failed with return code {code}."
-    return BARRIER.format(reason=PYTHON.format(what=f"{command} The task output is included below: {printed}"))
+    return BARRIER.format(
+        reason=PYTHON.format(what=f"{command} The task output is included below: {printed}")
+    )
 
 
 def both_ways(printed: str) -> Iterator[PacelineError]:
-    """In the error itself, or printed: pyspark's wrapper of torchrun ends well even if torchrun did not."""
+    """In the error itself, or printed: pyspark's wrapper of torchrun ends well even if torchrun did
+    not.
+    """
     yield translated(RuntimeError(included(printed)))
     yield translated(RuntimeError(SILENT), "", printed)
 
@@ -77,17 +102,33 @@ def both_ways(printed: str) -> Iterator[PacelineError]:
 @pytest.mark.parametrize(
     ("last", "kind", "words"),
     [
-        ("ValueError: my loss is odd", RunFailed, "a task of Spark failed: ValueError: my loss is odd"),
+        (
+            "ValueError: my loss is odd",
+            RunFailed,
+            "a task of Spark failed: ValueError: my loss is odd",
+        ),
         ("mine.Odd: with a reason", RunFailed, "a task of Spark failed: mine.Odd: with a reason"),
         ("AssertionError", RunFailed, "a task of Spark failed: AssertionError"),
         ("paceline.errors.BadRequest: no such thing", BadRequest, "no such thing"),
         ("paceline.errors.UnknownName: unknown data 'x'.", BadRequest, "unknown data 'x'."),
         ("paceline.errors.NotFinite: the loss is nan", NotFinite, "the loss is nan"),
         ("paceline.errors.DataCorrupt: a.npy is damaged", DataCorrupt, "a.npy is damaged"),
-        ("paceline.errors.WorkerFailed: worker 1 failed: ValueError: odd", RunFailed, "worker 1 failed: ValueError: odd"),
+        (
+            "paceline.errors.WorkerFailed: worker 1 failed: ValueError: odd",
+            RunFailed,
+            "worker 1 failed: ValueError: odd",
+        ),
         ("paceline.errors.Interrupted: interrupted", RunFailed, "interrupted"),
-        ("paceline.errors.PeerLost: rank 1 is gone", ExecutorLost, "Spark lost a rank: rank 1 is gone"),
-        ("paceline.errors.TransportError: no meeting point", ExecutorLost, "Spark lost a rank: no meeting point"),
+        (
+            "paceline.errors.PeerLost: rank 1 is gone",
+            ExecutorLost,
+            "Spark lost a rank: rank 1 is gone",
+        ),
+        (
+            "paceline.errors.TransportError: no meeting point",
+            ExecutorLost,
+            "Spark lost a rank: no meeting point",
+        ),
     ],
 )
 def test_the_reason_of_a_failed_rank(last: str, kind: type, words: str, prefix: str) -> None:
@@ -101,19 +142,35 @@ def test_what_counts_as_lost() -> None:
         assert type(found) is ExecutorLost
         assert "SIGKILL" in str(found)
     assert type(translated(RuntimeError(included("", code=-9)))) is ExecutorLost
-    lost = BARRIER.format(reason="ExecutorLostFailure (executor 1 exited unrelated to the running tasks) Reason: gone")
-    found = translated(RuntimeError(lost), "", output("paceline.errors.WorkerFailed: worker 0 failed: RuntimeError: reset"))
+    lost = BARRIER.format(
+        reason="ExecutorLostFailure (executor 1 exited unrelated to the running tasks) Reason: gone"
+    )
+    found = translated(
+        RuntimeError(lost),
+        "",
+        output("paceline.errors.WorkerFailed: worker 0 failed: RuntimeError: reset"),
+    )
     assert type(found) is ExecutorLost
     assert str(found).startswith("Spark lost an executor: ExecutorLostFailure (executor 1")
-    for other in (BARRIER.format(reason="Lost task 0.0 in stage 0.0"), SILENT, "", "not a word of Python"):
+    for other in (
+        BARRIER.format(reason="Lost task 0.0 in stage 0.0"),
+        SILENT,
+        "",
+        "not a word of Python",
+    ):
         assert type(translated(RuntimeError(other))) is RunFailed
-    gone = translated(RuntimeError(lost), "Disconnected from Spark cluster! Waiting for reconnection...")
+    gone = translated(
+        RuntimeError(lost), "Disconnected from Spark cluster! Waiting for reconnection..."
+    )
     assert type(gone) is RunFailed
     assert "is gone" in str(gone)
 
 
 def test_another_reason_wins_over_lost_peers() -> None:
-    peer, own = output("paceline.errors.PeerLost: rank 1 is gone"), output("paceline.errors.NotFinite: the loss is nan")
+    peer, own = (
+        output("paceline.errors.PeerLost: rank 1 is gone"),
+        output("paceline.errors.NotFinite: the loss is nan"),
+    )
     assert type(translated(RuntimeError(included(peer)), "", own)) is NotFinite
     assert type(translated(RuntimeError(SILENT), "", peer + own)) is NotFinite
     assert type(translated(RuntimeError(SILENT), "", own + output("", code=-9))) is NotFinite
@@ -145,7 +202,9 @@ def active(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     stopped: list[bool] = []
     theirs = SimpleNamespace(
-        conf=Conf(zone="CET", fixed="1"), sparkContext=SimpleNamespace(master="local[2]"), stop=lambda: stopped.append(True)
+        conf=Conf(zone="CET", fixed="1"),
+        sparkContext=SimpleNamespace(master="local[2]"),
+        stop=lambda: stopped.append(True),
     )
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: theirs)
     yield theirs
@@ -164,7 +223,10 @@ def test_a_session_of_the_program_is_given_back_as_it_was(active: Any) -> None:
 @needs_pyspark
 def test_another_master_than_the_programs_is_refused(active: Any) -> None:
     with pytest.raises(
-        BadRequest, match=r"master=spark://a:7077, but this program has a Spark session with local\[2\] already"
+        BadRequest,
+        match=(
+            r"master=spark://a:7077, but this program has a Spark session with local\[2\] already"
+        ),
     ):
         Session("spark://a:7077", "tests", {"zone": "UTC"}).__enter__()
     assert active.conf == {"zone": "CET", "fixed": "1"}
@@ -195,7 +257,15 @@ def test_one_master_that_answers_is_enough(open_port: int, closed_port: int) -> 
 
 
 @pytest.mark.parametrize(
-    "master", ["spark://a", "spark://a:7077,b", "spark://a:7077,", "spark://a:7077,spark://b:7077", "a:7077", ""]
+    "master",
+    [
+        "spark://a",
+        "spark://a:7077,b",
+        "spark://a:7077,",
+        "spark://a:7077,spark://b:7077",
+        "a:7077",
+        "",
+    ],
 )
 def test_no_master(master: str) -> None:
     with pytest.raises(BadRequest, match="write local"):
@@ -218,12 +288,17 @@ def test_a_port_that_is_none() -> None:
         ("spark://a:7077,b:7077", "Disconnected from Spark cluster!", True),
     ],
 )
-def test_when_the_watcher_gives_up(master: str, said: str, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_watcher_gives_up(
+    master: str, said: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyspark import SparkContext
 
     killed: list[bool] = []
     monkeypatch.setattr(
-        SparkContext, "_gateway", SimpleNamespace(proc=SimpleNamespace(kill=lambda: killed.append(True))), raising=False
+        SparkContext,
+        "_gateway",
+        SimpleNamespace(proc=SimpleNamespace(kill=lambda: killed.append(True))),
+        raising=False,
     )
     session = Session(master, "tests")
     looks = iter(range(3))
@@ -258,7 +333,9 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, An
     def prepare(*ends: Exception | dict[str, Any]) -> list[dict[str, Any]]:
         options: list[dict[str, Any]] = []
 
-        def attempt(session: Any, rank: Any, own: dict[str, Any], ranks: int, say: Any) -> dict[str, Any]:
+        def attempt(
+            session: Any, rank: Any, own: dict[str, Any], ranks: int, say: Any
+        ) -> dict[str, Any]:
             end = ends[len(options)]
             options.append(own)
             if isinstance(end, Exception):
@@ -275,16 +352,25 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, An
 
 
 def start(out: Path, said: list[str] | None = None) -> dict[str, Any]:
-    return launcher.run_on_spark(lambda _: None, {}, "local[2]", 2, out, (said if said is not None else []).append)
+    return launcher.run_on_spark(
+        lambda _: None, {}, "local[2]", 2, out, (said if said is not None else []).append
+    )
 
 
-def test_only_a_loss_is_tried_again(attempts: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_only_a_loss_is_tried_again(
+    attempts: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
     said: list[str] = []
     tried = attempts(ExecutorLost("an executor is gone"), {"status": "completed"})
     assert start(tmp_path / "a", said)["attempts"] == 2
     assert len(tried) == 2
     assert said == ["an executor is gone; there was no checkpoint yet, so it begins again"]
-    for failure in (RunFailed("a lost executor, signal, barrier"), NotFinite("nan"), DataCorrupt("x"), BadRequest("y")):
+    for failure in (
+        RunFailed("a lost executor, signal, barrier"),
+        NotFinite("nan"),
+        DataCorrupt("x"),
+        BadRequest("y"),
+    ):
         tried = attempts(failure)
         with pytest.raises(type(failure)):
             start(tmp_path / "b")
@@ -295,10 +381,15 @@ def test_only_a_loss_is_tried_again(attempts: Callable[..., list[dict[str, Any]]
     assert len(tried) == launcher.ATTEMPTS
 
 
-def test_the_record_is_kept_where_there_was_no_folder(attempts: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_the_record_is_kept_where_there_was_no_folder(
+    attempts: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
     attempts({"status": "completed"})
     start(tmp_path / "not" / "there")
-    assert json.loads((tmp_path / "not" / "there" / "run.json").read_text()) == {"status": "completed", "attempts": 1}
+    assert json.loads((tmp_path / "not" / "there" / "run.json").read_text()) == {
+        "status": "completed",
+        "attempts": 1,
+    }
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
@@ -325,7 +416,10 @@ def test_the_last_words_of_ranks_explain_pysparks_error(monkeypatch: pytest.Monk
             server = vars(distributor)["LogStreamingServer"]()
             server.start("127.0.0.1")
             client = LogStreamingClient("127.0.0.1", server.port)
-            for line in ["step 1", *output("ValueError: my loss is odd", prefix="[rank0]: ").splitlines()]:
+            for line in [
+                "step 1",
+                *output("ValueError: my loss is odd", prefix="[rank0]: ").splitlines(),
+            ]:
                 client.send(line)
             client.close()
             until = time.monotonic() + 10

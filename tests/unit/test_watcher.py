@@ -1,4 +1,6 @@
-"""What takes a testbed down when its launcher is killed: paths and names are never read as a shell's text."""
+"""What takes a testbed down when its launcher is killed: paths and names are never read as a
+shell's text.
+"""
 
 import os
 import stat
@@ -11,7 +13,19 @@ from paceline.common.links import Links
 from paceline.errors import BadRequest
 from paceline.testbed import hosts
 
-HOSTILE = ["my temp", "$(touch x)", "`touch x`", "a;touch x", "a'b", 'a"b', "-rf", "a\nb", "*", "a&touch x", "\\"]
+HOSTILE = [
+    "my temp",
+    "$(touch x)",
+    "`touch x`",
+    "a;touch x",
+    "a'b",
+    'a"b',
+    "-rf",
+    "a\nb",
+    "*",
+    "a&touch x",
+    "\\",
+]
 
 
 def bed(folder: Path, name: str = "plnone") -> hosts.Testbed:
@@ -31,7 +45,10 @@ def test_the_watcher_removes_the_testbeds_folder_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own, others = tmp_path / name / "paceline-testbed-x", [tmp_path / "my", tmp_path / "a", tmp_path / "temp"]
+    own, others = (
+        tmp_path / name / "paceline-testbed-x",
+        [tmp_path / "my", tmp_path / "a", tmp_path / "temp"],
+    )
     for folder in (own, *others):
         folder.mkdir(parents=True)
         (folder / "thesis.txt").write_text("years of work")
@@ -39,7 +56,9 @@ def test_the_watcher_removes_the_testbeds_folder_and_nothing_else(
     end(hosts._watcher(bed(own)))
     assert not own.exists()
     assert all((folder / "thesis.txt").exists() for folder in others)
-    assert sorted(p.name for p in tmp_path.iterdir()) == before  # no command in the path was executed
+    assert (
+        sorted(p.name for p in tmp_path.iterdir()) == before
+    )  # no command in the path was executed
 
 
 def test_the_watcher_deletes_the_namespaces_it_was_told_of_and_no_others(
@@ -59,8 +78,12 @@ def test_the_watcher_deletes_the_namespaces_it_was_told_of_and_no_others(
     assert not log.exists()  # none was made
 
 
-def test_a_folder_for_temporary_files_with_a_space_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """mpirun splits the path of the remote shell at spaces and colons: the testbed's folder is made elsewhere then."""
+def test_a_folder_for_temporary_files_with_a_space_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mpirun splits the path of the remote shell at spaces and colons: the testbed's folder is made
+    elsewhere then.
+    """
     for name in ("my temp", "a:b", "$(touch x)"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(hosts.tempfile, "gettempdir", lambda name=name: str(tmp_path / name))

@@ -1,4 +1,6 @@
-"""Shards on disk: every row exactly once per epoch, own host first, windows that bound memory, exact resumption."""
+"""Shards on disk: every row exactly once per epoch, own host first, windows that bound memory,
+exact resumption.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from paceline.data.windows import WindowShards, arrangement, assign
 
 sizes = st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any).map(tuple)
 hosts = st.lists(st.sampled_from(["a", "b", "c"]), min_size=5, max_size=5)
-lengths = st.lists(st.tuples(st.integers(1, 20), st.sampled_from(["a", "b", "z"])), min_size=1, max_size=6)
+lengths = st.lists(
+    st.tuples(st.integers(1, 20), st.sampled_from(["a", "b", "z"])), min_size=1, max_size=6
+)
 
 
 def blocks_of(parts: list[tuple[int, str]]) -> list[Block]:
@@ -35,17 +39,37 @@ def test_every_row_once_per_epoch(parts, batch_sizes, on, window, seed) -> None:
         assert steps == shards.steps_per_epoch
 
 
-@given(lengths, sizes, hosts, st.integers(1, 30), st.integers(0, 99), sizes, hosts, st.integers(1, 30), st.data())
-def test_an_epoch_that_others_finish(parts, first, on, window, seed, second, then_on, then_window, data) -> None:  # type: ignore[no-untyped-def]
-    """Stopped anywhere, resumed by the same workers or by others, twice: still every row exactly once."""
+@given(
+    lengths,
+    sizes,
+    hosts,
+    st.integers(1, 30),
+    st.integers(0, 99),
+    sizes,
+    hosts,
+    st.integers(1, 30),
+    st.data(),
+)
+def test_an_epoch_that_others_finish(
+    parts, first, on, window, seed, second, then_on, then_window, data
+) -> None:  # type: ignore[no-untyped-def]
+    """Stopped anywhere, resumed by the same workers or by others, twice: still every row exactly
+    once.
+    """
     blocks = blocks_of(parts)
     shards = WindowShards(blocks, first, seed, window, tuple(on[: len(first)]))
     cursor, seen = Cursor(), []
-    for again, there, bytes_ in ((first, on, window), (second, then_on, then_window), (second, then_on, then_window)):
+    for again, there, bytes_ in (
+        (first, on, window),
+        (second, then_on, then_window),
+        (second, then_on, then_window),
+    ):
         for _ in range(data.draw(st.integers(0, 4))):
             if cursor.epoch:
                 break
-            seen += [i for w in range(len(shards.batch_sizes)) for i in shards.take(cursor, w).tolist()]
+            seen += [
+                i for w in range(len(shards.batch_sizes)) for i in shards.take(cursor, w).tolist()
+            ]
             cursor = shards.advance(cursor)
         state = shards.state(cursor)
         shards = WindowShards(blocks, again, seed, bytes_, tuple(there[: len(again)]))
@@ -70,14 +94,23 @@ def test_the_same_workers_go_on_exactly(parts, batch_sizes, window, seed, data) 
 def test_a_worker_takes_its_own_host_first() -> None:
     blocks = [Block(0, 10, "a"), Block(10, 20, "b"), Block(20, 30, "b")]
     assert assign(blocks, (1, 1, 1), ("b", "a", "b")) == [[(10, 20)], [(0, 10)], [(20, 30)]]
-    assert assign(blocks, (1, 1), ("b", "a")) == [[(10, 20), (20, 25)], [(0, 10), (25, 30)]]  # then by rows
+    assert assign(blocks, (1, 1), ("b", "a")) == [
+        [(10, 20), (20, 25)],
+        [(0, 10), (25, 30)],
+    ]  # then by rows
     assert assign(blocks, (1, 1), ()) == [[(0, 10), (10, 15)], [(15, 20), (20, 30)]]
-    assert arrangement(blocks, (1, 1, 1), ("b", "a", "b")).tolist() == [*range(10, 20), *range(10), *range(20, 30)]
+    assert arrangement(blocks, (1, 1, 1), ("b", "a", "b")).tolist() == [
+        *range(10, 20),
+        *range(10),
+        *range(20, 30),
+    ]
 
 
 def test_a_batch_stays_in_a_window() -> None:
     shards = WindowShards([Block(0, 1000)], (10,), 0, 100)
-    windows = {tuple(sorted({i // 100 for i in shards.take(Cursor(0, s), 0).tolist()})) for s in range(100)}
+    windows = {
+        tuple(sorted({i // 100 for i in shards.take(Cursor(0, s), 0).tolist()})) for s in range(100)
+    }
     assert windows == {(w,) for w in range(10)}
     order = [shards.take(Cursor(0, s), 0).tolist()[0] // 100 for s in range(0, 100, 10)]
     assert order != sorted(order)  # windows come shuffled too

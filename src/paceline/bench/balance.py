@@ -1,4 +1,6 @@
-"""`paceline bench balance`: one of two workers slowed down; how much of both workers' speed is left."""
+"""`paceline bench balance`: one of two workers slowed down; how much of both workers' speed is
+left.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ LINES: dict[str, dict[str, Any]] = {
 
 
 def bench_balance(
-    data_dir: str | None, rounds: int, steps: int, batch_size: int, slower: float, say: Callable[[str], None]
+    data_dir: str | None,
+    rounds: int,
+    steps: int,
+    batch_size: int,
+    slower: float,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """`apart`: nobody waits for anybody, so its workers' speeds add up to the ideal."""
     _, data = folder_and_data(data_dir)
@@ -39,9 +46,16 @@ def bench_balance(
                 runs[name].append(run(job, lambda kind, content: None, clean=True))
     ideal = [sum(_speed(w) for w in r["workers"]) for r in runs["apart"]]
     slow = [_speed(r["workers"][1]) for r in runs["apart"]]
-    plain, balanced = ([r["result"]["samples_per_s"] for r in runs[name]] for name in ("plain", "balanced"))
-    within = [r["result"]["samples_per_s"] / sum(_speed(w) for w in r["workers"]) for r in runs["balanced"]]
-    accuracies = {name: [r["result"]["test_accuracy"] for r in runs[name]] for name in ("plain", "balanced")}
+    plain, balanced = (
+        [r["result"]["samples_per_s"] for r in runs[name]] for name in ("plain", "balanced")
+    )
+    within = [
+        r["result"]["samples_per_s"] / sum(_speed(w) for w in r["workers"])
+        for r in runs["balanced"]
+    ]
+    accuracies = {
+        name: [r["result"]["test_accuracy"] for r in runs[name]] for name in ("plain", "balanced")
+    }
     rows = [
         _row("the two, apart: the ideal", ideal),
         _row("all-reduce", plain),
@@ -53,7 +67,14 @@ def bench_balance(
         _row("accuracy, balanced", accuracies["balanced"], "accuracy", "the same"),
     ]
     sizes = [r["balance"][-1]["batch_sizes"] if r["balance"] else None for r in runs["balanced"]]
-    return {"data": data.name, "rounds": rounds, "steps": steps, "slower": slower, "rows": rows, "batch_sizes": sizes}
+    return {
+        "data": data.name,
+        "rounds": rounds,
+        "steps": steps,
+        "slower": slower,
+        "rows": rows,
+        "batch_sizes": sizes,
+    }
 
 
 def _speed(worker: dict[str, Any]) -> float:
@@ -64,7 +85,9 @@ def _per_round(ours: list[float], theirs: list[float]) -> list[float]:
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
-def _row(title: str, values: list[float], unit: str = "samples/s", goal: str = "") -> dict[str, Any]:
+def _row(
+    title: str, values: list[float], unit: str = "samples/s", goal: str = ""
+) -> dict[str, Any]:
     found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     return {
         "title": title if unit == "ratio" else f"{title}, {unit}" if unit == "samples/s" else title,

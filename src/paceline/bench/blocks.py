@@ -1,4 +1,6 @@
-"""Our strategies in blocks of steps, in turns, in the same processes: what an exchange costs, noise shared out."""
+"""Our strategies in blocks of steps, in turns, in the same processes: what an exchange costs, noise
+shared out.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,22 @@ class WithoutCommunication(Strategy):
 
 
 def bench_blocks(data: Data, batch_size: int, blocks: int) -> dict[str, Any]:
-    """Samples per second of each line, block by block; and how much waiting for the slowest costs by itself.
+    """Samples per second of each line, block by block; and how much waiting for the slowest costs
+    by itself.
 
-    `bound` is what a method in step could reach at best here: the mean time of a step over the mean time of the slower
-    worker's, both from the blocks without communication.
+    `bound` is what a method in step could reach at best here: the mean time of a step over the mean
+    time of the slower worker's, both from the blocks without communication.
     """
-    results, failures = on_forked_ranks(partial(_rank, data, batch_size, blocks), WORKERS, deadline_s=120.0)
+    results, failures = on_forked_ranks(
+        partial(_rank, data, batch_size, blocks), WORKERS, deadline_s=120.0
+    )
     if failures:
         raise root_cause(failures, WORKERS)
     rates = {
-        name: [sum(r["blocks"][name][i] for r in results.values() if name in r["blocks"]) for i in range(blocks)]
+        name: [
+            sum(r["blocks"][name][i] for r in results.values() if name in r["blocks"])
+            for i in range(blocks)
+        ]
         for name in (*LINES, ALONE)
     }
     steps = [results[rank]["steps"] for rank in range(WORKERS)]
@@ -54,9 +62,13 @@ def bench_blocks(data: Data, batch_size: int, blocks: int) -> dict[str, Any]:
     return {"rates": rates, "bound": statistics.fmean(statistics.fmean(s) for s in steps) / slowest}
 
 
-def _rank(data: Data, batch_size: int, blocks: int, rendezvous: Rendezvous, say: Any) -> dict[str, Any]:
+def _rank(
+    data: Data, batch_size: int, blocks: int, rendezvous: Rendezvous, say: Any
+) -> dict[str, Any]:
     torch.set_num_threads(1)
-    line = transports.entry("shm" if transports.entry("shm").make.available() else "gloo").make.connect(rendezvous)  # type: ignore[attr-defined]
+    line = transports.entry(
+        "shm" if transports.entry("shm").declared.available() else "gloo"
+    ).declared.connect(rendezvous)
     loops = {name: _loop(name, line, data, batch_size) for name in LINES}
     found: dict[str, list[float]] = {name: [] for name in LINES}
     if rendezvous.rank == 0:

@@ -1,4 +1,6 @@
-"""`paceline bench codecs`: what one message costs in bytes and in time, against float32, one memcpy and PyTorch's own hooks."""
+"""`paceline bench codecs`: what one message costs in bytes and in time, against float32, one memcpy
+and PyTorch's own hooks.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,20 @@ from paceline.replica.flat import layout_of
 from paceline.transport.alone import Alone
 from paceline.types import Layout, Slot
 
-TIME_GOALS = {"fp16": 3.0, "int8": 8.0, "sign": 9.0, "topk": 20.0, "qsgd": 25.0}  # times one memcpy, encode and decode together
+TIME_GOALS = {
+    "fp16": 3.0,
+    "int8": 8.0,
+    "sign": 9.0,
+    "topk": 20.0,
+    "qsgd": 25.0,
+}  # times one memcpy, encode and decode together
 SIZE_GOALS = {"sign": 30.0, "topk": 45.0, "powersgd": 40.0, "int8": 3.9, "qsgd": 7.5}
 PEERS = {"fp16": "fp16", "powersgd": "powersgd"}  # codecs with a hook of PyTorch's beside them
 
 
-def bench_codecs(model: str, workers: int, rounds: int, numbers: int, say: Callable[[str], None]) -> dict[str, Any]:
+def bench_codecs(
+    model: str, workers: int, rounds: int, numbers: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Sizes for a model; times for so many numbers on one thread, without error feedback."""
     torch.set_num_threads(1)
     with torch.device("meta"):
@@ -65,7 +75,9 @@ def bench_codecs(model: str, workers: int, rounds: int, numbers: int, say: Calla
 
 
 def per_worker(kind: str, message: int, workers: int) -> int:
-    """Bytes that a worker sends in one exchange: everybody's message to everybody, or a ring of what can be added up."""
+    """Bytes that a worker sends in one exchange: everybody's message to everybody, or a ring of
+    what can be added up.
+    """
     if kind == "gather":
         return (workers - 1) * message
     return round(2 * (workers - 1) / workers * message)
@@ -74,10 +86,14 @@ def per_worker(kind: str, message: int, workers: int) -> int:
 def _used(codec: Codec, layout: Layout) -> int:
     values = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
     message = torch.zeros(codec.message_bytes(layout), dtype=torch.uint8)
-    return codec.plain.encode(values, layout, message, codec.plain.start(layout, generator(0, "a"), generator(0, "b")))
+    return codec.plain.encode(
+        values, layout, message, codec.plain.start(layout, generator(0, "a"), generator(0, "b"))
+    )
 
 
-def _times(names: list[str], rounds: int, numbers: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _times(
+    names: list[str], rounds: int, numbers: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     """For each: the median of its ratios to the memcpy of the same round."""
     shapes = _shapes(numbers)
     layout, values, out = _layout(shapes), torch.randn(numbers), torch.empty(numbers)
@@ -104,7 +120,9 @@ def _times(names: list[str], rounds: int, numbers: int, say: Callable[[str], Non
         if name != "memcpy":
             found[name] = _spread(own, seconds["memcpy"])
     for name in PEERS:
-        found[f"{name} against its hook"] = _spread(seconds[f"{name} hook"], seconds[f"{name} exchange"])
+        found[f"{name} against its hook"] = _spread(
+            seconds[f"{name} hook"], seconds[f"{name} exchange"]
+        )
     return found
 
 
@@ -122,7 +140,9 @@ def _plain(name: str) -> Codec:
     return build_codec(name).plain
 
 
-def _there_and_back(codec: Codec, layout: Layout, values: Tensor, out: Tensor) -> Callable[[], None]:
+def _there_and_back(
+    codec: Codec, layout: Layout, values: Tensor, out: Tensor
+) -> Callable[[], None]:
     state = codec.start(layout, generator(0, "own"), generator(0, "shared"))
     message = torch.zeros(codec.message_bytes(layout), dtype=torch.uint8)
 
@@ -135,7 +155,10 @@ def _there_and_back(codec: Codec, layout: Layout, values: Tensor, out: Tensor) -
 
 def _exchange(codec: Codec, layout: Layout, values: Tensor, out: Tensor) -> Callable[[], None]:
     """As a hook does it: a whole exchange, in place, on one rank."""
-    state, line = codec.start(layout, generator(0, "own"), generator(0, "shared")), choose("native", Alone())
+    state, line = (
+        codec.start(layout, generator(0, "own"), generator(0, "shared")),
+        choose("native", Alone()),
+    )
 
     def exchange() -> None:
         out.copy_(values)
@@ -144,7 +167,9 @@ def _exchange(codec: Codec, layout: Layout, values: Tensor, out: Tensor) -> Call
     return exchange
 
 
-def _hook(hook: Callable[[Bucket], None], shapes: list[tuple[int, ...]], values: Tensor, out: Tensor) -> Callable[[], None]:
+def _hook(
+    hook: Callable[[Bucket], None], shapes: list[tuple[int, ...]], values: Tensor, out: Tensor
+) -> Callable[[], None]:
     for _ in range(3):  # PowerSGD's first calls are a plain all-reduce
         hook(Bucket(out.copy_(values), shapes))
 
@@ -163,6 +188,15 @@ def _shapes(numbers: int) -> list[tuple[int, ...]]:
 def _layout(shapes: list[tuple[int, ...]]) -> Layout:
     slots, at = [], 0
     for index, shape in enumerate(shapes):
-        slots.append(Slot(f"tensor{index}", shape, torch.empty(shape, device="meta").stride(), at, math.prod(shape), 0))
+        slots.append(
+            Slot(
+                f"tensor{index}",
+                shape,
+                torch.empty(shape, device="meta").stride(),
+                at,
+                math.prod(shape),
+                0,
+            )
+        )
         at += math.prod(shape)
     return Layout(tuple(slots))

@@ -1,4 +1,6 @@
-"""`paceline bench collectives`: every collective on every transport, interleaved, against gloo's own all-reduce."""
+"""`paceline bench collectives`: every collective on every transport, interleaved, against gloo's
+own all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,14 @@ def repetitions(size_bytes: int) -> int:
 
 
 def bench_collectives(
-    workers: list[int], sizes_bytes: list[int], rounds: int, say: Callable[[str], None] = lambda _: None
+    workers: list[int],
+    sizes_bytes: list[int],
+    rounds: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Median seconds of one all-reduce, per number of workers and size; each round runs every contender once."""
+    """Median seconds of one all-reduce, per number of workers and size; each round runs every
+    contender once.
+    """
     rows = []
     for count in workers:
         say(f"{count} workers ...")
@@ -69,24 +76,42 @@ def bench_collectives(
 
 def _ratio(theirs: list[float] | None, ours: list[float]) -> float | None:
     """How many times as fast, by rounds: the median."""
-    return None if theirs is None else statistics.median(t / o for o, t in zip(ours, theirs, strict=True))
+    return (
+        None
+        if theirs is None
+        else statistics.median(t / o for o, t in zip(ours, theirs, strict=True))
+    )
 
 
-def _limit_s(workers: int, size: int, times: dict[tuple[str, ...] | tuple[str, str, int], list[float]]) -> float:
-    """The time in which a plain copy moves what every rank must at least send: 2 (P-1)/P of the buffer."""
+def _limit_s(
+    workers: int, size: int, times: dict[tuple[str, ...] | tuple[str, str, int], list[float]]
+) -> float:
+    """The time in which a plain copy moves what every rank must at least send: 2 (P-1)/P of the
+    buffer.
+    """
     return statistics.median(times[(*COPY, size)]) * 2 * (workers - 1) / workers
 
 
 def _measure(workers: int, sizes: list[int], rounds: int) -> dict[Any, list[float]]:
-    """Rank 0's times, from processes that all stay up for the whole measurement: under mpirun where there is one."""
-    start = on_mpi_ranks if MPI in transports.names() and transports.entry(MPI).make.available() else on_forked_ranks  # type: ignore[attr-defined]
-    results, failures = start(partial(_rank, sizes, rounds, contenders()), workers, deadline_s=ANSWER_S)
+    """Rank 0's times, from processes that all stay up for the whole measurement: under mpirun where
+    there is one.
+    """
+    start = (
+        on_mpi_ranks
+        if MPI in transports.names() and transports.entry(MPI).declared.available()
+        else on_forked_ranks
+    )
+    results, failures = start(
+        partial(_rank, sizes, rounds, contenders()), workers, deadline_s=ANSWER_S
+    )
     if failures:
         raise root_cause(failures, workers)
     return dict(results[0])
 
 
-def _rank(sizes: list[int], rounds: int, pairs: list[tuple[str, str]], rendezvous: Rendezvous, say: Any) -> Any:
+def _rank(
+    sizes: list[int], rounds: int, pairs: list[tuple[str, str]], rendezvous: Rendezvous, say: Any
+) -> Any:
     torch.set_num_threads(1)
     lines: dict[str, Transport] = {}
     bound: dict[tuple[str, str], Callable[[torch.Tensor], None]] = {}
@@ -95,16 +120,21 @@ def _rank(sizes: list[int], rounds: int, pairs: list[tuple[str, str]], rendezvou
             bound[(name, collective)] = _open_mpi()
             continue
         if name not in lines:
-            lines[name] = transports.entry(name).make.connect(rendezvous)  # type: ignore[attr-defined]
+            lines[name] = transports.entry(name).declared.connect(rendezvous)
         bound[(name, collective)] = collectives.build(collective, transport=lines[name]).all_reduce
     times: dict[Any, list[float]] = {}
     for size in sizes:
-        buffers = {name: line.allocate(size // 4, torch.float32, torch.device("cpu")) for name, line in lines.items()}
+        buffers = {
+            name: line.allocate(size // 4, torch.float32, torch.device("cpu"))
+            for name, line in lines.items()
+        }
         buffers[OPEN_MPI] = torch.zeros(size // 4)
         target = torch.zeros(size // 4)
         for number in range(rounds + 1):  # the first round warms up
             each: dict[Any, list[float]] = {key: [] for key in (*bound, COPY)}
-            for _ in range(repetitions(size) if number else 2):  # in turns, so that nobody has the caches for itself
+            for _ in range(
+                repetitions(size) if number else 2
+            ):  # in turns, so that nobody has the caches for itself
                 for key, reduce in bound.items():
                     line = lines[MPI if key[0] == OPEN_MPI else key[0]]
                     each[key].append(_timed(line, reduce, buffers[key[0]]))

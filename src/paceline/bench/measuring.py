@@ -1,6 +1,8 @@
-"""`paceline bench measuring`: what measuring itself costs, as throughput with it over throughput without.
+"""`paceline bench measuring`: what measuring itself costs, as throughput with it over throughput
+without.
 
-One run of two workers; every block of steps is either recorded and sampled or not, in turns, so that noise hits both alike.
+One run of two workers; every block of steps is either recorded and sampled or not, in turns, so
+that noise hits both alike.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ WARM_UP = 4 * BLOCK
 
 
 class InTurns:
-    """A recorder that records some blocks of steps and not others, in the order + - - +, and times them all."""
+    """A recorder that records some blocks of steps and not others, in the order + - - +, and times
+    them all.
+    """
 
     def __init__(self, recorder: Recorder, sampler: PausingSampler) -> None:
         self.recorder, self.sampler = recorder, sampler
@@ -77,7 +81,9 @@ def bench_measuring(
             "batch_size": batch_size, "steps": WARM_UP + 2 * BLOCK * blocks, "epochs": 10_000, "memory_format": "channels_last",
             "evaluate_every": "10000epochs", "out": f"{folder}/run", "sample_every_s": every_s,
         }  # fmt: skip
-        job = prepare(Config.make({k: v for k, v in config.items() if v is not None}), lambda c: Path(folder))
+        job = prepare(
+            Config.make({k: v for k, v in config.items() if v is not None}), lambda c: Path(folder)
+        )
         results, failures = on_forked_ranks(partial(_rank, job), WORKERS, deadline_s=600.0)
     if failures:
         raise root_cause(failures, WORKERS)
@@ -97,9 +103,11 @@ def bench_measuring(
 
 def _rank(job: Job, rendezvous: Rendezvous, say: Any) -> dict[str, Any]:
     torch.set_num_threads(1)
-    transport = transports.entry(job.transport).make.connect(rendezvous)  # type: ignore[attr-defined]
+    transport = transports.entry(job.transport).declared.connect(rendezvous)
     recorder = Recorder(job.out / "events" / f"worker-{rendezvous.rank}.jsonl", rendezvous.rank)
-    sampler = PausingSampler(recorder, job.config.sample_every_s, Task(), whole_machine=rendezvous.rank == 0)
+    sampler = PausingSampler(
+        recorder, job.config.sample_every_s, Task(), whole_machine=rendezvous.rank == 0
+    )
     turns = InTurns(recorder, sampler)
     worker = Worker(job, transport, turns, lambda kind, content: None)
     sampler.start()

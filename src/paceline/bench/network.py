@@ -1,7 +1,9 @@
-"""`paceline bench network`: hosts with slow links; who reaches an accuracy first, and how near that is to the bound.
+"""`paceline bench network`: hosts with slow links; who reaches an accuracy first, and how near that
+is to the bound.
 
-The bound is what a free network would give: with it a step of plain all-reduce costs its computing only, so nothing can be
-sooner than (compute + communication) / compute, unless it needs fewer steps.
+The bound is what a free network would give: with it a step of plain all-reduce costs its computing
+only, so nothing can be sooner than (compute + communication) / compute, unless it needs fewer
+steps.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from paceline.testbed.hosts import Testbed, lasting
 from paceline.transport.base import Rendezvous
 
 DDP, PLAIN = "ddp", "allreduce:collective=ring"
-CONTENDERS = (DDP, PLAIN, "allreduce/sign", "allreduce/powersgd", "allreduce/topk", "local-sgd:every=16/fp16")
+CONTENDERS = (
+    DDP,
+    PLAIN,
+    "allreduce/sign",
+    "allreduce/powersgd",
+    "allreduce/topk",
+    "local-sgd:every=16/fp16",
+)
 ALL_REDUCE_BYTES, ALL_REDUCES = 10_000_000, 5
 MOST_STEPS = 3000
 
@@ -84,10 +93,16 @@ def _row(name: str, own: list[dict[str, Any]], ddp: list[dict[str, Any]]) -> dic
 
     def per_step(*keys: str) -> float:
         found = [[w for w in r["workers"] if w["role"] == "worker"] for r in own]
-        return statistics.median(statistics.fmean(sum(w[k] or 0.0 for k in keys) / w["steps"] for w in ws) for ws in found)
+        return statistics.median(
+            statistics.fmean(sum(w[k] or 0.0 for k in keys) / w["steps"] for w in ws)
+            for ws in found
+        )
 
     seconds = [r["result"]["time_to_accuracy_s"] for r in own]
-    pairs = [(a["result"]["time_to_accuracy_s"], b["result"]["time_to_accuracy_s"]) for a, b in zip(own, ddp, strict=True)]
+    pairs = [
+        (a["result"]["time_to_accuracy_s"], b["result"]["time_to_accuracy_s"])
+        for a, b in zip(own, ddp, strict=True)
+    ]
     ratios = [theirs / ours for ours, theirs in pairs if ours and theirs]
     return {
         "contender": name,
@@ -122,7 +137,7 @@ def _all_reduce(bed: Testbed, workers: int) -> dict[str, Any]:
 
 def _rank(rendezvous: Rendezvous, say: Any) -> list[float]:
     torch.set_num_threads(1)
-    transport = transports.entry("gloo").make.connect(rendezvous)  # type: ignore[attr-defined]
+    transport = transports.entry("gloo").declared.connect(rendezvous)
     ring, buffer = choose("ring", transport), torch.zeros(ALL_REDUCE_BYTES // 4)
     found = []
     for number in range(ALL_REDUCES + 1):

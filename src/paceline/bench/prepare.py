@@ -1,8 +1,10 @@
-"""`paceline bench prepare`: the flights table by Polars, by Spark with and without `persist`, and by plain pandas.
+"""`paceline bench prepare`: the flights table by Polars, by Spark with and without `persist`, and
+by plain pandas.
 
-Every contender is a process of its own, one after the other, in the other order in the next round: with and without `persist`
-come in both. Larger tables are the same flights, several times. The files of the table are read once before, so that all find
-them in memory; every contender writes its shards to the disk.
+Every contender is a process of its own, one after the other, in the other order in the next round:
+with and without `persist` come in both. Larger tables are the same flights, several times. The
+files of the table are read once before, so that all find them in memory; every contender writes its
+shards to the disk.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ PATIENCE_S = 3600
 
 
 def bench_prepare(
-    data_dir: str | None, millions: tuple[float, ...], rounds: int, master: str, say: Callable[[str], None]
+    data_dir: str | None,
+    millions: tuple[float, ...],
+    rounds: int,
+    master: str,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     folder = find("flights", data_dir, ("flights",), TABLES)
     cases = []
@@ -56,7 +62,9 @@ def multiplied(folder: Path, work: Path, millions: float) -> tuple[Path, int]:
     return work, times * own
 
 
-def _case(data: Path, rows: int, work: Path, rounds: int, master: str, say: Callable[[str], None]) -> dict[str, Any]:
+def _case(
+    data: Path, rows: int, work: Path, rounds: int, master: str, say: Callable[[str], None]
+) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {c: [] for c in CONTENDERS}
     for number in range(rounds):
         for contender in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
@@ -64,7 +72,10 @@ def _case(data: Path, rows: int, work: Path, rounds: int, master: str, say: Call
             out = work / "out"
             found[contender].append(_timed(contender, data, out, master))
             shutil.rmtree(out, ignore_errors=True)
-    return {"rows": rows, "contenders": {c: _summary(runs, found["pandas"]) for c, runs in found.items()}}
+    return {
+        "rows": rows,
+        "contenders": {c: _summary(runs, found["pandas"]) for c, runs in found.items()},
+    }
 
 
 def _timed(contender: str, data: Path, out: Path, master: str) -> dict[str, float]:
@@ -88,13 +99,25 @@ def _timed(contender: str, data: Path, out: Path, master: str) -> dict[str, floa
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     whole = time.perf_counter() - began
     if done.returncode:
-        raise RunFailed(f"{contender} failed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+        raise RunFailed(
+            f"{contender} failed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}"
+        )
     seconds = dict(json.loads(done.stdout)["seconds"])
     start = seconds.pop("start", 0.0)
-    return {"whole_s": whole, "start_s": start, "work_s": sum(seconds.values()), **{f"{k}_s": v for k, v in seconds.items()}}
+    return {
+        "whole_s": whole,
+        "start_s": start,
+        "work_s": sum(seconds.values()),
+        **{f"{k}_s": v for k, v in seconds.items()},
+    }
 
 
 def _summary(runs: list[dict[str, float]], pandas: list[dict[str, float]]) -> dict[str, Any]:
     ratios = [p["work_s"] / r["work_s"] for r, p in zip(runs, pandas, strict=True)]
     median = {key: statistics.median(r[key] for r in runs) for key in runs[0]}
-    return {**median, "runs": runs, "faster_than_pandas": statistics.median(ratios), "ratios": ratios}
+    return {
+        **median,
+        "runs": runs,
+        "faster_than_pandas": statistics.median(ratios),
+        "ratios": ratios,
+    }

@@ -1,7 +1,9 @@
-"""`paceline bench privacy`: what privacy costs, against plain training and against Opacus, one thread, interleaved.
+"""`paceline bench privacy`: what privacy costs, against plain training and against Opacus, one
+thread, interleaved.
 
-Plain and private are Paceline's own steps on the same samples: batch, forward, backward, clip, noise, update. Opacus gets the
-same batches. Memory is a process's own, for each contender in a new one.
+Plain and private are Paceline's own steps on the same samples: batch, forward, backward, clip,
+noise, update. Opacus gets the same batches. Memory is a process's own, for each contender in a new
+one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ from paceline.record.resources import rss_peak_bytes
 from paceline.registry import models
 from paceline.replica.replica import Replica
 
-MODELS = {"mlp:hidden=256x128": (1.8, "contiguous"), "cnn": (1.35, "channels_last")}  # goal against Opacus; memory format
+MODELS = {
+    "mlp:hidden=256x128": (1.8, "contiguous"),
+    "cnn": (1.35, "channels_last"),
+}  # goal against Opacus; memory format
 NOISE, CLIP = 1.1, 1.0
 GOAL, MEMORY_GOAL = 0.85, 1.5
 WARM_UP = 5
@@ -53,7 +58,11 @@ class Case:
 
 
 def bench_privacy(
-    data_dir: str | None, rounds: int, steps: int, batch_sizes: tuple[int, ...], say: Callable[[str], None]
+    data_dir: str | None,
+    rounds: int,
+    steps: int,
+    batch_sizes: tuple[int, ...],
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     keep_freed_memory()  # as in every run
     _, data = folder_and_data(data_dir)
@@ -63,10 +72,19 @@ def bench_privacy(
             case = Case(model, size, memory_format == "channels_last")
             say(f"{model}, batches of {size}: {rounds} rounds of {steps} steps each")
             found.append(_case(case, data, data_dir, rounds, steps, goal))
-    return {"data": data.name, "rounds": rounds, "steps": steps, "noise": NOISE, "clip": CLIP, "cases": found}
+    return {
+        "data": data.name,
+        "rounds": rounds,
+        "steps": steps,
+        "noise": NOISE,
+        "clip": CLIP,
+        "cases": found,
+    }
 
 
-def _case(case: Case, data: Data, data_dir: str | None, rounds: int, steps: int, goal: float) -> dict[str, Any]:
+def _case(
+    case: Case, data: Data, data_dir: str | None, rounds: int, steps: int, goal: float
+) -> dict[str, Any]:
     ours, rates, failed = private(case, data), dict[str, float](), dict[str, str]()
     rates["private"] = _warm(ours)
     rates["plain"] = _warm(usual := plain(case, data))
@@ -98,8 +116,12 @@ def _case(case: Case, data: Data, data_dir: str | None, rounds: int, steps: int,
     }
 
 
-def _neighbours(title: str, ours: Step, theirs: Step, rounds: int, steps: int, goal: float | None) -> dict[str, Any]:
-    """Blocks of steps in turns (ours, theirs, theirs, ours): noise hits both alike. The ratio of each pair of neighbours."""
+def _neighbours(
+    title: str, ours: Step, theirs: Step, rounds: int, steps: int, goal: float | None
+) -> dict[str, Any]:
+    """Blocks of steps in turns (ours, theirs, theirs, ours): noise hits both alike. The ratio of
+    each pair of neighbours.
+    """
     found = []
     for number in range(rounds):
         if number % 2 == 0:
@@ -108,11 +130,20 @@ def _neighbours(title: str, ours: Step, theirs: Step, rounds: int, steps: int, g
             b, a = _rate(theirs, steps), _rate(ours, steps)
         found.append(a / b)
     low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
-    return {"title": title, "median": middle, "quarters": [low, high], "min": min(found), "max": max(found), "goal": goal}
+    return {
+        "title": title,
+        "median": middle,
+        "quarters": [low, high],
+        "min": min(found),
+        "max": max(found),
+        "goal": goal,
+    }
 
 
 def _warm(step: Step) -> float:
-    """Some steps until it is up to speed (the very slow ones fewer), then its samples per second."""
+    """Some steps until it is up to speed (the very slow ones fewer), then its samples per
+    second.
+    """
     slow = _rate(step, 1) < SLOW
     _rate(step, 1 if slow else WARM_UP)
     return _rate(step, 1 if slow else 2 * WARM_UP)
@@ -125,13 +156,22 @@ def _replica(case: Case, data: Data) -> Replica:
         model = model.to(memory_format=torch.channels_last)
     model.train()
     trained = [p for p in model.parameters() if p.requires_grad]
-    return Replica(model, torch.optim.SGD(trained, lr=0.01, momentum=0.9), cross_entropy(), channels_last=case.channels_last)
+    return Replica(
+        model,
+        torch.optim.SGD(trained, lr=0.01, momentum=0.9),
+        cross_entropy(),
+        channels_last=case.channels_last,
+    )
 
 
 def plain(case: Case, data: Data) -> Step:
     assert not isinstance(data.train, Stream)
     replica = _replica(case, data)
-    batches = iter(ShardBatches(data.train, StaticShards(len(data.train), (case.batch_size,)), 0, torch.device("cpu")))
+    batches = iter(
+        ShardBatches(
+            data.train, StaticShards(len(data.train), (case.batch_size,)), 0, torch.device("cpu")
+        )
+    )
 
     def step() -> int:
         batch = next(batches)
@@ -166,7 +206,11 @@ def opacus(case: Case, data: Data, mode: str) -> Step:
         model = model.to(memory_format=torch.channels_last)
     model.train()
     one = opacus_step(mode, model, case.batch_size, NOISE, CLIP)
-    batches = iter(ShardBatches(data.train, StaticShards(len(data.train), (case.batch_size,)), 0, torch.device("cpu")))
+    batches = iter(
+        ShardBatches(
+            data.train, StaticShards(len(data.train), (case.batch_size,)), 0, torch.device("cpu")
+        )
+    )
 
     def step() -> int:
         batch = next(batches)
@@ -188,9 +232,14 @@ def _rate(step: Step, steps: int) -> float:
 
 def _memory(case: Case, data_dir: str | None, name: str) -> dict[str, int]:
     """The most that a new process held, and what it held before its first step."""
-    program = f"from paceline.bench.privacy import Case, say_memory; say_memory({case!r}, {data_dir!r}, {name!r})"
+    program = (
+        f"from paceline.bench.privacy import Case, say_memory; say_memory({case!r}, {data_dir!r},"
+        f" {name!r})"
+    )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL, check=False
+    )
     if done.returncode:
         raise RunFailed(f"measuring memory: {done.stderr.strip().splitlines()[-1]}")
     return dict(json.loads(done.stdout))

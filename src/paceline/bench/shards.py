@@ -1,7 +1,9 @@
-"""`paceline bench shards`: what it costs to open shards, to train from them, and to stream more than memory may hold.
+"""`paceline bench shards`: what it costs to open shards, to train from them, and to stream more
+than memory may hold.
 
-Opening and memory are measured in new processes. Throughput: the same model on the same rows in the same order, from mapped
-shards and from tensors in memory, in neighbouring blocks of steps, one thread.
+Opening and memory are measured in new processes. Throughput: the same model on the same rows in the
+same order, from mapped shards and from tensors in memory, in neighbouring blocks of steps, one
+thread.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def make_shards(folder: Path, count: int, shard_bytes: int) -> tuple[int, float]
     random = np.random.default_rng(0)
     block = random.standard_normal((1000, FEATURES), dtype=np.float32)
     for number in range(count):
-        with ShardWriter(folder, "0" * 8, "train", number, rows, (FEATURES,), ("float32", "int64")) as writer:
+        with ShardWriter(
+            folder, "0" * 8, "train", number, rows, (FEATURES,), ("float32", "int64")
+        ) as writer:
             for start in range(0, rows, len(block)):
                 part = block[: min(len(block), rows - start)]
                 targets = random.integers(0, 2, len(part))
@@ -80,7 +84,9 @@ def make_shards(folder: Path, count: int, shard_bytes: int) -> tuple[int, float]
     return rows * count, total
 
 
-def bench_shards(count: int, megabytes: int, rounds: int, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
+def bench_shards(
+    count: int, megabytes: int, rounds: int, steps: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as work:
         folder = Path(work) / "shards"
         say(f"writing {count} shards of {megabytes} MB")
@@ -92,7 +98,9 @@ def bench_shards(count: int, megabytes: int, rounds: int, steps: int, say: Calla
         say(f"streaming {size / 1e6:,.0f} MB through windows of {window / 1e6:,.0f} MB")
         streamed = _process("stream", folder, f"{window}b")
         if (streamed["rows"], streamed["sum"]) != (rows, total):
-            raise RunFailed(f"the stream gave {streamed['rows']:,} rows of {rows:,}: every row should come once")
+            raise RunFailed(
+                f"the stream gave {streamed['rows']:,} rows of {rows:,}: every row should come once"
+            )
         say("training from shards and from memory, in turns")
         ratios = _throughput(folder, rounds, steps)
     return {
@@ -111,10 +119,16 @@ def bench_shards(count: int, megabytes: int, rounds: int, steps: int, say: Calla
 
 def _process(what: str, folder: Path, window: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, "-c", OPENED, what, str(folder), window], capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, "-c", OPENED, what, str(folder), window],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     if done.returncode:
-        raise RunFailed(f"the process that opens shards failed: {done.stderr.strip().splitlines()[-1:]}")
+        raise RunFailed(
+            f"the process that opens shards failed: {done.stderr.strip().splitlines()[-1:]}"
+        )
     return dict(json.loads(done.stdout))
 
 
@@ -122,9 +136,13 @@ def _throughput(folder: Path, rounds: int, steps: int) -> list[float]:
     data = shards(str(folder), verify="no")
     mapped = data.train
     assert isinstance(mapped, ShardedSamples)
-    whole = TensorSamples(torch.cat([m.rows for m in mapped.inputs]), torch.cat([m.rows for m in mapped.targets]))
+    whole = TensorSamples(
+        torch.cat([m.rows for m in mapped.inputs]), torch.cat([m.rows for m in mapped.targets])
+    )
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 2))
+    model = nn.Sequential(
+        nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 2)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     order = WindowShards(mapped.blocks, (64,), 0, mapped.window_rows)
 

@@ -1,4 +1,6 @@
-"""`paceline bench strategies`: ours against the usual loop and stock DDP, and against no communication at all."""
+"""`paceline bench strategies`: ours against the usual loop and stock DDP, and against no
+communication at all.
+"""
 
 from __future__ import annotations
 
@@ -46,17 +48,44 @@ LARGE = ("stock DDP, mlp", "allreduce, mlp")
 RATIOS = (
     Ratio("serial / usual loop", "serial", "usual loop", 1.4),
     Ratio("allreduce / stock DDP", "allreduce", "stock DDP", 1.6),
-    Ratio("serial / usual loop, data path and memory format equal", "serial", "usual loop, equal", None),
-    Ratio("allreduce / stock DDP, data path and memory format equal", "allreduce", "stock DDP, equal", None),
-    Ratio("allreduce / stock DDP, mlp with 25 M parameters, batch 16", "allreduce, mlp", "stock DDP, mlp", 1.6),
-    Ratio("allreduce / no communication, in blocks", "allreduce, blocks", "no communication, blocks", 0.95),
-    Ratio("local-sgd:every=16 / no communication, in blocks", "local-sgd:every=16, blocks", "no communication, blocks", 0.97),
+    Ratio(
+        "serial / usual loop, data path and memory format equal",
+        "serial",
+        "usual loop, equal",
+        None,
+    ),
+    Ratio(
+        "allreduce / stock DDP, data path and memory format equal",
+        "allreduce",
+        "stock DDP, equal",
+        None,
+    ),
+    Ratio(
+        "allreduce / stock DDP, mlp with 25 M parameters, batch 16",
+        "allreduce, mlp",
+        "stock DDP, mlp",
+        1.6,
+    ),
+    Ratio(
+        "allreduce / no communication, in blocks",
+        "allreduce, blocks",
+        "no communication, blocks",
+        0.95,
+    ),
+    Ratio(
+        "local-sgd:every=16 / no communication, in blocks",
+        "local-sgd:every=16, blocks",
+        "no communication, blocks",
+        0.97,
+    ),
     Ratio("hogwild / one process, in blocks", "hogwild, blocks", "one process, blocks", 1.75),
 )
 
 
 def folder_and_data(data_dir: str | None) -> tuple[Path, Data]:
-    """MNIST where it is here, the built-in part of Fashion-MNIST otherwise; the same files for everybody."""
+    """MNIST where it is here, the built-in part of Fashion-MNIST otherwise; the same files for
+    everybody.
+    """
     try:
         folder = find("mnist", data_dir, ("MNIST/raw", "mnist"), FILES)
         data = sources.build("mnist", data_dir=data_dir)
@@ -72,7 +101,9 @@ def bench_strategies(
     batch_size: int = 64,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Median samples per second of every contender over interleaved rounds, one thread per process; and the ratios."""
+    """Median samples per second of every contender over interleaved rounds, one thread per process;
+    and the ratios.
+    """
     folder, data = folder_and_data(data_dir)
     equal = ["--data-path", "index", "--memory-format", "channels_last"]
     few = max(10, steps // 5)
@@ -83,7 +114,9 @@ def bench_strategies(
         "allreduce": lambda: _ours("allreduce", 2, data, batch_size, steps),
         "usual loop, equal": lambda: _peer(1, folder, batch_size, steps, *equal),
         "stock DDP, equal": lambda: _peer(2, folder, batch_size, steps, *equal),
-        "stock DDP, mlp": lambda: _peer(2, folder, MLP_BATCH, few, "--hidden", MLP.partition("=")[2]),
+        "stock DDP, mlp": lambda: _peer(
+            2, folder, MLP_BATCH, few, "--hidden", MLP.partition("=")[2]
+        ),
         "allreduce, mlp": lambda: _ours("allreduce", 2, data, MLP_BATCH, few, MLP),
     }
     held: dict[str, list[float]] = {}
@@ -98,13 +131,24 @@ def bench_strategies(
         bounds.append(blocks["bound"])
         for name, each in blocks["rates"].items():
             rates.setdefault(f"{name}, blocks", []).append(statistics.median(each))
-            say(f"round {number + 1}/{rounds}  {name}, blocks: {rates[f'{name}, blocks'][-1]:,.0f} samples/s")
+            say(
+                f"round {number + 1}/{rounds}  {name}, blocks: {rates[f'{name}, blocks'][-1]:,.0f}"
+                " samples/s"
+            )
         for name in STRAGGLING:
-            held.setdefault(name, []).append(_ours(name, 2, data, batch_size, few, faults=(SLOW,), of=0))
-            say(f"round {number + 1}/{rounds}  {name}, the other worker slow: {held[name][-1]:,.0f} samples/s")
+            held.setdefault(name, []).append(
+                _ours(name, 2, data, batch_size, few, faults=(SLOW,), of=0)
+            )
+            say(
+                f"round {number + 1}/{rounds}  {name}, the other worker slow: {held[name][-1]:,.0f}"
+                " samples/s"
+            )
         for transport in ("shm", "gloo"):
             updates.setdefault(transport, []).append(updates_per_s(transport))
-            say(f"round {number + 1}/{rounds}  ps:consistency=async on {transport}: {updates[transport][-1]:,.0f} updates/s")
+            say(
+                f"round {number + 1}/{rounds}  ps:consistency=async on {transport}:"
+                f" {updates[transport][-1]:,.0f} updates/s"
+            )
     return {
         "data": data.name,
         "batch_size": batch_size,
@@ -114,7 +158,10 @@ def bench_strategies(
         "ratios": [_ratio(r, rates) for r in RATIOS],
         "in_step_bound": _spread(bounds),
         "beside_a_straggler": {name: _spread(r) for name, r in held.items()},
-        "updates_per_s": {f"ps:consistency=async on {t}": {**_spread(r), "goal": UPDATES[t]} for t, r in updates.items()},
+        "updates_per_s": {
+            f"ps:consistency=async on {t}": {**_spread(r), "goal": UPDATES[t]}
+            for t, r in updates.items()
+        },
     }
 
 
@@ -124,12 +171,19 @@ UPDATES = {"shm": 1000, "gloo": 500}
 
 
 def _spread(values: list[float]) -> dict[str, Any]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": values}
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "all": values,
+    }
 
 
 def _ratio(ratio: Ratio, rates: dict[str, list[float]]) -> dict[str, Any]:
     """Round by round, because a round's contenders ran next to each other; then the median."""
-    each = [ours / theirs for ours, theirs in zip(rates[ratio.ours], rates[ratio.theirs], strict=True)]
+    each = [
+        ours / theirs for ours, theirs in zip(rates[ratio.ours], rates[ratio.theirs], strict=True)
+    ]
     return {
         "title": ratio.title,
         "median": statistics.median(each),
@@ -141,10 +195,23 @@ def _ratio(ratio: Ratio, rates: dict[str, list[float]]) -> dict[str, Any]:
 
 def _peer(processes: int, folder: Path, batch_size: int, steps: int, *extra: str) -> float:
     command = [sys.executable, str(PEER), "--folder", str(folder), "--processes", str(processes)]
-    command += ["--batch-size", str(batch_size), "--steps", str(steps), "--warm-up", str(WARM_UP), *extra]
+    command += [
+        "--batch-size",
+        str(batch_size),
+        "--steps",
+        str(steps),
+        "--warm-up",
+        str(WARM_UP),
+        *extra,
+    ]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PEER_DEADLINE_S, stdin=subprocess.DEVNULL, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PEER_DEADLINE_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise RunFailed(f"the peer did not end within {PEER_DEADLINE_S} s") from None
@@ -186,7 +253,9 @@ def _ours(
             if not own or (of is not None and rank != of):
                 continue
             window = own[WARM_UP:]
-            total += sum(e["n"] for e in window) / (window[-1]["train_s"] - own[WARM_UP - 1]["train_s"])
+            total += sum(e["n"] for e in window) / (
+                window[-1]["train_s"] - own[WARM_UP - 1]["train_s"]
+            )
         return total
     finally:
         shutil.rmtree(out, ignore_errors=True)

@@ -1,4 +1,6 @@
-"""How many gradients a second an asynchronous parameter server can apply: two workers whose gradient is a constant."""
+"""How many gradients a second an asynchronous parameter server can apply: two workers whose
+gradient is a constant.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ WARM_UP = 50
 
 
 def updates_per_s(transport: str, updates: int = 600) -> float:
-    results, failures = on_forked_ranks(partial(_rank, transport, updates), WORKERS + SERVERS, deadline_s=60.0)
+    results, failures = on_forked_ranks(
+        partial(_rank, transport, updates), WORKERS + SERVERS, deadline_s=60.0
+    )
     if failures:
         raise root_cause(failures, WORKERS)
     return float(sum(rate for rate in results.values() if rate is not None))
@@ -28,7 +32,7 @@ def updates_per_s(transport: str, updates: int = 600) -> float:
 
 def _rank(transport: str, updates: int, rendezvous: Rendezvous, say: Any) -> float | None:
     torch.set_num_threads(1)
-    line = transports.entry(transport).make.connect(rendezvous)  # type: ignore[attr-defined]
+    line = transports.entry(transport).declared.connect(rendezvous)
     pace = Pace(strategies.build("ps:consistency=async"), line, WORKERS, "none", 0, 0)
     if pace.ctx.role == "server":
         pace.serve()

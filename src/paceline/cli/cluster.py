@@ -7,7 +7,8 @@ import click
 
 @click.group()
 def cluster() -> None:
-    """A Spark cluster on this machine: a master and workers of your own, reachable from nowhere else.
+    """A Spark cluster on this machine: a master and workers of your own, reachable from nowhere
+    else.
 
     \b
     Examples:
@@ -21,8 +22,15 @@ def cluster() -> None:
 @cluster.command()
 @click.option("--workers", default=3, show_default=True, type=int, help="how many")
 @click.option("--cores", default=1, show_default=True, type=int, help="of each worker")
-@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="of each worker: 512m, 4g")
-@click.option("--folder", default=None, metavar="DIR", help="for its files while it is up  [default: a new one in /tmp]")
+@click.option(
+    "--memory", default="1g", show_default=True, metavar="SIZE", help="of each worker: 512m, 4g"
+)
+@click.option(
+    "--folder",
+    default=None,
+    metavar="DIR",
+    help="for its files while it is up  [default: a new one in /tmp]",
+)
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def up(workers: int, cores: int, memory: str, folder: str | None, debug: bool) -> None:
     """Start it; it stands until `down`.
@@ -39,7 +47,13 @@ def up(workers: int, cores: int, memory: str, folder: str | None, debug: bool) -
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status("starting a Spark cluster (about ten seconds)") as shown:
-            standalone.up(workers, cores, memory, folder, say=lambda text: shown.update(f"{text} (about ten seconds in all)"))
+            standalone.up(
+                workers,
+                cores,
+                memory,
+                folder,
+                say=lambda text: shown.update(f"{text} (about ten seconds in all)"),
+            )
     else:
         standalone.up(workers, cores, memory, folder, say=lambda text: click.echo(text, err=True))
     _describe()
@@ -72,18 +86,28 @@ def _describe() -> None:
         click.echo("no cluster is up: paceline cluster up --workers 3")
         return
     each = f"{there.cores} core{'s' if there.cores > 1 else ''} and {there.memory}"
-    click.echo(f"{there.workers} worker{'s' if there.workers > 1 else ''} with {each} each, authenticated and encrypted")
+    click.echo(
+        f"{there.workers} worker{'s' if there.workers > 1 else ''} with {each} each, authenticated"
+        " and encrypted"
+    )
     click.echo(f"  master    {there.master}")
     click.echo(f"  web page  {there.ui}")
     click.echo(f"  logs      {there.folder / 'logs'}")
     if (running := len(there.executors())) > 0:
         click.echo(f"  at work   {running} executor{'s' if running > 1 else ''}")
     ports = there.listening()
-    reachable = [f"{name} on {host}:{port}" for name, host, port in ports if not marked.is_loopback(host)]
-    where = f"others can reach: {', '.join(reachable)}" if reachable else f"all {len(ports)} on loopback"
+    reachable = [
+        f"{name} on {host}:{port}" for name, host, port in ports if not marked.is_loopback(host)
+    ]
+    where = (
+        f"others can reach: {', '.join(reachable)}"
+        if reachable
+        else f"all {len(ports)} on loopback"
+    )
     click.echo(f"  ports     {where}")
     for name in there.ended():
         click.echo(f"note: {name} has ended: paceline cluster down, then up", err=True)
     click.echo(
-        f"use it: paceline train --launcher spark --master {there.master} --workers {there.workers} --strategy allreduce"
+        f"use it: paceline train --launcher spark --master {there.master} --workers {there.workers}"
+        " --strategy allreduce"
     )

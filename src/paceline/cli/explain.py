@@ -18,12 +18,19 @@ MOST_DRAWN = 16
 
 @click.command()
 @click.argument("name")
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(1), help="how many ranks")
-@click.option("--svg", "svg_file", default=None, metavar="FILE", help="draw all steps into a picture")
+@click.option(
+    "--workers", default=4, show_default=True, type=click.IntRange(1), help="how many ranks"
+)
+@click.option(
+    "--svg", "svg_file", default=None, metavar="FILE", help="draw all steps into a picture"
+)
 @click.option("--html", "html_file", default=None, metavar="FILE", help="a page to step through")
 @click.option("--debug", is_flag=True, help="show tracebacks")
-def explain(name: str, workers: int, svg_file: str | None, html_file: str | None, debug: bool) -> None:
-    """Show a collective step by step: who holds which contributions of which chunk, who sends what to whom.
+def explain(
+    name: str, workers: int, svg_file: str | None, html_file: str | None, debug: bool
+) -> None:
+    """Show a collective step by step: who holds which contributions of which chunk, who sends what
+    to whom.
 
     \b
     Examples:
@@ -41,7 +48,9 @@ def explain(name: str, workers: int, svg_file: str | None, html_file: str | None
 
     collectives.discover()
     if workers > MOST_DRAWN:
-        raise BadRequest(f"--workers {workers}: up to {MOST_DRAWN} can be drawn so that one can read it")
+        raise BadRequest(
+            f"--workers {workers}: up to {MOST_DRAWN} can be drawn so that one can read it"
+        )
     schedule = schedule_of(name, workers)
     for file, draw in ((svg_file, svg), (html_file, html)):
         if file:
@@ -78,8 +87,19 @@ def _grid(frame: Frame, schedule: Schedule) -> Table:
     for rank in range(schedule.ranks):
         cells = []
         for chunk in range(schedule.chunks):
-            style = "green" if frame.complete[rank][chunk] else "dim" if frame.cells[rank][chunk] == str(rank) else "blue"
-            cells.append(Text(frame.cells[rank][chunk], style + (" bold reverse" if (rank, chunk) in frame.changed else "")))
+            style = (
+                "green"
+                if frame.complete[rank][chunk]
+                else "dim"
+                if frame.cells[rank][chunk] == str(rank)
+                else "blue"
+            )
+            cells.append(
+                Text(
+                    frame.cells[rank][chunk],
+                    style + (" bold reverse" if (rank, chunk) in frame.changed else ""),
+                )
+            )
         table.add_row(str(rank), *cells)
     return table
 
@@ -90,11 +110,15 @@ def _comparison(schedule: Schedule, all_of_them: dict[str, Schedule]) -> Table:
 
     length, ranks = 1 << 20, schedule.ranks
     what = "all-reduce" if all_of_them else schedule.name
-    table = Table(box=box.SIMPLE_HEAD, title=f"{what} with {ranks} ranks, in buffers", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"{what} with {ranks} ranks, in buffers", title_justify="left"
+    )
     for heading in ("collective", "rounds", "sent, all ranks", "sent, busiest rank"):
         table.add_column(heading, justify="left" if heading == "collective" else "right")
     for name, other in sorted({**all_of_them, schedule.name: schedule}.items()):
         sent = [other.sent(r, length) / length for r in range(ranks)]
         style = "bold" if name == schedule.name else ""
-        table.add_row(name, str(len(other.rounds)), f"{sum(sent):.2f}", f"{max(sent):.2f}", style=style)
+        table.add_row(
+            name, str(len(other.rounds)), f"{sum(sent):.2f}", f"{max(sent):.2f}", style=style
+        )
     return table

@@ -7,21 +7,65 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-FOR_SLURM = ("nodes", "tasks_per_node", "cpus_per_task", "time", "partition", "job_name", "setup", "force")
+FOR_SLURM = (
+    "nodes",
+    "tasks_per_node",
+    "cpus_per_task",
+    "time",
+    "partition",
+    "job_name",
+    "setup",
+    "force",
+)
 NOT_FOR_SLURM = {"ranks": "--nodes and --tasks-per-node", "threads": "--cpus-per-task"}
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1), help="processes (workers and servers)")
-@click.option("--threads", default=None, type=click.IntRange(1), help="threads per process  [default: cores // ranks]")
-@click.option("--slurm", default=None, metavar="FILE", help="start nothing: write a batch script for Slurm (-: print it)")
+@click.option(
+    "-n",
+    "--ranks",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1),
+    help="processes (workers and servers)",
+)
+@click.option(
+    "--threads",
+    default=None,
+    type=click.IntRange(1),
+    help="threads per process  [default: cores // ranks]",
+)
+@click.option(
+    "--slurm",
+    default=None,
+    metavar="FILE",
+    help="start nothing: write a batch script for Slurm (-: print it)",
+)
 @click.option("--nodes", default=1, show_default=True, type=int, help="Slurm: how many")
-@click.option("--tasks-per-node", default=1, show_default=True, type=int, help="Slurm: processes on each node")
+@click.option(
+    "--tasks-per-node", default=1, show_default=True, type=int, help="Slurm: processes on each node"
+)
 @click.option("--cpus-per-task", default=None, type=int, help="Slurm: cores for each process")
-@click.option("--time", default=None, metavar="T", help="Slurm: the longest it may take: 90 (minutes), 1:30:00, 2-12:00:00")
+@click.option(
+    "--time",
+    default=None,
+    metavar="T",
+    help="Slurm: the longest it may take: 90 (minutes), 1:30:00, 2-12:00:00",
+)
 @click.option("--partition", default=None, metavar="NAME", help="Slurm: where")
-@click.option("--job-name", default="paceline", show_default=True, metavar="NAME", help="Slurm: what it is called")
-@click.option("--setup", multiple=True, metavar="TEXT", help="Slurm: shell lines before the run (may be repeated)")
+@click.option(
+    "--job-name",
+    default="paceline",
+    show_default=True,
+    metavar="NAME",
+    help="Slurm: what it is called",
+)
+@click.option(
+    "--setup",
+    multiple=True,
+    metavar="TEXT",
+    help="Slurm: shell lines before the run (may be repeated)",
+)
 @click.option("--force", is_flag=True, help="Slurm: replace FILE if it exists")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 @click.argument("script")
@@ -38,7 +82,8 @@ def launch(
     arguments: tuple[str, ...],
     **wishes: Any,
 ) -> None:
-    """Run your own training loop on several processes of this machine (it calls paceline.join), or write a job for Slurm.
+    """Run your own training loop on several processes of this machine (it calls paceline.join), or
+    write a job for Slurm.
 
     \b
     Examples:
@@ -49,15 +94,21 @@ def launch(
     """
     from paceline.errors import BadRequest
 
-    given = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    given = {
+        name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
     if slurm is not None:
         for name, instead in NOT_FOR_SLURM.items():
             if name in given:
-                raise BadRequest(f"--{name} is for processes on this machine: with --slurm write {instead}")
+                raise BadRequest(
+                    f"--{name} is for processes on this machine: with --slurm write {instead}"
+                )
         _write(slurm, (script, *arguments), wishes)
         return
     if stray := [name for name in FOR_SLURM if name in given]:
-        raise BadRequest(f"--{stray[0].replace('_', '-')} is for a batch script: it goes with --slurm FILE")
+        raise BadRequest(
+            f"--{stray[0].replace('_', '-')} is for a batch script: it goes with --slurm FILE"
+        )
     from paceline.launch.script import launch as start
 
     start(script, arguments, ranks, threads)

@@ -15,11 +15,15 @@ from paceline.registry import ALL, load_plugin
 
 @click.command(name="list")
 @click.argument("kind", type=click.Choice(list(ALL)), required=False)
-@click.option("--plugin", multiple=True, metavar="FILE", help="a Python file that registers things of its own")
+@click.option(
+    "--plugin", multiple=True, metavar="FILE", help="a Python file that registers things of its own"
+)
 @click.option("--capabilities", is_flag=True, help="try out what each transport can do here")
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
 @click.option("--debug", is_flag=True, help="show tracebacks")
-def listing(kind: str | None, plugin: tuple[str, ...], capabilities: bool, as_json: bool, debug: bool) -> None:
+def listing(
+    kind: str | None, plugin: tuple[str, ...], capabilities: bool, as_json: bool, debug: bool
+) -> None:
     """What there is, with the options of each.
 
     \b
@@ -33,7 +37,9 @@ def listing(kind: str | None, plugin: tuple[str, ...], capabilities: bool, as_js
         load_plugin(file)
     if capabilities:
         if kind != "transports":
-            raise BadRequest("--capabilities goes with transports: paceline list transports --capabilities")
+            raise BadRequest(
+                "--capabilities goes with transports: paceline list transports --capabilities"
+            )
         _show_capabilities(as_json)
         return
     if as_json:
@@ -42,7 +48,11 @@ def listing(kind: str | None, plugin: tuple[str, ...], capabilities: bool, as_js
                 e.name: {
                     "summary": e.summary,
                     "options": {
-                        o.name: {"kind": describe_kind(o.kind), "default": o.default, "help": o.help}
+                        o.name: {
+                            "kind": describe_kind(o.kind),
+                            "default": o.default,
+                            "help": o.help,
+                        }
                         for o in e.options.values()
                     },
                 }
@@ -74,7 +84,9 @@ def _show_capabilities(as_json: bool) -> None:
     torch.set_num_threads(1)  # no pool of threads here: ranks are forked from this process
     from paceline.launch.capabilities import capabilities
 
-    Console(stderr=True).print("trying every operation on two ranks of every transport ...", highlight=False)
+    Console(stderr=True).print(
+        "trying every operation on two ranks of every transport ...", highlight=False
+    )
     rows = capabilities()
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -90,10 +102,13 @@ def _show_capabilities(as_json: bool) -> None:
             table.add_column(name)
         for operation in dict.fromkeys(r["operation"] for r in rows):
             answers = [found[(operation, name, device)] for name in names]
-            table.add_row(operation, *(f"[{styles[a]}]{'-' if a == 'not possible' else a}[/]" for a in answers))
+            table.add_row(
+                operation,
+                *(f"[{styles[a]}]{'-' if a == 'not possible' else a}[/]" for a in answers),
+            )
         console.print(table)
     console.print(
-        "native: the library's own, tried; ours: our schedule over its messages, tried; -: not possible, it does not reach "
-        "that device; not tested: this machine lacks what it takes.",
+        "native: the library's own, tried; ours: our schedule over its messages, tried; -: not"
+        " possible, it does not reach that device; not tested: this machine lacks what it takes.",
         highlight=False,
     )

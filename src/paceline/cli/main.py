@@ -56,7 +56,8 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="paceline")
 def cli() -> None:
-    """Train any PyTorch model with a line of workers, and see which way of keeping them together is best for you.
+    """Train any PyTorch model with a line of workers, and see which way of keeping them together is
+    best for you.
 
     \b
     Examples:
@@ -99,7 +100,9 @@ def _ended() -> int:
             traceback.print_exc()
         click.echo(f"paceline: {error}", err=True)
         code = error.exit_code
-        if "mpi4py.MPI" in sys.modules:  # other ranks may wait for this one: mpirun ends them when it leaves like this
+        if (
+            "mpi4py.MPI" in sys.modules
+        ):  # other ranks may wait for this one: mpirun ends them when it leaves like this
             sys.stderr.flush()
             os._exit(code)
     except BrokenPipeError:
@@ -109,7 +112,8 @@ def _ended() -> int:
         if debug:
             traceback.print_exc()
         click.echo(
-            f"paceline: internal error, {type(error).__name__}: {error} (run it with --debug, and report what it prints)",
+            f"paceline: internal error, {type(error).__name__}: {error} (run it with --debug, and"
+            " report what it prints)",
             err=True,
         )
         code = 1

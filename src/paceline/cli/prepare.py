@@ -13,13 +13,40 @@ import click
 @click.option("--recipe", metavar="FILE", help="your own: a TOML file (docs/data.md)")
 @click.option("--out", metavar="DIR", required=True, help="where the shards go")
 @click.option(
-    "--engine", default="auto", show_default=True, help="spark, polars, or by the size of the sources (images: spark, local)"
+    "--engine",
+    default="auto",
+    show_default=True,
+    help="spark, polars, or by the size of the sources (images: spark, local)",
 )
-@click.option("--master", default="", metavar="URL", help="Spark's: local[*], local[4], spark://host:port  [default: local[*]]")
-@click.option("--shards", default=4, show_default=True, type=int, help="of the training part; the test part has fewer")
-@click.option("--data-dir", metavar="DIR", help="where data sets are looked for first (then ./data, then the cache)")
-@click.option("--size", type=int, default=0, help="images: pixels of the square input  [default: as the first image]")
-@click.option("--no-persist", is_flag=True, help="Spark: compute intermediate results twice instead of keeping them")
+@click.option(
+    "--master",
+    default="",
+    metavar="URL",
+    help="Spark's: local[*], local[4], spark://host:port  [default: local[*]]",
+)
+@click.option(
+    "--shards",
+    default=4,
+    show_default=True,
+    type=int,
+    help="of the training part; the test part has fewer",
+)
+@click.option(
+    "--data-dir",
+    metavar="DIR",
+    help="where data sets are looked for first (then ./data, then the cache)",
+)
+@click.option(
+    "--size",
+    type=int,
+    default=0,
+    help="images: pixels of the square input  [default: as the first image]",
+)
+@click.option(
+    "--no-persist",
+    is_flag=True,
+    help="Spark: compute intermediate results twice instead of keeping them",
+)
 @click.option("--force", is_flag=True, help="make the shards anew where there are some")
 @click.option("--json", "as_json", is_flag=True, help="print the manifest to standard output")
 @click.option("--quiet", is_flag=True, help="say nothing unless something goes wrong")
@@ -39,7 +66,8 @@ def prepare(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Make shards of a table or a folder of images, for `--data shards:DIR`. WHAT is flights, adult or imagefolder:PATH.
+    """Make shards of a table or a folder of images, for `--data shards:DIR`. WHAT is flights, adult
+    or imagefolder:PATH.
 
     \b
     Examples:
@@ -55,14 +83,24 @@ def prepare(
     from paceline.data.prepare.anything import prepare as make
 
     console = Console(stderr=True)
-    options: dict[str, Any] = {"master": master, "shards": shards, "data_dir": data_dir, "size": size}
+    options: dict[str, Any] = {
+        "master": master,
+        "shards": shards,
+        "data_dir": data_dir,
+        "size": size,
+    }
     options |= {"persist": not no_persist, "force": force}
     if quiet:
         manifest = make(what, out=out, recipe=recipe, engine=engine, **options)
     else:
         with console.status("starting") as status:
             manifest = make(
-                what, out=out, recipe=recipe, engine=engine, say=lambda text: _tell(console, status, text), **options
+                what,
+                out=out,
+                recipe=recipe,
+                engine=engine,
+                say=lambda text: _tell(console, status, text),
+                **options,
             )
     if as_json:
         click.echo(json.dumps(manifest.described(), indent=1))

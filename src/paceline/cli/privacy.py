@@ -10,13 +10,17 @@ import click
 
 @click.command()
 @click.option("--samples", type=click.IntRange(1), required=True, help="in the training set")
-@click.option("--batch-size", type=click.IntRange(1), required=True, help="expected, over all workers")
+@click.option(
+    "--batch-size", type=click.IntRange(1), required=True, help="expected, over all workers"
+)
 @click.option("--epochs", type=click.IntRange(1), default=None, help="passes over the data")
 @click.option("--steps", type=click.IntRange(1), default=None, help="instead of epochs")
 @click.option("--noise", type=float, default=None, help="what epsilon does this noise give?")
 @click.option("--epsilon", type=float, default=None, help="what noise keeps within this epsilon?")
 @click.option("--delta", type=float, default=1e-5, show_default=True)
-@click.option("--sampling", type=click.Choice(["poisson", "shuffle"]), default="poisson", show_default=True)
+@click.option(
+    "--sampling", type=click.Choice(["poisson", "shuffle"]), default="poisson", show_default=True
+)
 @click.option("--json", "as_json", is_flag=True, help="print the numbers to standard output")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def privacy(
@@ -49,14 +53,23 @@ def privacy(
     if (epochs is None) == (steps is None):
         raise BadRequest("give --epochs or --steps, one of the two")
     if (noise is None) == (epsilon is None):
-        raise BadRequest("give --noise (epsilon is worked out) or --epsilon (noise is worked out), one of the two")
+        raise BadRequest(
+            "give --noise (epsilon is worked out) or --epsilon (noise is worked out), one of"
+            " the two"
+        )
     if batch_size > samples:
         raise BadRequest(f"a batch of {batch_size:,} from {samples:,} samples: at most all of them")
-    given = {k: v for k, v in (("noise", noise), ("epsilon", epsilon), ("delta", delta)) if v is not None}
+    given = {
+        k: v for k, v in (("noise", noise), ("epsilon", epsilon), ("delta", delta)) if v is not None
+    }
     Settings.read(given)
-    epoch = steps_per_epoch(samples, batch_size) if sampling == "poisson" else -(-samples // batch_size)
+    epoch = (
+        steps_per_epoch(samples, batch_size) if sampling == "poisson" else -(-samples // batch_size)
+    )
     made = steps if steps is not None else (epochs or 0) * epoch
-    rate, times = (batch_size / samples, made) if sampling == "poisson" else (1.0, -(-made // epoch))
+    rate, times = (
+        (batch_size / samples, made) if sampling == "poisson" else (1.0, -(-made // epoch))
+    )
     if noise is None:
         assert epsilon is not None
         noise = noise_for(epsilon, delta, rate, times)

@@ -9,11 +9,21 @@ import click
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path())
-@click.option("--out", default=None, metavar="FILE", help="where the comparison of two studies goes  [default: compare.html]")
-@click.option("--figures/--no-figures", default=True, help="pictures of the charts as PNG and SVG  [default: yes]")
+@click.option(
+    "--out",
+    default=None,
+    metavar="FILE",
+    help="where the comparison of two studies goes  [default: compare.html]",
+)
+@click.option(
+    "--figures/--no-figures",
+    default=True,
+    help="pictures of the charts as PNG and SVG  [default: yes]",
+)
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def report(folders: tuple[str, ...], out: str | None, figures: bool, debug: bool) -> None:
-    """Make the report of a study, a run or a folder of runs again, from its records; or compare two of them.
+    """Make the report of a study, a run or a folder of runs again, from its records; or compare two
+    of them.
 
     \b
     Examples:
@@ -35,7 +45,11 @@ def report(folders: tuple[str, ...], out: str | None, figures: bool, debug: bool
         page = compare(folders[0], folders[1], out or "compare.html")
     else:
         if out:
-            raise BadRequest("--out is for comparing two studies; the report of one goes into its own folder")
+            raise BadRequest(
+                "--out is for comparing two studies; the report of one goes into its own folder"
+            )
         page = render(folders[0], figures=figures)
         show_study(Path(folders[0]), console)
-    console.print(f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False
+    )

@@ -44,7 +44,16 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     if target is not None:
         reached = result["time_to_accuracy_s"]
         goal = f"{100 * target:g}% accuracy after"
-        rows.append((goal, "not reached" if reached is None else f"{reached:.2f} s, {result['steps_to_accuracy']:,} steps"))
+        rows.append(
+            (
+                goal,
+                (
+                    "not reached"
+                    if reached is None
+                    else f"{reached:.2f} s, {result['steps_to_accuracy']:,} steps"
+                ),
+            )
+        )
     for row in rows:
         if row[1] != "-":
             table.add_row(*row)
@@ -54,7 +63,8 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     only = only_the_largest_class(record)
     if only:
         console.print(
-            f"the accuracy is the share of the largest class ({only}): a model that always answers with that class has it, too",
+            f"the accuracy is the share of the largest class ({only}): a model that always answers"
+            " with that class has it, too",
             style="yellow",
             markup=False,
         )
@@ -64,14 +74,20 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     if config.get("profile"):
         _profile(console, out)
     if record.get("lost"):
-        console.print(f"lost on the way: worker {', '.join(map(str, record['lost']))}; the others went on", style="yellow")
+        console.print(
+            f"lost on the way: worker {', '.join(map(str, record['lost']))}; the others went on",
+            style="yellow",
+        )
     if private:
         console.print(" ".join(private["guarantee"]), highlight=False, soft_wrap=True)
         if not private["private"]:
-            console.print("NOT PRIVATE: secure=false, so the noise follows from the seed", style="yellow")
+            console.print(
+                "NOT PRIVATE: secure=false, so the noise follows from the seed", style="yellow"
+            )
     if config["oversubscribed"]:
         console.print(
-            f"oversubscribed: more threads than the {record['environment']['cores']} cores of this machine",
+            f"oversubscribed: more threads than the {record['environment']['cores']} cores of this"
+            " machine",
             style="yellow",
         )
     console.print(f"record: {out / 'run.json'}", highlight=False, soft_wrap=True, markup=False)
@@ -85,13 +101,20 @@ def _profile(console: Console, out: Path) -> None:
     for kind, steps in (("functions", "function_steps"), ("operators", "operator_steps")):
         if not found or not found[0][kind]:
             continue
-        table = Table(title=f"{kind} of worker 0, over {found[0][steps]} steps", title_justify="left")
+        table = Table(
+            title=f"{kind} of worker 0, over {found[0][steps]} steps", title_justify="left"
+        )
         for heading in ("name", "calls", "own", "total"):
             table.add_column(
-                heading, justify="left" if heading == "name" else "right", no_wrap=heading != "name", overflow="fold"
+                heading,
+                justify="left" if heading == "name" else "right",
+                no_wrap=heading != "name",
+                overflow="fold",
             )
         for row in found[0][kind][:8]:
-            table.add_row(row["name"], f"{row['calls']:,}", seconds(row["own_s"]), seconds(row["total_s"]))
+            table.add_row(
+                row["name"], f"{row['calls']:,}", seconds(row["own_s"]), seconds(row["total_s"])
+            )
         console.print(table)
 
 
@@ -144,5 +167,14 @@ def show_prepared(manifest: Manifest, out: str, to_stderr: bool = False) -> None
     """The short data report, and what to type next."""
     console = Console(stderr=to_stderr)
     text = as_text(manifest)
-    console.print(Markdown(text) if console.is_terminal else text, highlight=False, soft_wrap=not console.is_terminal)
-    console.print(f"Train on it: paceline train --data shards:{out}", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        Markdown(text) if console.is_terminal else text,
+        highlight=False,
+        soft_wrap=not console.is_terminal,
+    )
+    console.print(
+        f"Train on it: paceline train --data shards:{out}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )

@@ -21,18 +21,49 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", required=False, type=click.Path())
-@click.option("--out", default=None, metavar="DIR", help="where it is kept, and looked for  [default: runs/NAME]")
-@click.option("--short", is_flag=True, help="the file's short setting: the same study in seconds, to see that it works")
+@click.option(
+    "--out",
+    default=None,
+    metavar="DIR",
+    help="where it is kept, and looked for  [default: runs/NAME]",
+)
+@click.option(
+    "--short",
+    is_flag=True,
+    help="the file's short setting: the same study in seconds, to see that it works",
+)
 @click.option("--full", is_flag=True, help="the file's full setting: nothing cut")
-@click.option("--seeds", default=None, type=click.IntRange(1), metavar="N", help="every setting so many times")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="an option of `train` for all runs")
-@click.option("--data-dir", default=None, metavar="DIR", help="where data sets are looked for first")
-@click.option("--fetch", is_flag=True, help="fetch the data if it is not here; without a network, go on with fashion-mini")
-@click.option("--dry-run", is_flag=True, help="list the runs and about how long they take; run nothing")
+@click.option(
+    "--seeds", default=None, type=click.IntRange(1), metavar="N", help="every setting so many times"
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="an option of `train` for all runs",
+)
+@click.option(
+    "--data-dir", default=None, metavar="DIR", help="where data sets are looked for first"
+)
+@click.option(
+    "--fetch",
+    is_flag=True,
+    help="fetch the data if it is not here; without a network, go on with fashion-mini",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="list the runs and about how long they take; run nothing"
+)
 @click.option("--retry-failed", is_flag=True, help="run again what has failed")
-@click.option("--figures/--no-figures", default=True, help="pictures of the charts as PNG and SVG  [default: yes]")
+@click.option(
+    "--figures/--no-figures",
+    default=True,
+    help="pictures of the charts as PNG and SVG  [default: yes]",
+)
 @click.option("--quiet", is_flag=True, help="say nothing unless something goes wrong")
-@click.option("--progress/--no-progress", default=None, help="a live table (default: when this is a terminal)")
+@click.option(
+    "--progress/--no-progress", default=None, help="a live table (default: when this is a terminal)"
+)
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def study(
     file: str | None,
@@ -50,7 +81,8 @@ def study(
     progress: bool | None,
     debug: bool,
 ) -> None:
-    """Measure a grid of settings fairly, and report. Without FILE: all strategies, one to five workers, on MNIST.
+    """Measure a grid of settings fairly, and report. Without FILE: all strategies, one to five
+    workers, on MNIST.
 
     Started again, it goes on where it was stopped.
 
@@ -82,21 +114,32 @@ def study(
     if dry_run:
         _list_runs(planned, console)
         return
-    folder = Path(out) if out else Path("runs") / (planned.name + ("-short" if short else "-full" if full else ""))
+    folder = (
+        Path(out)
+        if out
+        else Path("runs") / (planned.name + ("-short" if short else "-full" if full else ""))
+    )
     began = time.monotonic()
     try:
         with Board(quiet=quiet, live=progress) as board:
             records = run_study(planned, folder, board, retry_failed=retry_failed, clean=True)
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; what was measured is in {folder}, and the same command goes on from there") from None
+        raise Interrupted(
+            f"interrupted; what was measured is in {folder}, and the same command goes on from"
+            " there"
+        ) from None
     if not quiet:
         messages.print(
-            f"{len(records)} runs in {(time.monotonic() - began) / 60:.1f} minutes; making the report", highlight=False
+            f"{len(records)} runs in {(time.monotonic() - began) / 60:.1f} minutes; making the"
+            " report",
+            highlight=False,
         )
     page = render(folder, figures=figures)
     if not quiet:
         show_study(folder, console)
-        console.print(f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False)
+        console.print(
+            f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False
+        )
     asked = {p.name for p in itertools.chain(*rounds_of(planned)) if not p.setting.baseline}
     if not any(r["status"] == "completed" for name, r in records.items() if name in asked):
         raise RunFailed("no run that was asked for was completed: see above")
@@ -130,7 +173,10 @@ def show_study(folder: Path, console: Console) -> None:
     narrow = console.width < 100  # then names matter more than the last columns
     for heading in (*headings, *([] if narrow else ["sent\na step"])):
         table.add_column(
-            heading, justify="left" if heading == "setting" else "right", no_wrap=heading != "setting", overflow="fold"
+            heading,
+            justify="left" if heading == "setting" else "right",
+            no_wrap=heading != "setting",
+            overflow="fold",
         )
     for line in best_lines(found):
         gain, sent = found.serial_speedup(line), line.per_step("payload_sent_bytes")
@@ -145,7 +191,9 @@ def show_study(folder: Path, console: Console) -> None:
         if found.target is not None:
             reached = line.time_to_accuracy
             row.append("not reached" if reached is None else _cell(reached, ".2f", 1, narrow))
-        table.add_row(*row, *([] if narrow else [size(sent.mean) if sent and line.workers > 1 else "–"]))
+        table.add_row(
+            *row, *([] if narrow else [size(sent.mean) if sent and line.workers > 1 else "–"])
+        )
     for sentence in answer(found):
         console.print(sentence.replace("`", ""), highlight=False, markup=False)
     console.print(table)
@@ -156,7 +204,13 @@ def show_study(folder: Path, console: Console) -> None:
     console.print(notes, style="dim", highlight=False)
     for line in found.lines:
         if line.errors:
-            console.print(f"{line.id} {line.errors[0]}", style="red", highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"{line.id} {line.errors[0]}",
+                style="red",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
     console.print(machine_line(found.environment), style="dim", highlight=False)
 
 
@@ -178,12 +232,18 @@ def _fetched(planned: Study, data_dir: str | None, messages: Console) -> Study:
     def say(text: str) -> None:
         messages.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    for name in sorted({str(s.options.get("data", "mnist")) for s in planned.settings()} & set(RECIPES)):
+    for name in sorted(
+        {str(s.options.get("data", "mnist")) for s in planned.settings()} & set(RECIPES)
+    ):
         try:
             bring(name, data_dir or "data", say)
         except DataUnavailable as error:
             say(f"note: {str(error).split('. Copy')[0]}; going on with fashion-mini")
-            built_in = replace(planned, target_accuracy=0.6, cut="no network: 6,000 images of clothes that are built in")
+            built_in = replace(
+                planned,
+                target_accuracy=0.6,
+                cut="no network: 6,000 images of clothes that are built in",
+            )
             return built_in.changed(["data=fashion-mini", "data_share=1.0"])
     return planned
 
@@ -204,11 +264,23 @@ def _list_runs(planned: Study, console: Console) -> None:
         total += (guess or 0.0) * len(planned.seeds)
         about = "?" if guess is None else f"{guess:.0f} s"
         table.add_row(
-            Text(setting.label), str(setting.workers), str(setting.options["threads"]), str(len(planned.seeds)), about
+            Text(setting.label),
+            str(setting.workers),
+            str(setting.options["threads"]),
+            str(len(planned.seeds)),
+            about,
         )
     console.print(table)
     runs = len(planned.settings()) * len(planned.seeds)
-    budget = f"; seeds after the first are left out after {planned.budget_s:.0f} s" if planned.budget_s else ""
+    budget = (
+        f"; seeds after the first are left out after {planned.budget_s:.0f} s"
+        if planned.budget_s
+        else ""
+    )
     about = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} minutes"
-    told = f"about {about} on this machine (an estimate)" if total else "for how long could not be tried out"
+    told = (
+        f"about {about} on this machine (an estimate)"
+        if total
+        else "for how long could not be tried out"
+    )
     console.print(f"{runs} runs, {told}{budget}", highlight=False)

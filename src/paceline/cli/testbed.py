@@ -21,9 +21,19 @@ def testbed() -> None:
 @testbed.command()
 @click.option("--hosts", default=4, show_default=True, type=int, help="how many")
 @click.option(
-    "--rate", default="unlimited", show_default=True, metavar="RATE", help="of each link, per direction: 10mbit, 1gbit"
+    "--rate",
+    default="unlimited",
+    show_default=True,
+    metavar="RATE",
+    help="of each link, per direction: 10mbit, 1gbit",
 )
-@click.option("--latency", default="0", show_default=True, metavar="TIME", help="from host to host: 1ms (if the kernel can)")
+@click.option(
+    "--latency",
+    default="0",
+    show_default=True,
+    metavar="TIME",
+    help="from host to host: 1ms (if the kernel can)",
+)
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def up(hosts: int, rate: str, latency: str, debug: bool) -> None:
     """Make the hosts; they stand until `down`."""
@@ -54,10 +64,16 @@ def down(debug: bool) -> None:
 @testbed.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.pass_context
 def run(ctx: click.Context) -> None:
-    """`paceline train` on the hosts that are up, one worker on each. All options are those of `train`."""
+    """`paceline train` on the hosts that are up, one worker on each. All options are those of
+    `train`.
+    """
     from paceline.cli.train import train
 
-    train.main(args=["--network", "standing", *ctx.args], prog_name="paceline testbed run", standalone_mode=False)
+    train.main(
+        args=["--network", "standing", *ctx.args],
+        prog_name="paceline testbed run",
+        standalone_mode=False,
+    )
 
 
 def _describe() -> None:
@@ -70,4 +86,6 @@ def _describe() -> None:
     click.echo(f"{bed.hosts} hosts, links {bed.links} in each direction")
     for host in range(bed.hosts):
         click.echo(f"  host-{host}  {bed.address(host)}    ip netns exec {bed.namespace(host)} ...")
-    click.echo("run something there: paceline testbed run --strategy allreduce --workers " + str(bed.hosts))
+    click.echo(
+        "run something there: paceline testbed run --strategy allreduce --workers " + str(bed.hosts)
+    )

@@ -26,11 +26,19 @@ COMPLETED_FROM = {
 }
 
 
-def _completer(plural: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _completer(
+    plural: str,
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    def complete(
+        ctx: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         from paceline.registry import ALL
 
-        return [CompletionItem(e.name, help=e.summary) for e in ALL[plural] if e.name.startswith(incomplete)]
+        return [
+            CompletionItem(e.name, help=e.summary)
+            for e in ALL[plural]
+            if e.name.startswith(incomplete)
+        ]
 
     return complete
 
@@ -77,11 +85,17 @@ class GroupedCommand(click.Command):
 @click.argument("file", required=False, type=click.Path())
 @options_from_config
 @click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="any option, also inside: strategy.collective=native"
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="any option, also inside: strategy.collective=native",
 )
 @click.option("--json", "as_json", is_flag=True, help="print run.json to standard output")
 @click.option("--quiet", is_flag=True, help="say nothing unless something goes wrong")
-@click.option("--progress/--no-progress", default=None, help="a live bar (default: when this is a terminal)")
+@click.option(
+    "--progress/--no-progress", default=None, help="a live bar (default: when this is a terminal)"
+)
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def train(
     file: str | None,
@@ -105,11 +119,15 @@ def train(
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({k: v for k, v in flags.items() if v is not None and v != ()})
-    if values.get("resume"):  # an option inside a choice is set in the choice of the run that goes on
+    if values.get(
+        "resume"
+    ):  # an option inside a choice is set in the choice of the run that goes on
         from paceline.request.job import load_config
 
         saved = load_config(values["resume"])
-        inside = {s.partition(".")[0].replace("-", "_") for s in settings if "." in s.partition("=")[0]}
+        inside = {
+            s.partition(".")[0].replace("-", "_") for s in settings if "." in s.partition("=")[0]
+        }
         values = {**{k: v for k, v in saved.items() if k in inside}, **values}
     values = apply_settings(values, list(settings))
 

@@ -1,4 +1,5 @@
-"""A codec combines a buffer over all ranks, or takes it from one rank to another, in fewer bytes than the buffer has.
+"""A codec combines a buffer over all ranks, or takes it from one rank to another, in fewer bytes
+than the buffer has.
 
 Four kinds, by what can be done with a message on its way:
 
@@ -7,8 +8,9 @@ Four kinds, by what can be done with a message on its way:
     gather   it cannot: everybody's message goes to everybody, and all add them up in the order of the ranks (sign, top-k, ...)
     linear   what travels is linear in the buffer, so it is summed by any all-reduce (random-k, PowerSGD)
 
-A message is bytes with everything in it: values, indices, scales. What a codec remembers from step to step is its `state`, a
-dictionary that goes into checkpoints; scratch memory is its own and is made once.
+A message is bytes with everything in it: values, indices, scales. What a codec remembers from step
+to step is its `state`, a dictionary that goes into checkpoints; scratch memory is its own and is
+made once.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ ALIGNMENT = 8  # bytes
 
 @dataclass
 class Clock:
-    """Seconds spent in making messages and in reading them; and how long messages were that differ in length."""
+    """Seconds spent in making messages and in reading them; and how long messages were that differ
+    in length.
+    """
 
     encode_s: float = 0.0
     decode_s: float = 0.0
@@ -67,7 +71,9 @@ class Scratch:
 
     _kept: dict[tuple[str, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
-    def __call__(self, purpose: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def __call__(
+        self, purpose: str, numel: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         key = (purpose, dtype, device)
         found = self._kept.get(key)
         if found is None or found.numel() < numel:
@@ -80,7 +86,10 @@ class Codec(ABC):
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
-    biased: ClassVar[bool] = False  # on average something else arrives than was sent: what was left out must be remembered
+    biased: ClassVar[bool] = (
+        # on average something else arrives than was sent: what was left out must be remembered
+        False
+    )
     lossless: ClassVar[bool] = False
     feedback: bool = False  # whether what was left out is remembered and sent later (feedback.py)
     varies: bool = False  # whether messages of one layout differ in length
@@ -94,7 +103,9 @@ class Codec(ABC):
 
     @property
     def plain(self) -> Codec:
-        """Without error feedback: for who sends differences from what the other side knows, which hold what was left out."""
+        """Without error feedback: for who sends differences from what the other side knows, which
+        hold what was left out.
+        """
         return self
 
     def _prepare(self) -> None:
@@ -105,7 +116,9 @@ class Codec(ABC):
         """Refuse options that make no sense."""
         return
 
-    def start(self, layout: Layout, random: torch.Generator, shared_random: torch.Generator) -> State:
+    def start(
+        self, layout: Layout, random: torch.Generator, shared_random: torch.Generator
+    ) -> State:
         """What the codec remembers from step to step for one buffer; saved in checkpoints.
 
         `random` is this rank's own, `shared_random` draws the same on all ranks.
@@ -122,7 +135,9 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
-        """Write the message (uint8, `message_bytes` long); returns how much of it is used. `values` stay as they are."""
+        """Write the message (uint8, `message_bytes` long); returns how much of it is used. `values`
+        stay as they are.
+        """
 
     @abstractmethod
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
@@ -135,8 +150,16 @@ class Codec(ABC):
         total.add_(values)
 
     @abstractmethod
-    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
-        """In place: the sum over all ranks, as far as the codec keeps it; bit-identical on all ranks.
+    def reduce(
+        self,
+        buffer: Tensor,
+        layout: Layout,
+        collective: Collective,
+        state: State,
+        sent: Tensor | None = None,
+    ) -> None:
+        """In place: the sum over all ranks, as far as the codec keeps it; bit-identical on all
+        ranks.
 
         `sent`, where it is given, is filled with what this rank's own first message amounts to.
         """
@@ -153,7 +176,14 @@ class GatherCodec(Codec):
 
     kind = "gather"
 
-    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
+    def reduce(
+        self,
+        buffer: Tensor,
+        layout: Layout,
+        collective: Collective,
+        state: State,
+        sent: Tensor | None = None,
+    ) -> None:
         transport, length = collective.transport, self.message_bytes(layout)
         everybody = self.scratch("gathered", transport.size * length, torch.uint8, buffer.device)
         messages = everybody.view(transport.size, length)
@@ -164,7 +194,10 @@ class GatherCodec(Codec):
                 self.decode(own[:used], layout, sent)
         lengths = [length] * transport.size
         if self.varies:
-            self.clock.messages, self.clock.message_bytes = self.clock.messages + 1, self.clock.message_bytes + used
+            self.clock.messages, self.clock.message_bytes = (
+                self.clock.messages + 1,
+                self.clock.message_bytes + used,
+            )
             lengths = exchange_uneven(messages, used, transport)
         else:
             self.operations(transport).all_gather(everybody)
@@ -175,7 +208,9 @@ class GatherCodec(Codec):
 
 
 def exchange_uneven(messages: Tensor, used: int, transport: Transport) -> list[int]:
-    """Row p of `messages` goes to all, as much of it as is used; returns how much that is of each row."""
+    """Row p of `messages` goes to all, as much of it as is used; returns how much that is of each
+    row.
+    """
     lengths = torch.zeros(transport.size, dtype=torch.int64, device=messages.device)
     lengths[transport.rank] = used
     transport.all_reduce(lengths)
@@ -192,23 +227,32 @@ def exchange_uneven(messages: Tensor, used: int, transport: Transport) -> list[i
 def check_real(layout: Layout, dtype: torch.dtype, name: str) -> None:
     if layout.numel and not dtype.is_floating_point:
         first = layout.slots[0].name if layout.slots else "the model"
-        raise BadRequest(f"codec {name} takes real numbers; {first} is {str(dtype).removeprefix('torch.')}")
+        raise BadRequest(
+            f"codec {name} takes real numbers; {first} is {str(dtype).removeprefix('torch.')}"
+        )
 
 
 def refuse_nonfinite(probe: Tensor, name: str) -> None:
-    """`probe` is anything that is not finite where the values are not: a sum of them, their scales."""
+    """`probe` is anything that is not finite where the values are not: a sum of them,
+    their scales.
+    """
     if probe.numel() and not bool(torch.isfinite(probe).all()):
         raise NotFinite(
-            f"codec {name}: what is to be sent holds NaN or infinity: try a smaller lr, or look for bad numbers in the data"
+            f"codec {name}: what is to be sent holds NaN or infinity: try a smaller lr, or look for"
+            " bad numbers in the data"
         )
 
 
 def aligned(length: int) -> int:
-    """Messages lie back to back, and numbers in them begin where numbers may: a few bytes of padding, counted like the rest."""
+    """Messages lie back to back, and numbers in them begin where numbers may: a few bytes of
+    padding, counted like the rest.
+    """
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
 def part(message: Tensor, at: int, count: int, dtype: torch.dtype) -> tuple[Tensor, int]:
-    """`count` numbers of a message from byte `at` on, and where they end. Long before short keeps them aligned."""
+    """`count` numbers of a message from byte `at` on, and where they end. Long before short keeps
+    them aligned.
+    """
     end = at + count * dtype.itemsize
     return message[at:end].view(dtype), end

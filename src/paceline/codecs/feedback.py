@@ -1,10 +1,11 @@
-"""Error feedback: what a message leaves out is remembered and goes into the next one (Seide et al., 2014; Karimireddy et al.,
-2019).
+"""Error feedback: what a message leaves out is remembered and goes into the next one (Seide et al.,
+2014; Karimireddy et al., 2019).
 
     v <- x + e ;   send C(v) ;   e <- v - decoded C(v)
 
-So that sent + remembered = original, whatever the codec does, and nothing is lost for good. It covers the first encode, a
-rank's own: what a hop codec rounds off further down the ring is nobody's.
+So that sent + remembered = original, whatever the codec does, and nothing is lost for good. It
+covers the first encode, a rank's own: what a hop codec rounds off further down the ring is
+nobody's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Feedback(Codec):
     def __init__(self, inner: Codec) -> None:
         super().__init__()
         self.inner = inner
-        self.name, self.kind, self.biased, self.varies = inner.name, inner.kind, inner.biased, inner.varies  # type: ignore[misc]
+        self.name, self.kind = inner.name, inner.kind  # type: ignore[misc]
+        self.biased, self.varies = inner.biased, inner.varies
         self.feedback, self.clock = True, inner.clock
 
     @property
@@ -39,7 +41,9 @@ class Feedback(Codec):
     def __deepcopy__(self, memo: dict[int, object]) -> Feedback:
         return Feedback(copy.deepcopy(self.inner, memo))
 
-    def start(self, layout: Layout, random: torch.Generator, shared_random: torch.Generator) -> State:
+    def start(
+        self, layout: Layout, random: torch.Generator, shared_random: torch.Generator
+    ) -> State:
         return {"inner": self.inner.start(layout, random, shared_random), "error": None}
 
     def fits(self, layout: Layout) -> None:
@@ -49,7 +53,10 @@ class Feedback(Codec):
         return self.inner.message_bytes(layout)
 
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
-        error, sent = self._error(values, state), self.scratch("sent", values.numel(), values.dtype, values.device)
+        error, sent = (
+            self._error(values, state),
+            self.scratch("sent", values.numel(), values.dtype, values.device),
+        )
         error.add_(values)
         used = self.inner.encode(error, layout, message, state["inner"])
         self.inner.decode(message[:used], layout, sent)
@@ -62,8 +69,19 @@ class Feedback(Codec):
     def add(self, message: Tensor, layout: Layout, total: Tensor) -> None:
         self.inner.add(message, layout, total)
 
-    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
-        own = sent if sent is not None else self.scratch("sent", buffer.numel(), buffer.dtype, buffer.device)
+    def reduce(
+        self,
+        buffer: Tensor,
+        layout: Layout,
+        collective: Collective,
+        state: State,
+        sent: Tensor | None = None,
+    ) -> None:
+        own = (
+            sent
+            if sent is not None
+            else self.scratch("sent", buffer.numel(), buffer.dtype, buffer.device)
+        )
         with self.clock.encoding():
             error = self._error(buffer, state)
             error.add_(buffer)

@@ -1,7 +1,8 @@
 """Half of the bits: 16 instead of 32.
 
-`fp16` has 11 bits of precision and ends at 65,504; `bf16` has 8 bits and float32's range. Sums are made in the same 16 bits
-at every hop, as decode, add, encode would; the owner of a chunk rounds its sum once, so replicas stay identical.
+`fp16` has 11 bits of precision and ends at 65,504; `bf16` has 8 bits and float32's range. Sums are
+made in the same 16 bits at every hop, as decode, add, encode would; the owner of a chunk rounds its
+sum once, so replicas stay identical.
 """
 
 from __future__ import annotations
@@ -31,16 +32,27 @@ class Half(HopCodec):
     def pack(self, values: Tensor, message: Tensor) -> None:
         halves = message[: 2 * values.numel()].view(self.wire)
         halves.copy_(values)
-        aside = self.scratch("magnitudes", min(values.numel(), 2 * blocks.SLICE), self.wire, values.device)
+        aside = self.scratch(
+            "magnitudes", min(values.numel(), 2 * blocks.SLICE), self.wire, values.device
+        )
         for some in halves.split(2 * blocks.SLICE) if halves.numel() else ():
             refuse_nonfinite(torch.abs(some, out=aside[: some.numel()]).amax(), self.name)
 
     def unpack(self, message: Tensor, values: Tensor) -> None:
         values.copy_(message[: 2 * values.numel()].view(self.wire))
 
-    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
+    def reduce(
+        self,
+        buffer: Tensor,
+        layout: Layout,
+        collective: Collective,
+        state: State,
+        sent: Tensor | None = None,
+    ) -> None:
         if not isinstance(collective, Scheduled) and not collective.transport.adds(self.wire):
-            super().reduce(buffer, layout, collective, state, sent)  # hop by hop: the transport cannot add such numbers itself
+            super().reduce(
+                buffer, layout, collective, state, sent
+            )  # hop by hop: the transport cannot add such numbers itself
             return
         halves = self.scratch("halves", buffer.numel(), self.wire, buffer.device)
         with self.clock.encoding():

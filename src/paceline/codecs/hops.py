@@ -1,7 +1,9 @@
-"""Messages that are decoded, added to and encoded again at every hop, along any all-reduce's schedule.
+"""Messages that are decoded, added to and encoded again at every hop, along any all-reduce's
+schedule.
 
-A chunk that is to be added at its target is encoded from what its sender holds. A chunk that is final is encoded once, by its
-owner, who goes on with the decoded copy; whoever passes it on passes on the same bytes. So all ranks end with the same bits.
+A chunk that is to be added at its target is encoded from what its sender holds. A chunk that is
+final is encoded once, by its owner, who goes on with the decoded copy; whoever passes it on passes
+on the same bytes. So all ranks end with the same bits.
 """
 
 from __future__ import annotations
@@ -43,13 +45,22 @@ class HopCodec(Codec):
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
         self.unpack(message, values)
 
-    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
+    def reduce(
+        self,
+        buffer: Tensor,
+        layout: Layout,
+        collective: Collective,
+        state: State,
+        sent: Tensor | None = None,
+    ) -> None:
         """Along the collective's own schedule, or a ring where it has none."""
         if sent is not None:
             schedule = self.hops(collective).schedule
             message = self.scratch("first", self.length(buffer.numel()), torch.uint8, buffer.device)
             with self.clock.encoding():
-                for low, high in (schedule.bounds(chunk, buffer.numel()) for chunk in range(schedule.chunks)):
+                for low, high in (
+                    schedule.bounds(chunk, buffer.numel()) for chunk in range(schedule.chunks)
+                ):
                     self.pack(buffer[low:high], message)  # chunk by chunk, as they will travel
                     self.unpack(message, sent[low:high])
                 buffer.copy_(sent)
@@ -59,7 +70,11 @@ class HopCodec(Codec):
         key = id(collective)
         if key not in self._hops:
             transport = collective.transport
-            schedule = collective.schedule if isinstance(collective, Scheduled) else schedule_of("ring", transport.size)
+            schedule = (
+                collective.schedule
+                if isinstance(collective, Scheduled)
+                else schedule_of("ring", transport.size)
+            )
             self._hops[key] = EncodedHops(schedule, transport, self)
         return self._hops[key]
 
@@ -70,7 +85,9 @@ class HopCodec(Codec):
 
 @dataclass
 class _Round:
-    """One rank's part of a round: chunks to encode (and whether they are final), messages, and what is done with what came."""
+    """One rank's part of a round: chunks to encode (and whether they are final), messages, and what
+    is done with what came.
+    """
 
     leaving: list[tuple[int, bool]]
     messages: list[Message]
@@ -84,7 +101,9 @@ class EncodedHops:
     def __init__(self, schedule: Schedule, transport: Transport, codec: Codec) -> None:
         assert isinstance(codec, HopCodec)
         self.schedule, self.transport, self.codec = schedule, transport, codec
-        self._plans: dict[tuple[int, torch.dtype, torch.device], tuple[list[_Round], list[Tensor]]] = {}
+        self._plans: dict[
+            tuple[int, torch.dtype, torch.device], tuple[list[_Round], list[Tensor]]
+        ] = {}
 
     def run(self, buffer: Tensor) -> None:
         key = (buffer.numel(), buffer.dtype, buffer.device)
@@ -92,7 +111,10 @@ class EncodedHops:
             self._plans[key] = self._plan(buffer)
         rounds, wire = self._plans[key]
         chunks = [
-            buffer[low:high] for low, high in (self.schedule.bounds(c, buffer.numel()) for c in range(self.schedule.chunks))
+            buffer[low:high]
+            for low, high in (
+                self.schedule.bounds(c, buffer.numel()) for c in range(self.schedule.chunks)
+            )
         ]
         final: set[int] = set()
         clock = self.codec.clock
@@ -111,7 +133,9 @@ class EncodedHops:
                 message.wait()
             with clock.decoding():
                 for chunk, arrived in part.adding:
-                    values = self.codec.scratch("hop", chunks[chunk].numel(), buffer.dtype, buffer.device)
+                    values = self.codec.scratch(
+                        "hop", chunks[chunk].numel(), buffer.dtype, buffer.device
+                    )
                     self.codec.unpack(arrived, values)
                     chunks[chunk].add_(values)
                 for chunk in part.placing:
@@ -119,9 +143,14 @@ class EncodedHops:
                     final.add(chunk)
 
     def _plan(self, buffer: Tensor) -> tuple[list[_Round], list[Tensor]]:
-        """Memory for every chunk's message, back to back, so that several chunks are one message."""
+        """Memory for every chunk's message, back to back, so that several chunks are one
+        message.
+        """
         schedule, transport, me = self.schedule, self.transport, self.transport.rank
-        sizes = [high - low for low, high in (schedule.bounds(c, buffer.numel()) for c in range(schedule.chunks))]
+        sizes = [
+            high - low
+            for low, high in (schedule.bounds(c, buffer.numel()) for c in range(schedule.chunks))
+        ]
         lengths = [self.codec.length(size) if size else 0 for size in sizes]
         ends = [0]
         for length in lengths:

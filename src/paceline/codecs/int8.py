@@ -1,6 +1,7 @@
 """8 bits and one scale for every block of numbers: the block's largest magnitude is 127.
 
-Decoded, added and encoded again at every hop; rounding is to the nearest, so an error is at most 1/254 of the block's largest.
+Decoded, added and encoded again at every hop; rounding is to the nearest, so an error is at most
+1/254 of the block's largest.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Int8(HopCodec):
         aside = self.scratch("slice", max(blocks.SLICE, self.block), torch.float32, values.device)
         for piece in blocks.pieces(values.numel(), self.block):
             rows = values[piece.start : piece.stop].view(piece.rows, piece.width).float()
-            work, own = aside[: rows.numel()].view_as(rows), scales[piece.first : piece.first + piece.rows]
+            work, own = (
+                aside[: rows.numel()].view_as(rows),
+                scales[piece.first : piece.first + piece.rows],
+            )
             blocks.scale(rows, work, own)
             torch.mul(rows, (127 / own).unsqueeze(1), out=work).round_()
             bytes_[piece.start : piece.stop].view_as(rows).copy_(work)

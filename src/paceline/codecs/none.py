@@ -30,7 +30,14 @@ class NoCodec(Codec):
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
         values.copy_(message[: values.nbytes].view(values.dtype))
 
-    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
+    def reduce(
+        self,
+        buffer: Tensor,
+        layout: Layout,
+        collective: Collective,
+        state: State,
+        sent: Tensor | None = None,
+    ) -> None:
         if sent is not None:
             sent.copy_(buffer)
         collective.all_reduce(buffer)

@@ -1,9 +1,11 @@
-"""PowerSGD (Vogels et al., 2019): every matrix as the product of two thin ones, found by one step of power iteration.
+"""PowerSGD (Vogels et al., 2019): every matrix as the product of two thin ones, found by one step
+of power iteration.
 
     P <- sum_p M_p Q ;  orthonormal columns ;  Q_p <- M_p^T P ;  Q <- sum_p Q_p ;  sum_p M_p ~ P Q^T
 
-Both products are linear in M, so any all-reduce adds them up, and Q is where the next step begins. Convolutions are matrices of
-(output channels) x (the rest); vectors, and matrices that would not get smaller, travel as they are.
+Both products are linear in M, so any all-reduce adds them up, and Q is where the next step begins.
+Convolutions are matrices of (output channels) x (the rest); vectors, and matrices that would not
+get smaller, travel as they are.
 """
 
 from __future__ import annotations
@@ -48,14 +50,19 @@ class PowerSGD(Codec):
             raise BadRequest(f"powersgd: rank={self.rank}: 1 or more")
         self._parts: dict[int, tuple[list[Matrix], list[Slot], Layout]] = {}
 
-    def start(self, layout: Layout, random: torch.Generator, shared_random: torch.Generator) -> State:
+    def start(
+        self, layout: Layout, random: torch.Generator, shared_random: torch.Generator
+    ) -> State:
         matrices, _ = self._cut(layout)
         drawn = torch.randn(sum(m.columns for m in matrices) * self.rank, generator=shared_random)
         return {"q": drawn}
 
     def message_bytes(self, layout: Layout) -> int:
         matrices, others = self._cut(layout)
-        return aligned(4 * (self.rank * sum(m.rows + m.columns for m in matrices) + sum(s.numel for s in others)))
+        return aligned(
+            4
+            * (self.rank * sum(m.rows + m.columns for m in matrices) + sum(s.numel for s in others))
+        )
 
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
         p, q, rest = self._places(layout, message)
@@ -72,7 +79,14 @@ class PowerSGD(Codec):
         self._product(layout, p, q, values)
         self._put_rest(rest, layout, values)
 
-    def reduce(self, buffer: Tensor, layout: Layout, collective: Collective, state: State, sent: Tensor | None = None) -> None:
+    def reduce(
+        self,
+        buffer: Tensor,
+        layout: Layout,
+        collective: Collective,
+        state: State,
+        sent: Tensor | None = None,
+    ) -> None:
         matrices, others = self._cut(layout)
         ends = (self.rank * sum(m.rows for m in matrices), sum(s.numel for s in others))
         first = self.scratch("p and rest", sum(ends), buffer.dtype, buffer.device)
@@ -108,7 +122,11 @@ class PowerSGD(Codec):
                     matrices.append(matrix)
                 else:
                     others.append(slot)
-            self._parts[id(layout)] = (matrices, others, layout)  # the layout is kept, so that its id stays its own
+            self._parts[id(layout)] = (
+                matrices,
+                others,
+                layout,
+            )  # the layout is kept, so that its id stays its own
         return self._parts[id(layout)][:2]
 
     def fits(self, layout: Layout) -> None:
@@ -116,8 +134,9 @@ class PowerSGD(Codec):
         if found and all(self.rank > min(m.rows, m.columns) for m in found):
             largest = max(found, key=lambda m: min(m.rows, m.columns))
             raise BadRequest(
-                f"powersgd: rank={self.rank} is larger than every matrix of this model; the largest, {largest.slot.name}, "
-                f"is {largest.rows} x {largest.columns}: use rank 1 to 8"
+                f"powersgd: rank={self.rank} is larger than every matrix of this model; the"
+                f" largest, {largest.slot.name}, is {largest.rows} x {largest.columns}: use rank 1"
+                " to 8"
             )
 
     def _q(self, state: State, values: Tensor) -> Tensor:
@@ -134,21 +153,32 @@ class PowerSGD(Codec):
         return p, q, rest
 
     def _each(self, layout: Layout, flat: Tensor, side: str) -> list[tuple[Matrix, Tensor]]:
-        """Each matrix with its own stretch of a flat P or Q, lying down: products with long rows are four times as fast."""
+        """Each matrix with its own stretch of a flat P or Q, lying down: products with long rows
+        are four times as fast.
+        """
         matrices, _ = self._cut(layout)
         lengths = [(m.rows if side == "p" else m.columns) * self.rank for m in matrices]
-        return [(m, thin.view(self.rank, -1)) for m, thin in zip(matrices, flat.split(lengths), strict=True)]
+        return [
+            (m, thin.view(self.rank, -1))
+            for m, thin in zip(matrices, flat.split(lengths), strict=True)
+        ]
 
     def _multiply(self, values: Tensor, layout: Layout, q: Tensor, p: Tensor) -> None:
-        for (matrix, right), (_, left) in zip(self._each(layout, q, "q"), self._each(layout, p, "p"), strict=True):
+        for (matrix, right), (_, left) in zip(
+            self._each(layout, q, "q"), self._each(layout, p, "p"), strict=True
+        ):
             left.copy_(right @ matrix.of(values).to(right.dtype).t())
 
     def _transposed(self, values: Tensor, layout: Layout, p: Tensor, q: Tensor) -> None:
-        for (matrix, left), (_, right) in zip(self._each(layout, p, "p"), self._each(layout, q, "q"), strict=True):
+        for (matrix, left), (_, right) in zip(
+            self._each(layout, p, "p"), self._each(layout, q, "q"), strict=True
+        ):
             right.copy_(left @ matrix.of(values).to(left.dtype))
 
     def _product(self, layout: Layout, p: Tensor, q: Tensor, values: Tensor) -> None:
-        for (matrix, left), (_, right) in zip(self._each(layout, p, "p"), self._each(layout, q, "q"), strict=True):
+        for (matrix, left), (_, right) in zip(
+            self._each(layout, p, "p"), self._each(layout, q, "q"), strict=True
+        ):
             if values.dtype == left.dtype:
                 torch.mm(left.t(), right, out=matrix.of(values))
             else:
@@ -173,7 +203,9 @@ class PowerSGD(Codec):
 
 
 def _as_matrix(slot: Slot) -> Matrix | None:
-    """Rows run over the dimension whose steps in memory are the longest: the first, in all usual formats."""
+    """Rows run over the dimension whose steps in memory are the longest: the first, in all usual
+    formats.
+    """
     if len(slot.shape) < 2 or not slot.numel:
         return None
     outer = max(range(len(slot.shape)), key=lambda d: (slot.shape[d] > 1, slot.stride[d]))

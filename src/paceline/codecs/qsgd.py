@@ -1,8 +1,10 @@
-"""QSGD (Alistarh et al., 2017): few levels per block, and rounding up or down by chance, so that the mean is right.
+"""QSGD (Alistarh et al., 2017): few levels per block, and rounding up or down by chance, so that
+the mean is right.
 
     s = 2^(bits-1) - 1 levels ;  q = floor(s x / max|block| + u),  u uniform in [0, 1) ;  decoded  q max|block| / s
 
-Unbiased, so nothing need be remembered; what it costs is noise. Packed: two numbers to a byte with 4 bits, four with 2.
+Unbiased, so nothing need be remembered; what it costs is noise. Packed: two numbers to a byte with
+4 bits, four with 2.
 """
 
 from __future__ import annotations
@@ -34,10 +36,15 @@ class QSGD(GatherCodec):
         if self.bits not in (2, 4, 8):
             raise BadRequest(f"qsgd: bits={self.bits}: 2, 4 or 8, so that they fill bytes")
         if self.block < 1 or self.block % (8 // self.bits):
-            raise BadRequest(f"qsgd: block={self.block}: a multiple of {8 // self.bits}, so that blocks fill bytes")
+            raise BadRequest(
+                f"qsgd: block={self.block}: a multiple of {8 // self.bits}, so that blocks fill"
+                " bytes"
+            )
         self._dice = draws.Dice()
 
-    def start(self, layout: Layout, random: torch.Generator, shared_random: torch.Generator) -> State:
+    def start(
+        self, layout: Layout, random: torch.Generator, shared_random: torch.Generator
+    ) -> State:
         return draws.start(random)
 
     def message_bytes(self, layout: Layout) -> int:
@@ -48,7 +55,9 @@ class QSGD(GatherCodec):
         n, device, levels = values.numel(), values.device, 2 ** (self.bits - 1) - 1
         scales, at = part(message, 0, blocks.count(n, self.block), torch.float32)
         size = max(blocks.SLICE, self.block)
-        aside, chance = (self.scratch(name, size, torch.float32, device) for name in ("slice", "chance"))
+        aside, chance = (
+            self.scratch(name, size, torch.float32, device) for name in ("slice", "chance")
+        )
         codes = self.scratch("codes", size, torch.int8, device)
         random64 = self.scratch("random", -(-size // 4), torch.int64, device)
         generator = self._dice.seeded(draws.next_seed(state), device)
@@ -74,6 +83,12 @@ class QSGD(GatherCodec):
         for piece in blocks.pieces(n, self.block):
             rows = values[piece.start : piece.stop].view(piece.rows, piece.width)
             count, first = rows.numel(), at + piece.start * self.bits // 8
-            blocks.unpack(message[first : first + blocks.packed_bytes(count, self.bits)], self.bits, codes[:count])
+            blocks.unpack(
+                message[first : first + blocks.packed_bytes(count, self.bits)],
+                self.bits,
+                codes[:count],
+            )
             rows.copy_(codes[:count].view_as(rows))
-            rows.sub_(levels).mul_((scales[piece.first : piece.first + piece.rows] / levels).unsqueeze(1))
+            rows.sub_(levels).mul_(
+                (scales[piece.first : piece.first + piece.rows] / levels).unsqueeze(1)
+            )

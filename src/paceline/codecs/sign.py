@@ -1,9 +1,11 @@
-"""One bit each, and a scale per tensor: its mean magnitude (signSGD, Bernstein et al., 2018, with error feedback).
+"""One bit each, and a scale per tensor: its mean magnitude (signSGD, Bernstein et al., 2018, with
+error feedback).
 
     decoded  x  =  mean|tensor| * sign(x)
 
-A scale for the whole vector instead of one per tensor breaks at larger learning rates: layers differ too much. With momentum
-taken before it, and what is left out remembered, it costs next to no accuracy.
+A scale for the whole vector instead of one per tensor breaks at larger learning rates: layers
+differ too much. With momentum taken before it, and what is left out remembered, it costs next to no
+accuracy.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Sign(GatherCodec):
             here = values[start : start + blocks.SLICE]
             torch.signbit(here, out=flags[: here.numel()])
             first = at + start // 8
-            blocks.pack_bits(flags[: here.numel()], message[first : first + blocks.packed_bytes(here.numel(), 1)])
+            blocks.pack_bits(
+                flags[: here.numel()], message[first : first + blocks.packed_bytes(here.numel(), 1)]
+            )
         refuse_nonfinite(scales, self.name)
         return message.numel()
 
@@ -50,7 +54,9 @@ class Sign(GatherCodec):
         scales, at = part(message, 0, len(layout.slots), torch.float32)
         for start in range(0, values.numel(), blocks.SLICE):
             here, first = values[start : start + blocks.SLICE], at + start // 8
-            bits = blocks.unpack_bits(message[first : first + blocks.packed_bytes(here.numel(), 1)], here.numel())
+            bits = blocks.unpack_bits(
+                message[first : first + blocks.packed_bytes(here.numel(), 1)], here.numel()
+            )
             here.copy_(bits).mul_(-2).add_(1)
         for slot, scale in zip(layout.slots, scales.tolist(), strict=True):
             slot.span(values).mul_(scale)
@@ -59,5 +65,8 @@ class Sign(GatherCodec):
 def _mean_magnitude(values: Tensor, aside: Tensor) -> float | Tensor:
     if not values.numel():
         return 0.0
-    sums = [torch.abs(piece, out=aside[: piece.numel()]).sum(dtype=torch.float32) for piece in values.split(blocks.SLICE)]
+    sums = [
+        torch.abs(piece, out=aside[: piece.numel()]).sum(dtype=torch.float32)
+        for piece in values.split(blocks.SLICE)
+    ]
     return torch.stack(sums).sum() / values.numel()

@@ -1,4 +1,5 @@
-"""Threshold: what is large compared with the rest travels, however many that are (after Strom, 2015).
+"""Threshold: what is large compared with the rest travels, however many that are (after Strom,
+2015).
 
     all x with |x| >= times * rms(x) ;  at most the part `most` of the vector, then the largest
 
@@ -26,7 +27,9 @@ from paceline.types import Layout
 class Threshold(SparseCodec):
     """Whatever is large compared with the root mean square; the rest is remembered."""
 
-    times: Annotated[float, "the root mean square, this many times, is the least that travels"] = 2.0
+    times: Annotated[float, "the root mean square, this many times, is the least that travels"] = (
+        2.0
+    )
     most: Annotated[float, "the largest part of the vector that travels"] = 0.1
     feedback: Annotated[bool, "remember what is left out"] = True
 
@@ -46,7 +49,9 @@ class Threshold(SparseCodec):
         aside = self.scratch("magnitudes", n, values.dtype, values.device)
         rms = torch.linalg.vector_norm(values) / max(1, n) ** 0.5
         refuse_nonfinite(rms, self.name)
-        indices = (torch.abs(values, out=aside) >= max(float(rms) * self.times, 1e-38)).nonzero().view(-1)
+        indices = (
+            (torch.abs(values, out=aside) >= max(float(rms) * self.times, 1e-38)).nonzero().view(-1)
+        )
         most = how_many(self.most, n)
         if indices.numel() > most:
             indices = sparse.largest(values, most, aside)

@@ -1,10 +1,10 @@
-"""Top-k: only the largest part of the vector travels, the rest waits in the error memory (Lin et al., "Deep Gradient
-Compression", 2018).
+"""Top-k: only the largest part of the vector travels, the rest waits in the error memory (Lin et
+al., "Deep Gradient Compression", 2018).
 
     the k = ratio * n largest magnitudes of  x + e ;   warm-up: the ratio falls from `from` to `ratio` geometrically
 
-Momentum is taken before it, on every worker, so that what waits grows as plain momentum would. Values are sent as float32,
-indices in 16 bits: 1/66 of the bytes at 1%.
+Momentum is taken before it, on every worker, so that what waits grows as plain momentum would.
+Values are sent as float32, indices in 16 bits: 1/66 of the bytes at 1%.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class TopK(SparseCodec):
             raise BadRequest(f"topk: warmup={self.warmup}: 0 or more steps")
         self.varies = self.warmup > 0
 
-    def start(self, layout: Layout, random: torch.Generator, shared_random: torch.Generator) -> State:
+    def start(
+        self, layout: Layout, random: torch.Generator, shared_random: torch.Generator
+    ) -> State:
         return {"step": 0}
 
     def count(self, numel: int, step: int) -> int:
@@ -67,7 +69,9 @@ class TopK(SparseCodec):
 
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
         aside = self.scratch("magnitudes", values.numel(), values.dtype, values.device)
-        refuse_nonfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)), self.name)
+        refuse_nonfinite(
+            values.sum(dtype=torch.promote_types(values.dtype, torch.float32)), self.name
+        )
         indices = sparse.largest(values, self.count(values.numel(), state["step"]), aside)
         state["step"] += 1
         return sparse.write(values, indices, message)
@@ -80,4 +84,6 @@ def how_many(ratio: float, numel: int) -> int:
 
 def check_ratio(name: str, ratio: float) -> None:
     if not 0.0 < ratio <= 1.0:
-        raise BadRequest(f"{name}: ratio={ratio:g}: the part that travels, more than 0 and at most 1")
+        raise BadRequest(
+            f"{name}: ratio={ratio:g}: the part that travels, more than 0 and at most 1"
+        )

@@ -1,7 +1,9 @@
-"""The fastest all-reduce for a buffer's size, the number of ranks and the transport: measured, on the buffer itself.
+"""The fastest all-reduce for a buffer's size, the number of ranks and the transport: measured, on
+the buffer itself.
 
-All ranks take the same choice, for the slowest rank's times decide. The transport's own is kept unless another is clearly
-faster, so that the choice (and with it the order in which floats are added) does not flicker from run to run.
+All ranks take the same choice, for the slowest rank's times decide. The transport's own is kept
+unless another is clearly faster, so that the choice (and with it the order in which floats are
+added) does not flicker from run to run.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Auto(Collective):
         return {str(size): name for size, name in self._chosen.items()}
 
     def obey(self, choices: dict[str, str]) -> None:
-        self._chosen.update({int(size): name for size, name in choices.items() if name in self._candidates})
+        self._chosen.update(
+            {int(size): name for size, name in choices.items() if name in self._candidates}
+        )
 
     def prepare(self, buffer: Tensor) -> None:
         if self.transport.size == 1 or buffer.nbytes in self._chosen or not buffer.numel():

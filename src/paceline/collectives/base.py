@@ -1,4 +1,6 @@
-"""A collective bound to a transport: what strategies and codecs call. `algorithm` makes one from a schedule."""
+"""A collective bound to a transport: what strategies and codecs call. `algorithm` makes one from a
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from paceline.errors import UnknownName
 from paceline.registry import Spec, collectives, operations
 from paceline.transport.base import Op, Transport
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {}  # every all-reduce that is written as a schedule, by name
+SCHEDULES: dict[
+    str, Callable[..., Schedule]
+] = {}  # every all-reduce that is written as a schedule, by name
 
 
 class Collective(ABC):
@@ -28,10 +32,14 @@ class Collective(ABC):
 
     @abstractmethod
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
-        """In place: every rank ends with the combination of all ranks' buffers, bit-identical on all of them."""
+        """In place: every rank ends with the combination of all ranks' buffers, bit-identical on
+        all of them.
+        """
 
     def prepare(self, buffer: Tensor) -> None:
-        """Called by all ranks together, before the first step, with a buffer that will come often."""
+        """Called by all ranks together, before the first step, with a buffer that will
+        come often.
+        """
         return
 
     @property
@@ -75,11 +83,15 @@ def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
     if spec.name in operations:
         return operations.build(spec, ranks=ranks)  # type: ignore[no-any-return]
     known = [*SCHEDULES, *operations.names()]
-    raise UnknownName("schedule", spec.name, known, "(native has none: the library keeps its own to itself.)")
+    raise UnknownName(
+        "schedule", spec.name, known, "(native has none: the library keeps its own to itself.)"
+    )
 
 
 def algorithm(name: str) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
-    """Register a function from the number of ranks (and its own options) to an all-reduce schedule."""
+    """Register a function from the number of ranks (and its own options) to an all-reduce
+    schedule.
+    """
 
     def decorate(make_schedule: Callable[..., Schedule]) -> Callable[..., Schedule]:
         SCHEDULES[name] = make_schedule

@@ -1,6 +1,8 @@
-"""A schedule as pictures: step by step, who holds which contributions of which chunk, who sends what to whom.
+"""A schedule as pictures: step by step, who holds which contributions of which chunk, who sends
+what to whom.
 
-One description (`frames`) feeds the terminal, the SVG and the page, and a test compares it with the symbolic state.
+One description (`frames`) feeds the terminal, the SVG and the page, and a test compares it with the
+symbolic state.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def frames(schedule: Schedule) -> list[Frame]:
 
 
 def contributions(holding: tuple[int, ...]) -> str:
-    """Whose parts are in it: (1, 1, 1, 0, 1) is "0-2,4"; a part that is in it twice is marked "x2"."""
+    """Whose parts are in it: (1, 1, 1, 0, 1) is "0-2,4"; a part that is in it twice is
+    marked "x2".
+    """
     runs: list[str] = []
     rank = 0
     while rank < len(holding):
@@ -65,7 +69,13 @@ def describe(transfer: Transfer, chunks: int) -> str:
         what = f"chunk {transfer.start}"
     else:
         what = f"chunks {transfer.start}-{transfer.stop - 1}"
-    then = "added" if transfer.adds else "kept" if transfer.at is None else f"becomes chunk {transfer.at}"
+    then = (
+        "added"
+        if transfer.adds
+        else "kept"
+        if transfer.at is None
+        else f"becomes chunk {transfer.at}"
+    )
     return f"{transfer.source} -> {transfer.target}: {what}, {then}"
 
 
@@ -86,20 +96,28 @@ def panel(frame: Frame, schedule: Schedule, y: int = 0) -> tuple[str, int]:
     """One step as an SVG group, and its height."""
     width = column_width([frame])
     parts = [_text(8, y + 18, f"step {frame.step}: {frame.phase}", "h")]
-    parts += [_text(LEFT + (c + 0.5) * width, y + 38, f"chunk {c}", "s m") for c in range(schedule.chunks)]
+    parts += [
+        _text(LEFT + (c + 0.5) * width, y + 38, f"chunk {c}", "s m") for c in range(schedule.chunks)
+    ]
     for rank in range(schedule.ranks):
         top = y + TOP + rank * HEIGHT
         parts.append(_text(8, top + 17, f"rank {rank}", "s"))
         for chunk in range(schedule.chunks):
             fill, ink = colour(frame, rank, chunk)
-            edge = 'stroke="#d9480f" stroke-width="2.5"' if (rank, chunk) in frame.changed else 'stroke="#ffffff"'
+            edge = (
+                'stroke="#d9480f" stroke-width="2.5"'
+                if (rank, chunk) in frame.changed
+                else 'stroke="#ffffff"'
+            )
             left = LEFT + chunk * width
             box = f'x="{left + 1}" y="{top + 1}" width="{width - 3}" height="{HEIGHT - 3}"'
             parts.append(f'<rect {box} rx="3" fill="{fill}" {edge}/>')
             parts.append(_text(left + width / 2, top + 17, frame.cells[rank][chunk], "s m", ink))
     right = LEFT + schedule.chunks * width + 16
     for line, transfer in enumerate(frame.transfers):
-        parts.append(_text(right, y + TOP + 14 + 16 * line, describe(transfer, schedule.chunks), "s"))
+        parts.append(
+            _text(right, y + TOP + 14 + 16 * line, describe(transfer, schedule.chunks), "s")
+        )
     height = TOP + max(schedule.ranks * HEIGHT, 16 * len(frame.transfers)) + 18
     return "\n".join(parts), height
 
@@ -132,8 +150,10 @@ def svg(schedule: Schedule) -> str:
         y += height
     width = panel_width(schedule, drawn)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}">'
-        f'<style>{STYLE}</style><rect width="100%" height="100%" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width}'
+        f' {y}"><style>{STYLE}</style><rect width="100%" height="100%" fill="#ffffff"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 
@@ -186,7 +206,9 @@ def html(schedule: Schedule) -> str:
     for frame in drawn:
         part, height = panel(frame, schedule)
         size = f'width="{width}" viewBox="0 0 {width} {height}"'
-        pictures.append(f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{part}</svg>')
+        pictures.append(
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{part}</svg>'
+        )
     return (
         PAGE.replace("@TITLE@", escape(title(schedule)))
         .replace("@STEPS@", "\n".join(pictures))

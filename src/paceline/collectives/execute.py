@@ -1,7 +1,8 @@
-"""The one executor: runs any schedule on any transport, in place, without allocating memory per call.
+"""The one executor: runs any schedule on any transport, in place, without allocating memory per
+call.
 
-All messages of a round are under way together. What is to be added arrives in scratch memory, and where it is long in segments,
-so that one is added while the next arrives.
+All messages of a round are under way together. What is to be added arrives in scratch memory, and
+where it is long in segments, so that one is added while the next arrives.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ from torch import Tensor
 from paceline.collectives.schedule import Schedule
 from paceline.transport.base import REDUCE, Message, Op, Transport, check_tensor, wording
 
-SEGMENT_BYTES = 4 << 20  # measured by benchmarks/segments.py: smaller ones cost more than the overlap gains
-BOUND = 16  # buffers whose slices are kept: a training run has a few, and the same ones in every step
+SEGMENT_BYTES = (
+    4 << 20
+)  # measured by benchmarks/segments.py: smaller ones cost more than the overlap gains
+BOUND = (
+    16  # buffers whose slices are kept: a training run has a few, and the same ones in every step
+)
 
 Range = tuple[int, int, int]  # (peer, from, to), in elements
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one rank does in one round: buffer ranges to send, to receive in place, and to receive aside.
+    """What one rank does in one round: buffer ranges to send, to receive in place, and to receive
+    aside.
 
-    What is received aside is added to the rank's own when it is there, or, where the place is still being sent (a swap), put
-    there when that is done.
+    What is received aside is added to the rank's own when it is there, or, where the place is still
+    being sent (a swap), put there when that is done.
     """
 
     sends: tuple[Range, ...]
@@ -40,7 +46,9 @@ class Step:
 
 
 def plan(schedule: Schedule, rank: int, length: int, segment: int = 0) -> list[Step]:
-    """A schedule as seen by one rank, in elements, in segments (0: uncut). Empty messages are not sent, by anybody."""
+    """A schedule as seen by one rank, in elements, in segments (0: uncut). Empty messages are not
+    sent, by anybody.
+    """
     steps = []
     for transfers in schedule.rounds:
         sends: list[Range] = []
@@ -66,10 +74,14 @@ def plan(schedule: Schedule, rank: int, length: int, segment: int = 0) -> list[S
 
 
 class BoundStep:
-    """A step on a certain buffer: its messages, made once, and what is done when they have arrived."""
+    """A step on a certain buffer: its messages, made once, and what is done when they have
+    arrived.
+    """
 
     def __init__(self, step: Step, flat: Tensor, scratch: Tensor, transport: Transport) -> None:
-        asides = iter(scratch[: step.aside].split([high - low for _, low, high in (*step.adds, *step.swaps)]))
+        asides = iter(
+            scratch[: step.aside].split([high - low for _, low, high in (*step.adds, *step.swaps)])
+        )
 
         def aside(ranges: tuple[Range, ...]) -> list[tuple[Message, Tensor, Tensor]]:
             arriving = [(peer, flat[low:high], next(asides)) for peer, low, high in ranges]
@@ -83,9 +95,13 @@ class BoundStep:
 
 
 class Executor:
-    """A schedule bound to a transport. Plans and scratch memory are made at the first call of a size and kept."""
+    """A schedule bound to a transport. Plans and scratch memory are made at the first call of a
+    size and kept.
+    """
 
-    def __init__(self, schedule: Schedule, transport: Transport, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self, schedule: Schedule, transport: Transport, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self.schedule, self.transport, self._segment_bytes = schedule, transport, segment_bytes
         self._plans: dict[tuple[Any, ...], tuple[list[Step], Tensor]] = {}
         self._bound: dict[tuple[Any, ...], list[BoundStep]] = {}
@@ -106,7 +122,9 @@ class Executor:
                 own.copy_(aside)
 
     def _steps(self, buffer: Tensor, op: Op) -> list[BoundStep]:
-        """The plan with its ranges cut out of this very buffer; kept, for a step comes back with the same buffers."""
+        """The plan with its ranges cut out of this very buffer; kept, for a step comes back with
+        the same buffers.
+        """
         shape = (buffer.numel(), buffer.dtype, buffer.device, buffer.is_contiguous(), op)
         place = (buffer.data_ptr() if buffer.device.type != "meta" else 0, *shape)
         bound = self._bound.get(place)
@@ -116,11 +134,15 @@ class Executor:
             steps, scratch = self._plans[shape]
             while len(self._bound) >= BOUND:
                 self._bound.pop(next(iter(self._bound)))
-            bound = self._bound[place] = [BoundStep(step, buffer.detach().view(-1), scratch, self.transport) for step in steps]
+            bound = self._bound[place] = [
+                BoundStep(step, buffer.detach().view(-1), scratch, self.transport) for step in steps
+            ]
         return bound
 
     def _plan(self, buffer: Tensor, op: Op) -> tuple[list[Step], Tensor]:
-        """The first call with such a buffer: all ranks bring the same, and it is one that can be moved."""
+        """The first call with such a buffer: all ranks bring the same, and it is one that can be
+        moved.
+        """
         if self.transport.size > 1:
             self.transport.agree(wording(f"{self.schedule.name} {op}", buffer))
         check_tensor(buffer, self.transport)

@@ -15,7 +15,9 @@ from paceline.transport.base import Op, Transport
 
 
 class Operations:
-    """In place, on one flat buffer per rank, cut into as many chunks as there are ranks where an operation needs chunks."""
+    """In place, on one flat buffer per rank, cut into as many chunks as there are ranks where an
+    operation needs chunks.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -56,7 +58,10 @@ class Operations:
 
     def all_to_all(self, buffer: Tensor) -> Tensor:
         if buffer.numel() % self.transport.size:
-            raise BadRequest(f"all-to-all: {buffer.numel()} elements do not divide into {self.transport.size} equal chunks")
+            raise BadRequest(
+                f"all-to-all: {buffer.numel()} elements do not divide into {self.transport.size}"
+                " equal chunks"
+            )
         return self._run("all-to-all", buffer, "sum")
 
     def chunk(self, buffer: Tensor) -> Tensor:
@@ -67,6 +72,8 @@ class Operations:
     def _run(self, name: str, buffer: Tensor, op: Op, **options: Any) -> Tensor:
         key = str(Spec(name, options))
         if key not in self._executors:
-            self._executors[key] = Executor(schedule_of(Spec(name, options), self.transport.size), self.transport)
+            self._executors[key] = Executor(
+                schedule_of(Spec(name, options), self.transport.size), self.transport
+            )
         self._executors[key].run(buffer, op)
         return buffer

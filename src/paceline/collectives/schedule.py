@@ -1,9 +1,10 @@
-"""A collective as pure data: in round r, rank a sends chunks to rank b, who adds them to its own or puts them in their place.
+"""A collective as pure data: in round r, rank a sends chunks to rank b, who adds them to its own or
+puts them in their place.
 
-A schedule is written once and used four times: the executor runs it on any transport, property tests prove it by symbolic
-execution, `paceline explain` draws it, and the planner costs it. All transfers of a round see the state at the round's
-beginning; a schedule never sends and overwrites the same chunk of the same rank in one round, so the executor needs no
-copies.
+A schedule is written once and used four times: the executor runs it on any transport, property
+tests prove it by symbolic execution, `paceline explain` draws it, and the planner costs it. All
+transfers of a round see the state at the round's beginning; a schedule never sends and overwrites
+the same chunk of the same rank in one round, so the executor needs no copies.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Schedule:
     phases: tuple[str, ...]  # what each round belongs to, in words
 
     def bounds(self, chunk: int, length: int) -> tuple[int, int]:
-        """Where a chunk lies in a buffer; chunks may be empty when the buffer is shorter than their number."""
+        """Where a chunk lies in a buffer; chunks may be empty when the buffer is shorter than their
+        number.
+        """
         return chunk * length // self.chunks, (chunk + 1) * length // self.chunks
 
     def elements(self, transfer: Transfer, length: int) -> int:
@@ -62,7 +65,9 @@ def start_state(schedule: Schedule) -> State:
 
 
 def states(schedule: Schedule) -> list[State]:
-    """Symbolic execution: who holds which contributions of which chunk, at the start and after each round."""
+    """Symbolic execution: who holds which contributions of which chunk, at the start and after each
+    round.
+    """
     history = [start_state(schedule)]
     for transfers in schedule.rounds:
         before = history[-1]
@@ -71,7 +76,9 @@ def states(schedule: Schedule) -> list[State]:
             for offset in range(t.stop - t.start):
                 arriving, chunk = before[t.source][t.start + offset], t.lands + offset
                 if t.adds:
-                    after[t.target][chunk] = tuple(a + b for a, b in zip(after[t.target][chunk], arriving, strict=True))
+                    after[t.target][chunk] = tuple(
+                        a + b for a, b in zip(after[t.target][chunk], arriving, strict=True)
+                    )
                 else:
                     after[t.target][chunk] = arriving
         history.append(after)
@@ -79,7 +86,8 @@ def states(schedule: Schedule) -> list[State]:
 
 
 def conflicts(schedule: Schedule) -> list[str]:
-    """Places where a rank would send a chunk and overwrite it in the same round, or be given one chunk twice to keep.
+    """Places where a rank would send a chunk and overwrite it in the same round, or be given one
+    chunk twice to keep.
 
     Two ranks may swap: the executor takes what arrives aside until what was there has left.
     """
@@ -93,7 +101,9 @@ def conflicts(schedule: Schedule) -> list[str]:
             for chunk in range(t.lands, t.lands + t.stop - t.start):
                 key = (t.target, chunk)
                 if key in sent and not swap:
-                    found.append(f"round {number}: rank {t.target} sends and receives chunk {chunk}")
+                    found.append(
+                        f"round {number}: rank {t.target} sends and receives chunk {chunk}"
+                    )
                 if key in placed and not t.adds:
                     found.append(f"round {number}: rank {t.target} gets chunk {chunk} twice")
                 placed.add(key)
@@ -108,4 +118,6 @@ Round = tuple[Transfer, ...]
 def followed_by(name: str, chunks: int, ranks: int, *parts: tuple[str, list[Round]]) -> Schedule:
     """A schedule from labelled parts, one after the other. Empty rounds are left out."""
     rounds = [(label, r) for label, part in parts for r in part if r]
-    return Schedule(name, ranks, chunks, tuple(r for _, r in rounds), tuple(label for label, _ in rounds))
+    return Schedule(
+        name, ranks, chunks, tuple(r for _, r in rounds), tuple(label for label, _ in rounds)
+    )

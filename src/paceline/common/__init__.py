@@ -1,1 +1,3 @@
-"""What every other room uses: seeds, units, intervals, files, cache folders. Imports nothing but errors."""
+"""What every other room uses: seeds, units, intervals, files, cache folders. Imports nothing but
+errors.
+"""

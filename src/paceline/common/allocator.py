@@ -1,8 +1,9 @@
 """Keep freed memory for the next step.
 
-A training step frees and takes the same large tensors again and again. The C library gives memory above a threshold back to
-the system at once, which then zeroes every page anew: with a large model that is as much work as the gradients themselves
-(measured on 25 M parameters: a backward pass of 95 ms instead of 54).
+A training step frees and takes the same large tensors again and again. The C library gives memory
+above a threshold back to the system at once, which then zeroes every page anew: with a large model
+that is as much work as the gradients themselves (measured on 25 M parameters: a backward pass of 95
+ms instead of 54).
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from typing import Any
 from paceline.errors import BadRequest
 
 
-def read_toml(path: str | Path, hint: str = "FILE is a TOML file with options; a data set goes into --data") -> dict[str, Any]:
+def read_toml(
+    path: str | Path, hint: str = "FILE is a TOML file with options; a data set goes into --data"
+) -> dict[str, Any]:
     path = Path(path)
     try:
         return tomllib.loads(path.read_text())

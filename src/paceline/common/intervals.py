@@ -14,12 +14,16 @@ def interval(name: str, value: Any) -> str:
     if count == "" and "epoch" in text:
         return "epoch"
     if not (count.isascii() and count.isdecimal()) or int(count) < 1:
-        raise BadRequest(f"{name}={value}: write a number of steps (100), epoch, or a number of epochs (2epochs)")
+        raise BadRequest(
+            f"{name}={value}: write a number of steps (100), epoch, or a number of epochs (2epochs)"
+        )
     return f"{int(count)}epochs" if "epoch" in text else count
 
 
 def due(interval: str | None, step: int, epoch: int, epoch_ended: bool) -> bool:
-    """Whether something that happens at `interval` happens after this step (both counted from 1)."""
+    """Whether something that happens at `interval` happens after this step (both counted
+    from 1).
+    """
     if interval is None:
         return False
     if "epoch" in interval:

@@ -23,7 +23,9 @@ class Links:
             first = f"rate={first}"
         pairs = parse_pairs(",".join(p for p in (first, rest) if p), f"network={text}")
         if unknown := set(pairs) - {"rate", "latency"}:
-            raise BadRequest(f"network={text}: it has a rate and a latency, no {', '.join(sorted(unknown))}")
+            raise BadRequest(
+                f"network={text}: it has a rate and a latency, no {', '.join(sorted(unknown))}"
+            )
         rate = str(pairs.get("rate", "unlimited"))
         bits = None if rate == "unlimited" else parse_unit(rate, RATES, "network: rate")
         if bits is not None and not 1e5 <= bits <= 1e12:

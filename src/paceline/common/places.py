@@ -1,4 +1,6 @@
-"""Where data sets are looked for: what the person said, ./data, the user's cache, the system's own."""
+"""Where data sets are looked for: what the person said, ./data, the user's cache, the
+system's own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def places(data_dir: str | None) -> Iterator[Path]:
 
 
 def find(name: str, data_dir: str | None, folders: Iterable[str], wanted: Iterable[str]) -> Path:
-    """The first folder that has all the wanted files (or their .gz); a sentence that says what to do if there is none."""
+    """The first folder that has all the wanted files (or their .gz); a sentence that says what to
+    do if there is none.
+    """
     wanted = list(wanted)
     looked = []
     for place in places(data_dir):
@@ -34,6 +38,6 @@ def find(name: str, data_dir: str | None, folders: Iterable[str], wanted: Iterab
             if all((here / f).exists() or (here / f"{f}.gz").exists() for f in wanted):
                 return here
     raise DataUnavailable(
-        f"{name} is not on this machine (looked in {', '.join(looked)}). "
-        f"Get it with: paceline data fetch {name}   Without a network, try --data fashion-mini, which is built in."
+        f"{name} is not on this machine (looked in {', '.join(looked)}). Get it with: paceline data"
+        f" fetch {name}   Without a network, try --data fashion-mini, which is built in."
     )

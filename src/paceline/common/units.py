@@ -19,7 +19,9 @@ def parse_unit(text: str, units: dict[str, float], what: str) -> float:
     except ValueError:
         number = -1.0
     if found is None or number < 0 or (found[2] not in units and number):
-        raise BadRequest(f"{what}={text!r} is not a number with one of the units {', '.join(units)}")
+        raise BadRequest(
+            f"{what}={text!r} is not a number with one of the units {', '.join(units)}"
+        )
     return number * units.get(found[2], 0.0)
 
 

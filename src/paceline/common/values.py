@@ -77,7 +77,11 @@ def convert(value: Any, kind: Any, where: str) -> Any:
         if kind is int:
             if number != number or abs(number) == float("inf") or number != int(number):
                 raise BadRequest(f"{where}={value!r} is not {describe_kind(kind)}")
-            return int(value) if isinstance(value, (int, str)) and str(value).lstrip("+-").isdigit() else int(number)
+            return (
+                int(value)
+                if isinstance(value, (int, str)) and str(value).lstrip("+-").isdigit()
+                else int(number)
+            )
         return number
     return str(value) if kind is str and not isinstance(value, str) else value
 
@@ -105,7 +109,11 @@ def format_value(value: Any) -> str:
 
 def is_path(text: str) -> bool:
     """Whether the system would take it for a path at all."""
-    return 0 < len(os.fsencode(text)) < 4096 and "\0" not in text and all(len(os.fsencode(p)) < 256 for p in Path(text).parts)
+    return (
+        0 < len(os.fsencode(text)) < 4096
+        and "\0" not in text
+        and all(len(os.fsencode(p)) < 256 for p in Path(text).parts)
+    )
 
 
 def shortened(value: Any, longest: int = 60) -> str:

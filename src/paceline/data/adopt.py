@@ -1,4 +1,6 @@
-"""A person's own data: tensors, a Dataset, a DataLoader, an IterableDataset, or a pair of any of them."""
+"""A person's own data: tensors, a Dataset, a DataLoader, an IterableDataset, or a pair of any of
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,31 @@ from paceline.data.base import Data, Samples, Stream, TensorSamples
 from paceline.errors import BadRequest
 
 STREAM_NOTICE = (
-    "Your data is a stream: every worker reads all of it and keeps every P-th batch of each round of P; "
-    "the sizes of all P batches are known, so gradients are weighted exactly."
+    "Your data is a stream: every worker reads all of it and keeps every P-th batch of each round"
+    " of P; the sizes of all P batches are known, so gradients are weighted exactly."
 )
 LOADER_NOTICE = (
-    "Your DataLoader's data set, collate function, batch size ({size} for each worker) and drop_last ({drop}) are used; "
-    "which samples a worker sees and their order come from Paceline's shards, so that no sample is seen twice."
+    "Your DataLoader's data set, collate function, batch size ({size} for each worker) and"
+    " drop_last ({drop}) are used; which samples a worker sees and their order come from Paceline's"
+    " shards, so that no sample is seen twice."
 )
-UNUSED = {"num_workers": 0, "pin_memory": False, "worker_init_fn": None, "generator": None}  # and their defaults
-FEW = 1000  # samples that are read to count classes where nothing else tells; more would be an hour of decoding images
+UNUSED = {
+    "num_workers": 0,
+    "pin_memory": False,
+    "worker_init_fn": None,
+    "generator": None,
+}  # and their defaults
+# samples that are read to count classes where nothing else tells; more would be an hour of decoding
+# images
+FEW = 1000
 
 
 class DatasetSamples:
     """A map-style Dataset, read sample by sample and collated."""
 
-    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate
+    ) -> None:
         self.dataset, self.collate = dataset, collate
 
     def __len__(self) -> int:
@@ -55,7 +67,9 @@ class DatasetSamples:
 
 
 def labels_of(dataset: Any) -> Tensor | None:
-    """The class numbers that a Dataset has in memory (`targets`, as torchvision's have), without reading a sample."""
+    """The class numbers that a Dataset has in memory (`targets`, as torchvision's have), without
+    reading a sample.
+    """
     if isinstance(dataset, Subset):
         whole = labels_of(dataset.dataset)
         return None if whole is None else whole[torch.as_tensor(dataset.indices)]
@@ -74,14 +88,22 @@ def labels_of(dataset: Any) -> Tensor | None:
 
 
 def classes_of(dataset: Any) -> int | None:
-    """How many classes a Dataset says that it has (`classes`, a list or a number), without reading a sample."""
+    """How many classes a Dataset says that it has (`classes`, a list or a number), without reading
+    a sample.
+    """
     if isinstance(dataset, Subset):
         return classes_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         counts = [classes_of(part) for part in dataset.datasets]
         return None if None in counts else max(c for c in counts if c is not None)
     said = getattr(dataset, "classes", None)
-    return said if isinstance(said, int) else len(said) if isinstance(said, (list, tuple, dict, set)) else None
+    return (
+        said
+        if isinstance(said, int)
+        else len(said)
+        if isinstance(said, (list, tuple, dict, set))
+        else None
+    )
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
@@ -91,7 +113,9 @@ def pair(batch: Any) -> tuple[Any, Any]:
 
 
 def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
-    """Whatever a person handed over, as Data. A pair of sets is (train, test), of tensors (inputs, targets)."""
+    """Whatever a person handed over, as Data. A pair of sets is (train, test), of tensors (inputs,
+    targets).
+    """
     if isinstance(value, Data):
         return value
     train, test = (value[0], value[1]) if _is_train_test(value) else (value, None)
@@ -100,10 +124,27 @@ def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
     batch_size = train.batch_size if isinstance(train, DataLoader) else None
     testing = None if test is None else _testing(test)
     shape, classes, labelled = _look(training, count_classes)
-    if classes is not None and testing is not None and (labels := testing.labels()) is not None and len(labels):
+    if (
+        classes is not None
+        and testing is not None
+        and (labels := testing.labels()) is not None
+        and len(labels)
+    ):
         classes = max(classes, int(labels.max()) + 1)
-    drop_last = isinstance(train, DataLoader) and not isinstance(training, Stream) and train.drop_last
-    return Data(name, training, testing, shape, classes, " ".join(notices), batch_size, labelled, drop_last=drop_last)
+    drop_last = (
+        isinstance(train, DataLoader) and not isinstance(training, Stream) and train.drop_last
+    )
+    return Data(
+        name,
+        training,
+        testing,
+        shape,
+        classes,
+        " ".join(notices),
+        batch_size,
+        labelled,
+        drop_last=drop_last,
+    )
 
 
 def _is_train_test(value: Any) -> bool:
@@ -134,7 +175,8 @@ def _training(value: Any, notices: list[str]) -> Samples | Stream:
 def _plain(loader: DataLoader[Any]) -> bool:
     """A loader whose order is one of PyTorch's own: ours can stand in for it.
 
-    One with a DistributedSampler is already cut for this worker; Paceline cuts the whole data set instead, once.
+    One with a DistributedSampler is already cut for this worker; Paceline cuts the whole data set
+    instead, once.
     """
     return (
         not isinstance(loader.dataset, IterableDataset)
@@ -152,22 +194,35 @@ def _about_loader(loader: DataLoader[Any]) -> str:
     """What of a loader is used and what is not, in one notice."""
     told = LOADER_NOTICE.format(size=loader.batch_size, drop="on" if loader.drop_last else "off")
     unused = [name for name, default in UNUSED.items() if getattr(loader, name) != default]
-    unused = [f"{name}={getattr(loader, name)}" if name in ("num_workers", "pin_memory") else name for name in unused]
+    unused = [
+        f"{name}={getattr(loader, name)}" if name in ("num_workers", "pin_memory") else name
+        for name in unused
+    ]
     if isinstance(loader.sampler, (SequentialSampler, DistributedSampler)):
-        unused.append("shuffle=False" if isinstance(loader.sampler, SequentialSampler) else "its DistributedSampler")
+        unused.append(
+            "shuffle=False"
+            if isinstance(loader.sampler, SequentialSampler)
+            else "its DistributedSampler"
+        )
     return f"{told} Not used: {', '.join(unused)}." if unused else told
 
 
 def _testing(value: Any) -> Samples:
     if isinstance(value, DataLoader) and not isinstance(value.dataset, IterableDataset):
-        return DatasetSamples(value.dataset, value.collate_fn if value.batch_size is not None else default_collate)
-    if isinstance(value, (DataLoader, IterableDataset)):  # a stream is read once, so that each sample is counted once
+        return DatasetSamples(
+            value.dataset, value.collate_fn if value.batch_size is not None else default_collate
+        )
+    if isinstance(
+        value, (DataLoader, IterableDataset)
+    ):  # a stream is read once, so that each sample is counted once
         loader = value if isinstance(value, DataLoader) else DataLoader(value, batch_size=256)
         batches = [pair(b) for b in loader]
         if not batches:
             raise BadRequest("the test stream gave no batch")
         if not all(isinstance(part, Tensor) for b in batches for part in b):
-            raise BadRequest("a test stream must give tensors; hand over a Dataset for anything else")
+            raise BadRequest(
+                "a test stream must give tensors; hand over a Dataset for anything else"
+            )
         return TensorSamples(torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches]))
     return _indexed(value)
 
@@ -180,27 +235,37 @@ def _indexed(value: Any) -> Samples:
     if hasattr(value, "__getitem__") and hasattr(value, "__len__"):
         return DatasetSamples(value)
     raise BadRequest(
-        f"data cannot be {_describe(value)}: give a name, a pair of tensors, a Dataset, a DataLoader, "
-        "an IterableDataset, or a pair (train, test) of them"
+        f"data cannot be {_describe(value)}: give a name, a pair of tensors, a Dataset, a"
+        " DataLoader, an IterableDataset, or a pair (train, test) of them"
     )
 
 
-def _look(samples: Samples | Stream, count_classes: bool) -> tuple[tuple[int, ...], int | None, bool]:
-    """The shape of one input, how many classes there are (None where that is not known), and whether targets are classes."""
+def _look(
+    samples: Samples | Stream, count_classes: bool
+) -> tuple[tuple[int, ...], int | None, bool]:
+    """The shape of one input, how many classes there are (None where that is not known), and
+    whether targets are classes.
+    """
     if isinstance(samples, Stream):
         iterable = samples.batches
         first = next(iter(iterable), None)
         if first is None:
             raise BadRequest("the training stream gave nothing")
         inputs, targets = pair(first)
-        shape = tuple(inputs.shape[1:]) if isinstance(iterable, DataLoader) else tuple(torch.as_tensor(inputs).shape)
+        shape = (
+            tuple(inputs.shape[1:])
+            if isinstance(iterable, DataLoader)
+            else tuple(torch.as_tensor(inputs).shape)
+        )
         return shape, None, False
     if not len(samples):
         raise BadRequest("the training set is empty")
     inputs, targets = samples.batch(torch.tensor([0]))
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
     labels = samples.labels()
-    labelled = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dim() == 1
+    labelled = (
+        isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dim() == 1
+    )
     said = classes_of(samples.dataset) if isinstance(samples, DatasetSamples) and labelled else None
     if labels is None and said is None and labelled and count_classes and len(samples) <= FEW:
         labels = samples.batch(torch.arange(len(samples)))[1]
@@ -211,7 +276,11 @@ def _look(samples: Samples | Stream, count_classes: bool) -> tuple[tuple[int, ..
 def _tensor(value: Any) -> Tensor:
     """numpy's default float64 becomes torch's default; tensors stay as they are."""
     tensor = torch.as_tensor(value)
-    return tensor.to(torch.get_default_dtype()) if not isinstance(value, Tensor) and tensor.dtype is torch.float64 else tensor
+    return (
+        tensor.to(torch.get_default_dtype())
+        if not isinstance(value, Tensor) and tensor.dtype is torch.float64
+        else tensor
+    )
 
 
 def _describe(value: Any) -> str:

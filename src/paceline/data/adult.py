@@ -1,8 +1,9 @@
 """Adult: a table of people from the 1994 census, and whether they earn more than $50,000 a year.
 
-Columns are made into numbers by what is published about the table, never by what is in it: which words a column may have, and
-round numbers for the middle and the spread of the others. Means and vocabularies of the data would be a release of their own,
-which no noise protects. The survey's weight (`fnlwgt`) and the words for `education-num` are left out.
+Columns are made into numbers by what is published about the table, never by what is in it: which
+words a column may have, and round numbers for the middle and the spread of the others. Means and
+vocabularies of the data would be a release of their own, which no noise protects. The survey's
+weight (`fnlwgt`) and the words for `education-num` are left out.
 """
 
 from __future__ import annotations
@@ -23,34 +24,54 @@ FILES = ("adult.data", "adult.test")
 COLUMNS = 15
 UNKNOWN = "?"
 
-NUMBERS = {0: (40.0, 15.0), 4: (10.0, 3.0), 12: (40.0, 12.0)}  # age, years of education, hours per week: middle, spread
+NUMBERS = {
+    0: (40.0, 15.0),
+    4: (10.0, 3.0),
+    12: (40.0, 12.0),
+}  # age, years of education, hours per week: middle, spread
 AMOUNTS = {10: 10.0, 11: 10.0}  # capital gain and loss: the logarithm, over ten
 WORDS = {
-    1: "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
-    5: "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse",
-    6: "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners Machine-op-inspct "
-    "Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv Armed-Forces",
+    1: (
+        "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay"
+        " Never-worked"
+    ),
+    5: (
+        "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent"
+        " Married-AF-spouse"
+    ),
+    6: (
+        "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty"
+        " Handlers-cleaners Machine-op-inspct Adm-clerical Farming-fishing Transport-moving"
+        " Priv-house-serv Protective-serv Armed-Forces"
+    ),
     7: "Wife Own-child Husband Not-in-family Other-relative Unmarried",
     8: "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
     9: "Female Male",
-    13: "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan Greece South China "
-    "Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland France Dominican-Republic Laos "
-    "Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru "
-    "Hong Holand-Netherlands",
+    13: (
+        "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India"
+        " Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam"
+        " Mexico Portugal Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia"
+        " Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru"
+        " Hong Holand-Netherlands"
+    ),
 }
 LABELS = {"<=50K": 0, ">50K": 1}
 
 
 @sources.register("adult")
 def adult(data_dir: str | None) -> Data:
-    """People of the 1994 census, 32,561 + 16,281 rows of 88 numbers; earns more than $50,000, or not."""
+    """People of the 1994 census, 32,561 + 16,281 rows of 88 numbers; earns more than $50,000, or
+    not.
+    """
     folder = find("adult", data_dir, ("adult",), FILES)
     train, test = (TensorSamples(*read(folder / name)) for name in FILES)
     return Data("adult", train, test, tuple(train.inputs.shape[1:]), 2)
 
 
 def read(path: Path) -> tuple[Tensor, Tensor]:
-    places = {column: {word: i for i, word in enumerate(words.split())} for column, words in WORDS.items()}
+    places = {
+        column: {word: i for i, word in enumerate(words.split())} for column, words in WORDS.items()
+    }
     inputs, labels = [], []
     try:
         with path.open(newline="") as file:
@@ -62,7 +83,9 @@ def read(path: Path) -> tuple[Tensor, Tensor]:
                 inputs.append(_numbers(row, places))
                 labels.append(LABELS[row[-1].rstrip(".")])
     except (KeyError, ValueError) as error:
-        raise DataCorrupt(f"{path}, line {number}: {error} is not what this column may have") from None
+        raise DataCorrupt(
+            f"{path}, line {number}: {error} is not what this column may have"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataCorrupt(f"{path} cannot be read: {error}") from None
     if not inputs:

@@ -1,4 +1,6 @@
-"""Images as they come from a shard or a folder, bytes, to what a network sees: cropped, flipped, normalised."""
+"""Images as they come from a shard or a folder, bytes, to what a network sees: cropped, flipped,
+normalised.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ PADDING = 8  # one eighth on each side, where images are stored no larger than t
 
 
 class Augment:
-    """In training a random crop and, every other time, a mirror image; otherwise the middle. One crop per image."""
+    """In training a random crop and, every other time, a mirror image; otherwise the middle. One
+    crop per image.
+    """
 
     def __init__(self, size: int, random: bool, scale: Callable[[Tensor], Tensor]) -> None:
         self.size, self.random, self.scale = size, random, scale
@@ -32,4 +36,6 @@ class Augment:
         columns = lefts + torch.where(mirrored, self.size - 1 - steps, steps)
         rows = (tops + steps)[:, None, :, None].expand(count, channels, self.size, images.shape[-1])
         cut = images.gather(2, rows)
-        return self.scale(cut.gather(3, columns[:, None, None, :].expand(count, channels, self.size, self.size)))
+        return self.scale(
+            cut.gather(3, columns[:, None, None, :].expand(count, channels, self.size, self.size))
+        )

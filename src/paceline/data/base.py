@@ -35,11 +35,17 @@ class Scale:
 
 
 class TensorSamples:
-    """Inputs and targets as tensors. Bytes stay bytes in memory and become numbers batch by batch."""
+    """Inputs and targets as tensors. Bytes stay bytes in memory and become numbers batch
+    by batch.
+    """
 
-    def __init__(self, inputs: Tensor, targets: Tensor, scale: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, scale: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         if len(inputs) != len(targets):
-            raise DataCorrupt(f"{len(inputs)} inputs and {len(targets)} targets: they must be as many")
+            raise DataCorrupt(
+                f"{len(inputs)} inputs and {len(targets)} targets: they must be as many"
+            )
         self.inputs, self.targets, self.scale = inputs, targets, scale
 
     def __len__(self) -> int:
@@ -50,7 +56,11 @@ class TensorSamples:
         return (self.scale(inputs) if self.scale else inputs), self.targets.index_select(0, indices)
 
     def labels(self) -> Tensor | None:
-        return self.targets if not self.targets.is_floating_point() and self.targets.dim() == 1 else None
+        return (
+            self.targets
+            if not self.targets.is_floating_point() and self.targets.dim() == 1
+            else None
+        )
 
 
 class SomeSamples:
@@ -71,17 +81,20 @@ class SomeSamples:
 
 
 def some_of(samples: Samples, count: int) -> Samples:
-    """So many, drawn without replacement: the same ones for everybody, and fewer are always among more."""
+    """So many, drawn without replacement: the same ones for everybody, and fewer are always among
+    more.
+    """
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
     return SomeSamples(samples, order[:count])
 
 
 @dataclass
 class Stream:
-    """Batches that come in an order of their own: a person's IterableDataset, or a DataLoader with its own sampler.
+    """Batches that come in an order of their own: a person's IterableDataset, or a DataLoader with
+    its own sampler.
 
-    Every worker reads the whole stream and keeps its part of each round of P batches, so the sizes of the
-    others' batches are known to it too, and gradients are weighted exactly.
+    Every worker reads the whole stream and keeps its part of each round of P batches, so the sizes
+    of the others' batches are known to it too, and gradients are weighted exactly.
     """
 
     batches: Iterable[Any]
@@ -102,8 +115,12 @@ class Data:
     notice: str = ""  # what a person should be told about how their data is used
     batch_size: int | None = None  # the batch size that came with a person's own DataLoader
     labelled: bool = False  # targets are class numbers, whether or not they have been counted
-    origin: dict[str, Any] = field(default_factory=dict)  # where prepared data came from, for the record
-    drop_last: bool = False  # an epoch ends before a batch that is not full, as a person's DataLoader asks
+    origin: dict[str, Any] = field(
+        default_factory=dict
+    )  # where prepared data came from, for the record
+    drop_last: bool = (
+        False  # an epoch ends before a batch that is not full, as a person's DataLoader asks
+    )
 
     def __post_init__(self) -> None:
         self.labelled = self.labelled or self.classes is not None

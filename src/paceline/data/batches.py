@@ -1,4 +1,6 @@
-"""The batches of one worker, in order: samples cut by shards, or a person's own stream dealt out in rounds."""
+"""The batches of one worker, in order: samples cut by shards, or a person's own stream dealt out in
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from paceline.types import Batch
 
 
 class Batches(Protocol):
-    """Endless: epoch after epoch. `step`: batches given so far; `ended`: whether the last of them was the last of its epoch."""
+    """Endless: epoch after epoch. `step`: batches given so far; `ended`: whether the last of them
+    was the last of its epoch.
+    """
 
     step: int
     ended: bool
@@ -29,7 +33,9 @@ class Batches(Protocol):
     def steps_per_epoch(self) -> int | None: ...
     def __iter__(self) -> Iterator[Batch]: ...
     def give_back(self) -> None:
-        """The batch given last has not been used: a state that is taken now has it still to come."""
+        """The batch given last has not been used: a state that is taken now has it still
+        to come.
+        """
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -40,18 +46,34 @@ class OwnPasses(Batches, Protocol):
     """Batches of a person's own loop, which may leave an epoch before its end."""
 
     def begin_epoch(self, anew: bool) -> None:
-        """The next batch is the first of an epoch: of this one (`anew`), or of the next if this one has begun."""
+        """The next batch is the first of an epoch: of this one (`anew`), or of the next if this one
+        has begun.
+        """
         ...
 
 
 class ShardBatches:
     """Samples in memory, indexed by what the shards say.
 
-    With `stand_in`, an empty slice carries two samples of weight 0: batch norm cannot be run on one.
+    With `stand_in`, an empty slice carries two samples of weight 0: batch norm cannot be run on
+    one.
     """
 
-    def __init__(self, samples: Samples, shards: Shards, worker: int, device: torch.device, stand_in: bool = False) -> None:
-        self.samples, self.shards, self.worker, self.device, self.stand_in = samples, shards, worker, device, stand_in
+    def __init__(
+        self,
+        samples: Samples,
+        shards: Shards,
+        worker: int,
+        device: torch.device,
+        stand_in: bool = False,
+    ) -> None:
+        self.samples, self.shards, self.worker, self.device, self.stand_in = (
+            samples,
+            shards,
+            worker,
+            device,
+            stand_in,
+        )
         self.cursor, self.step, self.ended = Cursor(), 0, False
         self._given = self.cursor
 
@@ -70,11 +92,23 @@ class ShardBatches:
             inputs: Any = None
             targets: Any = None
             if counts[self.worker] or self.stand_in:
-                indices = self.shards.take(cursor, self.worker) if counts[self.worker] else self._stand_in()
+                indices = (
+                    self.shards.take(cursor, self.worker)
+                    if counts[self.worker]
+                    else self._stand_in()
+                )
                 inputs, targets = to_device(self.samples.batch(indices), self.device)
             self.cursor, self._given = self.shards.advance(cursor), cursor
             self.ended = self.cursor.epoch != cursor.epoch
-            batch = Batch(inputs, targets, counts[self.worker], sum(counts), cursor.epoch, self.step, self.ended)
+            batch = Batch(
+                inputs,
+                targets,
+                counts[self.worker],
+                sum(counts),
+                cursor.epoch,
+                self.step,
+                self.ended,
+            )
             self.step += 1
             yield batch
 
@@ -97,7 +131,9 @@ class ShardBatches:
 
 
 class StreamBatches:
-    """Round r of a stream: worker p keeps batch r*P + p. All ranks read everything, in the same order."""
+    """Round r of a stream: worker p keeps batch r*P + p. All ranks read everything, in the same
+    order.
+    """
 
     def __init__(
         self,
@@ -110,8 +146,16 @@ class StreamBatches:
         stand_in: bool = False,
     ) -> None:
         source: Any = stream.batches
-        self.loader = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=batch_size)
-        self.workers, self.worker, self.seed, self.device, self.stand_in = workers, worker, seed, device, stand_in
+        self.loader = (
+            source if isinstance(source, DataLoader) else DataLoader(source, batch_size=batch_size)
+        )
+        self.workers, self.worker, self.seed, self.device, self.stand_in = (
+            workers,
+            worker,
+            seed,
+            device,
+            stand_in,
+        )
         self.epoch, self.round, self.step, self.ended = 0, 0, 0, False
         self._given = (0, 0)
 
@@ -134,14 +178,18 @@ class StreamBatches:
                 raise BadRequest(f"the training stream gave no batch in epoch {self.epoch + 1}")
             while current is not None:
                 following = next(rounds, None)
-                inputs, targets = current[self.worker] if self.worker < len(current) else (None, None)
+                inputs, targets = (
+                    current[self.worker] if self.worker < len(current) else (None, None)
+                )
                 sizes = [rows(b[1]) for b in current]
                 weight = sizes[self.worker] if self.worker < len(sizes) else 0
                 if weight == 0:
                     inputs, targets = current[0] if self.stand_in else (None, None)
                 inputs, targets = to_device((inputs, targets), self.device)
                 self.ended = following is None
-                batch = Batch(inputs, targets, weight, sum(sizes), self.epoch, self.step, self.ended)
+                batch = Batch(
+                    inputs, targets, weight, sum(sizes), self.epoch, self.step, self.ended
+                )
                 self._given = (self.epoch, self.round)
                 self.step += 1
                 self.round += 1
@@ -151,7 +199,9 @@ class StreamBatches:
                 current = following
 
     def _rounds(self) -> Iterator[list[tuple[Any, Any]]]:
-        own = OwnRandom(derive(self.seed, "stream", self.epoch))  # whatever a stream draws is the same on all ranks
+        own = OwnRandom(
+            derive(self.seed, "stream", self.epoch)
+        )  # whatever a stream draws is the same on all ranks
         with own():
             batches = iter(self.loader)
             ahead = next(batches, None)
@@ -175,15 +225,20 @@ class StreamBatches:
             self.epoch, self.round = self.epoch + (not anew), 0
 
     def state(self) -> dict[str, Any]:
-        return {"step": self.step, "epoch": self.epoch, "round": self.round, "workers": self.workers}
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "round": self.round,
+            "workers": self.workers,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         if "round" not in state:
             raise BadRequest("the checkpoint was not made from a stream")
         if state["round"] and state["workers"] != self.workers:
             raise BadRequest(
-                f"a stream can change its number of workers between epochs only: this checkpoint is from the middle of one, "
-                f"with {state['workers']} workers"
+                "a stream can change its number of workers between epochs only: this checkpoint is"
+                f" from the middle of one, with {state['workers']} workers"
             )
         self.step, self.epoch, self.round = state["step"], state["epoch"], state["round"]
 

@@ -15,7 +15,11 @@ from paceline.data.base import Data, Scale, TensorSamples
 from paceline.errors import DataCorrupt, DataUnavailable
 from paceline.registry import sources
 
-BINARY = ("cifar-10-batches-bin", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",))
+BINARY = (
+    "cifar-10-batches-bin",
+    tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+    ("test_batch.bin",),
+)
 PICKLED = ("cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",))
 PICKLED_MD5 = {  # unpickling runs code: only the official files are opened
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -34,14 +38,19 @@ Rows = npt.NDArray[np.uint8]  # one row per image: the label, then 3 x 32 x 32 b
 def _read_binary(path: Path) -> Rows:
     raw = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     if len(raw) == 0 or len(raw) % ROW:
-        raise DataCorrupt(f"{path} is truncated: {len(raw):,} bytes is no multiple of {ROW}. Fetch cifar10 again.")
+        raise DataCorrupt(
+            f"{path} is truncated: {len(raw):,} bytes is no multiple of {ROW}. Fetch cifar10 again."
+        )
     return raw.reshape(-1, ROW)
 
 
 def _read_pickled(path: Path) -> Rows:
     raw = path.read_bytes()
     if hashlib.md5(raw, usedforsecurity=False).hexdigest() != PICKLED_MD5[path.name]:
-        raise DataCorrupt(f"{path} is not the official file (its MD5 differs), and a pickle that is not is never opened")
+        raise DataCorrupt(
+            f"{path} is not the official file (its MD5 differs), and a pickle that is not is never"
+            " opened"
+        )
     content = pickle.loads(raw, encoding="bytes")
     labels = np.asarray(content[b"labels"], dtype=np.uint8)
     return np.concatenate([labels[:, None], np.asarray(content[b"data"], dtype=np.uint8)], axis=1)
@@ -54,10 +63,17 @@ def cifar10(data_dir: str | None) -> Data:
         for (folder, train, test), read in ((BINARY, _read_binary), (PICKLED, _read_pickled)):
             here = place / folder
             if all((here / f).exists() for f in (*train, *test)):
-                return Data("cifar10", _samples(here, train, read), _samples(here, test, read), (3, 32, 32), 10)
+                return Data(
+                    "cifar10",
+                    _samples(here, train, read),
+                    _samples(here, test, read),
+                    (3, 32, 32),
+                    10,
+                )
     raise DataUnavailable(
-        f"cifar10 is not on this machine (looked in {', '.join(str(p / BINARY[0]) for p in places(data_dir))}). "
-        "Get it with: paceline data fetch cifar10"
+        "cifar10 is not on this machine (looked in"
+        f" {', '.join(str(p / BINARY[0]) for p in places(data_dir))}). Get it with: paceline data"
+        " fetch cifar10"
     )
 
 
@@ -66,4 +82,6 @@ def _samples(folder: Path, files: tuple[str, ...], read: type | object) -> Tenso
     if rows[:, 0].max() > 9:
         raise DataCorrupt(f"{folder}: a label {rows[:, 0].max()}; ten classes are numbered 0 to 9")
     images = np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)
-    return TensorSamples(torch.from_numpy(images), torch.from_numpy(rows[:, 0].astype("int64")), SCALE)
+    return TensorSamples(
+        torch.from_numpy(images), torch.from_numpy(rows[:, 0].astype("int64")), SCALE
+    )

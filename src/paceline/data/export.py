@@ -1,4 +1,6 @@
-"""`paceline data export`: images that are here as one array, written in ImageNet's layout, to try what is made for such."""
+"""`paceline data export`: images that are here as one array, written in ImageNet's layout, to try
+what is made for such.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,16 @@ from paceline.registry import sources
 Say = Callable[[str], None]
 
 
-def export(name: str, out: str | Path, data_dir: str | None = None, most: int | None = None, say: Say = lambda _: None) -> int:
-    """OUT/train/<class>/*.png and OUT/val/<class>/*.png; how many were written. `most`: of each class and part."""
+def export(
+    name: str,
+    out: str | Path,
+    data_dir: str | None = None,
+    most: int | None = None,
+    say: Say = lambda _: None,
+) -> int:
+    """OUT/train/<class>/*.png and OUT/val/<class>/*.png; how many were written. `most`: of each
+    class and part.
+    """
     data: Data = sources.build(name, data_dir=data_dir)
     root = Path(out)
     if root.exists() and any(root.iterdir()):
@@ -27,11 +37,19 @@ def export(name: str, out: str | Path, data_dir: str | None = None, most: int | 
     for part, samples in (("train", data.train), ("val", data.test)):
         if samples is None:
             continue
-        if not isinstance(samples, TensorSamples) or samples.inputs.dtype is not torch.uint8 or samples.inputs.dim() != 4:
-            raise BadRequest(f"{name} is not a set of images: mnist, fashion-mnist, fashion-mini and cifar10 are")
+        if (
+            not isinstance(samples, TensorSamples)
+            or samples.inputs.dtype is not torch.uint8
+            or samples.inputs.dim() != 4
+        ):
+            raise BadRequest(
+                f"{name} is not a set of images: mnist, fashion-mnist, fashion-mini and cifar10 are"
+            )
         seen: Counter[int] = Counter()
         try:
-            for number, (image, label) in enumerate(zip(samples.inputs, samples.targets.tolist(), strict=True)):
+            for number, (image, label) in enumerate(
+                zip(samples.inputs, samples.targets.tolist(), strict=True)
+            ):
                 if most is not None and seen[label] >= most:
                     continue
                 seen[label] += 1

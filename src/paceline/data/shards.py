@@ -1,8 +1,8 @@
 """Which samples a worker sees at a step: a pure function of (seed, epoch, cursor, batch sizes).
 
-Because it is pure, every worker knows every other worker's part without asking: gradients are weighted by sample
-counts and nothing is exchanged for it, a run resumes where it was, and batch sizes or the number of workers may change
-in the middle of an epoch.
+Because it is pure, every worker knows every other worker's part without asking: gradients are
+weighted by sample counts and nothing is exchanged for it, a run resumes where it was, and batch
+sizes or the number of workers may change in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from paceline.errors import BadRequest
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far a run is: `position` counts samples of this epoch (global shards) or steps of it (static shards)."""
+    """How far a run is: `position` counts samples of this epoch (global shards) or steps of it
+    (static shards).
+    """
 
     epoch: int = 0
     position: int = 0
@@ -54,7 +56,9 @@ class Shards(Protocol):
 
 
 def split(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`total` cut in proportion to `weights`; the parts differ from the exact share by less than one."""
+    """`total` cut in proportion to `weights`; the parts differ from the exact share by less than
+    one.
+    """
     whole = sum(weights)
     if whole <= 0 or min(weights) < 0:
         raise BadRequest(f"weights {list(weights)}: they must be 0 or more, and not all 0")
@@ -68,7 +72,9 @@ class Cuts:
     """How rows are cut into batches, apart from their size."""
 
     drop_last: bool = False  # an epoch ends before a batch that is not full
-    no_lone_row: bool = False  # no batch of one row that could have two: batch norm cannot train on one
+    no_lone_row: bool = (
+        False  # no batch of one row that could have two: batch norm cannot train on one
+    )
 
     def steps(self, rows: int, size: int) -> int:
         """The batches that so many rows make."""
@@ -77,7 +83,9 @@ class Cuts:
         return -(-rows // size) - int(size == 2 and self._lone(rows, size))
 
     def bounds(self, rows: int, size: int, position: int) -> tuple[int, int]:
-        """The first row of a batch, and the first after it. A lone last row takes another one from the batch before it."""
+        """The first row of a batch, and the first after it. A lone last row takes another one from
+        the batch before it.
+        """
         start, stop = min(rows, position * size), min(rows, (position + 1) * size)
         if self._lone(rows, size):
             last = self.steps(rows, size) - 1
@@ -103,7 +111,9 @@ class Cuts:
 
 @dataclass
 class GlobalShards:
-    """Step t takes the next G of one shuffled epoch, each worker a contiguous slice: P workers follow serial SGD exactly."""
+    """Step t takes the next G of one shuffled epoch, each worker a contiguous slice: P workers
+    follow serial SGD exactly.
+    """
 
     samples: int
     batch_sizes: tuple[int, ...]
@@ -113,7 +123,9 @@ class GlobalShards:
 
     def __post_init__(self) -> None:
         if self.samples < 1 or sum(self.batch_sizes) < 1 or min(self.batch_sizes) < 0:
-            raise BadRequest(f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on")
+            raise BadRequest(
+                f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on"
+            )
         if not self.steps_per_epoch:
             raise _no_full_batch(self.samples, self.batch_sizes)
 
@@ -129,12 +141,19 @@ class GlobalShards:
 
     def order(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, torch.randperm(self.samples, generator=generator(self.seed, "epoch", epoch)))
+            self._order = (
+                epoch,
+                torch.randperm(self.samples, generator=generator(self.seed, "epoch", epoch)),
+            )
         return self._order[1]
 
     def counts(self, cursor: Cursor) -> tuple[int, ...]:
         here = min(self.global_batch, self.samples - cursor.position)
-        return self.batch_sizes if here == self.global_batch else self.cuts.split(here, self.batch_sizes)
+        return (
+            self.batch_sizes
+            if here == self.global_batch
+            else self.cuts.split(here, self.batch_sizes)
+        )
 
     def take(self, cursor: Cursor, worker: int) -> Tensor:
         counts = self.counts(cursor)
@@ -145,7 +164,9 @@ class GlobalShards:
         return self._within(cursor.epoch, cursor.position + self.global_batch)
 
     def _within(self, epoch: int, position: int) -> Cursor:
-        """The step at this place, or the first of the next epoch where no step is left in this one."""
+        """The step at this place, or the first of the next epoch where no step is left in
+        this one.
+        """
         least = self.global_batch if self.cuts.drop_last else 1
         return Cursor(epoch, position) if position + least <= self.samples else Cursor(epoch + 1, 0)
 
@@ -175,9 +196,13 @@ class StaticShards:
 
     def __post_init__(self) -> None:
         if self.samples < 1 or sum(self.batch_sizes) < 1 or min(self.batch_sizes) < 0:
-            raise BadRequest(f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on")
+            raise BadRequest(
+                f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on"
+            )
         by_label = self.labels is not None
-        where = torch.argsort(self.labels, stable=True) if self.labels is not None else self.arrangement
+        where = (
+            torch.argsort(self.labels, stable=True) if self.labels is not None else self.arrangement
+        )
         where = torch.arange(self.samples) if where is None else where
         if by_label and len(where) != self.samples:
             raise BadRequest(f"{len(where)} labels for {self.samples} samples")
@@ -193,7 +218,9 @@ class StaticShards:
                 chunk = whole
                 if self._seen is not None and self._seen[0] == epoch:
                     chunk = whole[~self._seen[1][whole]]
-                shuffle = torch.randperm(len(chunk), generator=generator(self.seed, "epoch", epoch, "worker", worker))
+                shuffle = torch.randperm(
+                    len(chunk), generator=generator(self.seed, "epoch", epoch, "worker", worker)
+                )
                 orders.append(chunk[shuffle])
             self._orders = (epoch, orders)
         return self._orders[1]
@@ -210,14 +237,20 @@ class StaticShards:
         return tuple(stop - start for start, stop in bounds)
 
     def _bounds(self, cursor: Cursor, worker: int) -> tuple[int, int]:
-        return self.cuts.bounds(len(self.orders(cursor.epoch)[worker]), self.batch_sizes[worker], cursor.position)
+        return self.cuts.bounds(
+            len(self.orders(cursor.epoch)[worker]), self.batch_sizes[worker], cursor.position
+        )
 
     def take(self, cursor: Cursor, worker: int) -> Tensor:
         return self.orders(cursor.epoch)[worker][slice(*self._bounds(cursor, worker))]
 
     def advance(self, cursor: Cursor) -> Cursor:
         position = cursor.position + 1
-        return Cursor(cursor.epoch, position) if position < self._steps(cursor.epoch) else Cursor(cursor.epoch + 1, 0)
+        return (
+            Cursor(cursor.epoch, position)
+            if position < self._steps(cursor.epoch)
+            else Cursor(cursor.epoch + 1, 0)
+        )
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
         seen = torch.zeros(self.samples, dtype=torch.bool)
@@ -247,7 +280,9 @@ class StaticShards:
 
 
 def common_steps(cuts: Cuts, rows: Sequence[int], sizes: Sequence[int]) -> int:
-    """The steps that all workers make: until the last has run out or, where batches must be full, until the first has."""
+    """The steps that all workers make: until the last has run out or, where batches must be full,
+    until the first has.
+    """
     each = [cuts.steps(n, size) for n, size in zip(rows, sizes, strict=True) if size]
     return min(each) if cuts.drop_last else max(each)
 
@@ -255,10 +290,14 @@ def common_steps(cuts: Cuts, rows: Sequence[int], sizes: Sequence[int]) -> int:
 def _no_full_batch(samples: int, sizes: Sequence[int]) -> BadRequest:
     told = ",".join(map(str, sizes))
     return BadRequest(
-        f"drop_last: {samples} samples make no full batch for workers with batch_size={told}; use smaller batches"
+        f"drop_last: {samples} samples make no full batch for workers with batch_size={told}; use"
+        " smaller batches"
     )
 
 
 def _same_kind(kind: str, state: dict[str, Any]) -> None:
     if state["kind"] != kind:
-        raise BadRequest(f"the checkpoint was made with shard={state['kind']}; resume it with the same, not {kind}")
+        raise BadRequest(
+            f"the checkpoint was made with shard={state['kind']}; resume it with the same, not"
+            f" {kind}"
+        )

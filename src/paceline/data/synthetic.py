@@ -23,7 +23,8 @@ def synthetic(
     """Prototypes and noise, of any shape, size and number of classes."""
     if not shape or min(shape) < 1 or classes < 2 or samples < 1:
         raise BadRequest(
-            f"synthetic: shape={shape}, classes={classes}, samples={samples}: sizes of 1 or more, 2 classes or more"
+            f"synthetic: shape={shape}, classes={classes}, samples={samples}: sizes of 1 or more, 2"
+            " classes or more"
         )
     if not noise >= 0:
         raise BadRequest(f"synthetic: noise={noise}: 0 or more")

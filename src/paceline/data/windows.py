@@ -1,8 +1,10 @@
-"""Which rows of shards on disk a worker sees at a step: its own host's first, window by window, every row once per epoch.
+"""Which rows of shards on disk a worker sees at a step: its own host's first, window by window,
+every row once per epoch.
 
-An epoch goes through a worker's windows in a shuffled order, and through the rows of each in a shuffled order: a batch is of
-one window, rarely of two, so that memory holds one window, not the data. Rows were put into shards by their hash, so that each
-window is a fair sample. Like the other shards this is a pure function of (seed, epoch, position, batch sizes, hosts).
+An epoch goes through a worker's windows in a shuffled order, and through the rows of each in a
+shuffled order: a batch is of one window, rarely of two, so that memory holds one window, not the
+data. Rows were put into shards by their hash, so that each window is a fair sample. Like the other
+shards this is a pure function of (seed, epoch, position, batch sizes, hosts).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from paceline.errors import BadRequest
 
 @dataclass(frozen=True)
 class Window:
-    """Rows [start, stop), or those in `rows` where only some are left of a window that a checkpoint cut in two."""
+    """Rows [start, stop), or those in `rows` where only some are left of a window that a checkpoint
+    cut in two.
+    """
 
     start: int
     stop: int
@@ -33,7 +37,9 @@ class Window:
         return self.stop - self.start if self.rows is None else len(self.rows)
 
     def shuffled(self, seed: int, epoch: int) -> Tensor:
-        order = torch.randperm(len(self), generator=generator(seed, "epoch", epoch, "window", self.start, self.stop))
+        order = torch.randperm(
+            len(self), generator=generator(seed, "epoch", epoch, "window", self.start, self.stop)
+        )
         return order + self.start if self.rows is None else self.rows[order]
 
 
@@ -46,13 +52,19 @@ class WindowShards:
     hosts: tuple[str, ...] = ()  # of the workers; empty: all are on one
     cuts: Cuts = Cuts()
     _began: tuple[int, list[Window]] | None = field(default=None, repr=False, compare=False)
-    _epoch: tuple[int, list[list[Window]], list[Any]] | None = field(default=None, repr=False, compare=False)
-    _orders: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _epoch: tuple[int, list[list[Window]], list[Any]] | None = field(
+        default=None, repr=False, compare=False
+    )
+    _orders: dict[tuple[int, int, int], Tensor] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         self.samples = sum(b.stop - b.start for b in self.blocks)
         if self.samples < 1 or sum(self.batch_sizes) < 1 or min(self.batch_sizes) < 0:
-            raise BadRequest(f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on")
+            raise BadRequest(
+                f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on"
+            )
         self.ranges = assign(self.blocks, self.batch_sizes, self.hosts)
 
     @property
@@ -69,12 +81,21 @@ class WindowShards:
             if self._began is not None and self._began[0] == epoch:
                 own = _dealt(self._began[1], self.batch_sizes)
             else:
-                own = [[w for r in ranges for w in _cut(*r, self.window_rows)] for ranges in self.ranges]
+                own = [
+                    [w for r in ranges for w in _cut(*r, self.window_rows)]
+                    for ranges in self.ranges
+                ]
             ordered = []
             for worker, windows in enumerate(own):
-                order = torch.randperm(len(windows), generator=generator(self.seed, "epoch", epoch, "worker", worker))
+                order = torch.randperm(
+                    len(windows), generator=generator(self.seed, "epoch", epoch, "worker", worker)
+                )
                 ordered.append([windows[i] for i in order.tolist()])
-            self._epoch = (epoch, ordered, [np.cumsum([len(w) for w in windows], dtype=np.int64) for windows in ordered])
+            self._epoch = (
+                epoch,
+                ordered,
+                [np.cumsum([len(w) for w in windows], dtype=np.int64) for windows in ordered],
+            )
             self._orders.clear()
         return self._epoch[1], self._epoch[2]
 
@@ -89,7 +110,9 @@ class WindowShards:
     def take(self, cursor: Cursor, worker: int) -> Tensor:
         all_windows, all_ends = self.windows(cursor.epoch)
         windows, ends = all_windows[worker], all_ends[worker]
-        at, stop = self.cuts.bounds(int(ends[-1]) if len(ends) else 0, self.batch_sizes[worker], cursor.position)
+        at, stop = self.cuts.bounds(
+            int(ends[-1]) if len(ends) else 0, self.batch_sizes[worker], cursor.position
+        )
         found = []
         place = int(np.searchsorted(ends, at, side="right"))
         while at < stop:
@@ -98,7 +121,13 @@ class WindowShards:
             found.append(order[at - begin : min(stop, int(ends[place])) - begin])
             at = int(ends[place])
             place += 1
-        return found[0] if len(found) == 1 else torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+        return (
+            found[0]
+            if len(found) == 1
+            else torch.cat(found)
+            if found
+            else torch.empty(0, dtype=torch.int64)
+        )
 
     def _order(self, epoch: int, worker: int, place: int, window: Window) -> Tensor:
         key = (epoch, worker, place)
@@ -121,7 +150,11 @@ class WindowShards:
             "batch_sizes": list(self.batch_sizes),
             "hosts": list(self.hosts),
             "window_rows": self.window_rows,
-            "began": _packed(self._began[1]) if self._began is not None and self._began[0] == cursor.epoch else None,
+            "began": (
+                _packed(self._began[1])
+                if self._began is not None and self._began[0] == cursor.epoch
+                else None
+            ),
             "left": _packed(self._left(cursor)),
         }
 
@@ -142,7 +175,9 @@ class WindowShards:
 
     def restore(self, state: dict[str, Any]) -> Cursor:
         if state["kind"] != "windows":
-            raise BadRequest(f"the checkpoint was made with shard={state['kind']}; resume it with that")
+            raise BadRequest(
+                f"the checkpoint was made with shard={state['kind']}; resume it with that"
+            )
         self._epoch = None
         same = (tuple(state["batch_sizes"]), tuple(state["hosts"]), state["window_rows"]) == (
             self.batch_sizes,
@@ -157,8 +192,12 @@ class WindowShards:
         return Cursor(state["epoch"], state["position"] if same else 0)
 
 
-def assign(blocks: Sequence[Block], sizes: Sequence[int], hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Ranges of rows per worker, in proportion to the batch sizes: first of blocks on its own host, then of what is left."""
+def assign(
+    blocks: Sequence[Block], sizes: Sequence[int], hosts: Sequence[str]
+) -> list[list[tuple[int, int]]]:
+    """Ranges of rows per worker, in proportion to the batch sizes: first of blocks on its own host,
+    then of what is left.
+    """
     quota = list(split(sum(b.stop - b.start for b in blocks), sizes))
     own: list[list[tuple[int, int]]] = [[] for _ in sizes]
     starts = [b.start for b in blocks]
@@ -179,7 +218,9 @@ def assign(blocks: Sequence[Block], sizes: Sequence[int], hosts: Sequence[str]) 
 
 def arrangement(blocks: Sequence[Block], sizes: Sequence[int], hosts: Sequence[str]) -> Tensor:
     """All rows in an order from which each worker's share can be cut as one piece."""
-    return torch.cat([torch.arange(start, stop) for own in assign(blocks, sizes, hosts) for start, stop in own])
+    return torch.cat(
+        [torch.arange(start, stop) for own in assign(blocks, sizes, hosts) for start, stop in own]
+    )
 
 
 def _cut(start: int, stop: int, rows: int) -> list[Window]:
@@ -187,7 +228,9 @@ def _cut(start: int, stop: int, rows: int) -> list[Window]:
 
 
 def _dealt(windows: list[Window], sizes: Sequence[int]) -> list[list[Window]]:
-    """Windows of an epoch that others began, in proportion to the batch sizes; the last of a worker's may be cut."""
+    """Windows of an epoch that others began, in proportion to the batch sizes; the last of a
+    worker's may be cut.
+    """
     quota = list(split(sum(len(w) for w in windows), sizes))
     own: list[list[Window]] = [[] for _ in sizes]
     worker = 0
@@ -199,9 +242,15 @@ def _dealt(windows: list[Window], sizes: Sequence[int]) -> list[list[Window]]:
             take = min(quota[worker], len(rest))
             quota[worker] -= take
             if rest.rows is None:
-                mine, rest = Window(rest.start, rest.start + take), Window(rest.start + take, rest.stop)
+                mine, rest = (
+                    Window(rest.start, rest.start + take),
+                    Window(rest.start + take, rest.stop),
+                )
             else:
-                mine, rest = Window(rest.start, rest.stop, rest.rows[:take]), Window(rest.start, rest.stop, rest.rows[take:])
+                mine, rest = (
+                    Window(rest.start, rest.stop, rest.rows[:take]),
+                    Window(rest.start, rest.stop, rest.rows[take:]),
+                )
             own[worker].append(mine)
     return own
 

@@ -34,7 +34,9 @@ class Link(Fault):
 
 
 class SlowLink(Wrapper):
-    """Sending takes as long as the link needs. A native all-reduce takes as long as a ring would over such links."""
+    """Sending takes as long as the link needs. A native all-reduce takes as long as a ring would
+    over such links.
+    """
 
     name = "slow-link"
 

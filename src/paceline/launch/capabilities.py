@@ -1,4 +1,5 @@
-"""`paceline list transports --capabilities`: which operation works on which transport and device. Every answer is tried out.
+"""`paceline list transports --capabilities`: which operation works on which transport and device.
+Every answer is tried out.
 
 native         the library behind the transport does it, and the result was right
 ours           our schedule does it over the transport's messages, and the result was right
@@ -26,7 +27,9 @@ from paceline.transport.inproc import Hub
 RANKS = 2
 DEVICES = ("cpu", "cuda")
 NATIVE, OURS, IMPOSSIBLE, UNTESTED = "native", "ours", "not possible", "not tested"
-Probe = Callable[[Transport, Tensor], bool]  # on a buffer (rank + 1, rank + 1): was the result right?
+Probe = Callable[
+    [Transport, Tensor], bool
+]  # on a buffer (rank + 1, rank + 1): was the result right?
 
 
 def _messages(transport: Transport, buffer: Tensor) -> bool:
@@ -57,7 +60,9 @@ def _ours(name: str, at_rank_0: list[int], at_rank_1: list[int]) -> Probe:
     def probe(transport: Transport, buffer: Tensor) -> bool:
         getattr(Operations(transport), name)(buffer)
         wanted = (at_rank_0, at_rank_1)[transport.rank]
-        return all(w < 0 or g == w for g, w in zip(buffer.tolist(), wanted, strict=True))  # below 0: of no use afterwards
+        return all(
+            w < 0 or g == w for g, w in zip(buffer.tolist(), wanted, strict=True)
+        )  # below 0: of no use afterwards
 
     return probe
 
@@ -94,7 +99,10 @@ def capabilities() -> list[dict[str, str]]:
                 found = dict.fromkeys(PROBES, UNTESTED)
             else:
                 found = _try_out(entry.name, kind, device)
-            rows += [{"operation": o, "transport": entry.name, "device": device, "how": how} for o, how in found.items()]
+            rows += [
+                {"operation": o, "transport": entry.name, "device": device, "how": how}
+                for o, how in found.items()
+            ]
     return rows
 
 
@@ -115,7 +123,7 @@ def _try_out(name: str, kind: Any, device: str) -> dict[str, str]:
 
 def _rank(name: str, device: str, rendezvous: Rendezvous, say: Any) -> dict[str, str]:
     torch.set_num_threads(1)
-    return _all_probes(transports.entry(name).make.connect(rendezvous), device)  # type: ignore[attr-defined]
+    return _all_probes(transports.entry(name).declared.connect(rendezvous), device)
 
 
 def _all_probes(transport: Transport, device: str) -> dict[str, str]:
@@ -123,7 +131,9 @@ def _all_probes(transport: Transport, device: str) -> dict[str, str]:
     for operation, probe in PROBES.items():
         library = NATIVE_PROBES.get(operation) if operation in transport.native else None
         if operation in ("send, receive", "barrier"):
-            found[operation] = NATIVE if probe(transport, _buffer(transport, device)) else IMPOSSIBLE
+            found[operation] = (
+                NATIVE if probe(transport, _buffer(transport, device)) else IMPOSSIBLE
+            )
         elif library is not None and library(transport, _buffer(transport, device)):
             found[operation] = NATIVE
         else:

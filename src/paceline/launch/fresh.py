@@ -1,6 +1,8 @@
-"""The same launcher in a fresh interpreter, for callers that must not fork: notebooks, programs with threads or CUDA.
+"""The same launcher in a fresh interpreter, for callers that must not fork: notebooks, programs
+with threads or CUDA.
 
-Only what the job needs travels, by cloudpickle: classes defined in a notebook or a script work, and it is not run again.
+Only what the job needs travels, by cloudpickle: classes defined in a notebook or a script work, and
+it is not run again.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def run_in_fresh_process(job: Job, hear: Hear) -> None:
         ended, failure = True, pickle.loads(content["error"])
     except (EOFError, ConnectionError):
         code = process.wait()
-        raise RunFailed(f"the launcher's process ended with exit code {code} before the run did") from None
+        raise RunFailed(
+            f"the launcher's process ended with exit code {code} before the run did"
+        ) from None
     finally:
         connection.close()
         if not ended and process.poll() is None:

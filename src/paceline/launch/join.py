@@ -1,4 +1,6 @@
-"""`paceline.join`: this process takes its place in the line, for a loop of a person's own (run/own_loop.py)."""
+"""`paceline.join`: this process takes its place in the line, for a loop of a person's own
+(run/own_loop.py).
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ def join(
     check_every: int = 0,
     build: Build | None = None,
 ) -> Pace:
-    """Take this process's place in the line. On a server's rank this serves until the workers have left, then exits.
+    """Take this process's place in the line. On a server's rank this serves until the workers have
+    left, then exits.
 
-    `servers`: how many of the ranks are servers (the last ones; 1 for `ps`). `check_every`: steps between checks that replicas
-    which should be identical are. `build`: what servers make instead of being sent it: a function, or its name as
-    `module:function`, that returns (model, optimizer); a launcher that hands over no secret needs it.
+    `servers`: how many of the ranks are servers (the last ones; 1 for `ps`). `check_every`: steps
+    between checks that replicas which should be identical are. `build`: what servers make instead
+    of being sent it: a function, or its name as `module:function`, that returns (model, optimizer);
+    a launcher that hands over no secret needs it.
     """
     chosen: Strategy = strategies.build(strategy) if isinstance(strategy, str) else strategy
     keep_freed_memory()
@@ -42,7 +46,8 @@ def join(
     size = seat.size if seat else 1
     if size - count < 1:
         raise BadRequest(
-            f"{chosen.name} with {count} server(s) needs {count + 1} ranks or more; here is {size}: paceline launch -n"
+            f"{chosen.name} with {count} server(s) needs {count + 1} ranks or more; here is {size}:"
+            " paceline launch -n"
         )
     if chosen.most_workers is not None and size - count > chosen.most_workers:
         raise BadRequest(f"strategy {chosen.name} runs {chosen.most_workers} worker, not {size}")
@@ -50,7 +55,9 @@ def join(
     if seat is None:
         line: Transport = Alone(deadline_s)
     else:
-        name = transport if transport != "auto" else "shm" if seat.local_size == seat.size else "gloo"
+        name = (
+            transport if transport != "auto" else "shm" if seat.local_size == seat.size else "gloo"
+        )
         kind: Any = transports.entry(name).make
         if (missing := kind.missing()) is not None:
             raise BadRequest(f"transport {name} is not available here: {missing}")
@@ -58,9 +65,10 @@ def join(
         secret = meeting.secret
         if count and not secret and build is None:
             raise BadRequest(
-                f"{chosen.name}: worker 0 sends the servers its model as a pickle, which a stranger could replace: "
-                f"{seat.launcher} hands over no secret. Use paceline launch or mpirun, name a file that only you can read in "
-                "PACELINE_SECRET_FILE on all hosts, or let servers build it themselves: join(..., build='module:function')"
+                f"{chosen.name}: worker 0 sends the servers its model as a pickle, which a stranger"
+                f" could replace: {seat.launcher} hands over no secret. Use paceline launch or"
+                " mpirun, name a file that only you can read in PACELINE_SECRET_FILE on all hosts,"
+                " or let servers build it themselves: join(..., build='module:function')"
             )
         line = meeting.connect(kind, deadline_s)
     pace = Pace(chosen, line, size - count, codec, seed, check_every, secret, build)

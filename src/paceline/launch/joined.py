@@ -1,10 +1,13 @@
-"""Ranks that a launcher has started find each other, take part in one run, and leave one record: rank 0's.
+"""Ranks that a launcher has started find each other, take part in one run, and leave one record:
+rank 0's.
 
-What goes wrong on another rank is told to rank 0, who says it; only when rank 0 is gone do the others speak for themselves.
+What goes wrong on another rank is told to rank 0, who says it; only when rank 0 is gone do the
+others speak for themselves.
 
-A launcher that starts failed ranks again (torchrun) starts the whole line again, with as many ranks as there are then. Its
-agents, one per host, live on, and so does what earlier ranks have written into their store; which agents a run's folder belongs
-to is written down there. Ranks that are started again by one of these go on from the folder's last checkpoint.
+A launcher that starts failed ranks again (torchrun) starts the whole line again, with as many ranks
+as there are then. Its agents, one per host, live on, and so does what earlier ranks have written
+into their store; which agents a run's folder belongs to is written down there. Ranks that are
+started again by one of these go on from the folder's last checkpoint.
 """
 
 from __future__ import annotations
@@ -26,8 +29,23 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from paceline.errors import BadRequest, Interrupted, PacelineError, TransportError, from_plain, to_plain
-from paceline.launch.local import GRACE_S, HOST, Hear, as_failure, keep_to_loopback, root_cause, train_rank
+from paceline.errors import (
+    BadRequest,
+    Interrupted,
+    PacelineError,
+    TransportError,
+    from_plain,
+    to_plain,
+)
+from paceline.launch.local import (
+    GRACE_S,
+    HOST,
+    Hear,
+    as_failure,
+    keep_to_loopback,
+    root_cause,
+    train_rank,
+)
 from paceline.launch.seat import Seat
 from paceline.record import checkpoint
 from paceline.record.writer import write_json
@@ -37,7 +55,9 @@ from paceline.transport.c10d.transport import first_line, open_store
 from paceline.transport.mpi.transport import load as load_mpi
 
 MEET_S = 300.0  # ranks read their data before they meet, and some disks are slow
-LOOK_EVERY_S = 0.01  # a wait inside torch's store would hear no signal: torchrun asks ranks to end before it starts them again
+# a wait inside torch's store would hear no signal: torchrun asks ranks to end before it starts them
+# again
+LOOK_EVERY_S = 0.01
 MARK = "launcher.json"
 THIS_PROCESS = uuid4().hex
 PLACE_BYTES = 512  # of the message that tells MPI's ranks where they meet
@@ -56,53 +76,73 @@ class Present:
 
     @classmethod
     def read(cls, said: dict[str, Any]) -> Present:
-        """From the board, where a stranger may have written: numbers and words of the right kind, or TypeError."""
+        """From the board, where a stranger may have written: numbers and words of the right kind,
+        or TypeError.
+        """
         own = cls(**said)
         right = [isinstance(n, int) for n in (own.ticket, own.restarts)]
-        right += [isinstance(word, str) for word in (own.process, own.agent, own.host, own.address or "")]
+        right += [
+            isinstance(word, str) for word in (own.process, own.agent, own.host, own.address or "")
+        ]
         if not all(right):
             raise TypeError("not a rank")
         return own
 
 
 class Meeting:
-    """The ranks' common board: torch.distributed's store, which has no password. It carries JSON and nothing else."""
+    """The ranks' common board: torch.distributed's store, which has no password. It carries JSON
+    and nothing else.
+    """
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
         self.notices: list[str] = []
-        self.secret = seat.secret  # what only ranks of this run know; empty where the launcher hands nothing over in private
+        # what only ranks of this run know; empty where the launcher hands nothing over in private
+        self.secret = seat.secret
         self._server: Any = None
         if seat.meets_on_loopback:
             keep_to_loopback()
         host, port = self._address()
         try:
-            self._store = self._server or dist.TCPStore(host, port, None, False, timedelta(seconds=MEET_S))
+            self._store = self._server or dist.TCPStore(
+                host, port, None, False, timedelta(seconds=MEET_S)
+            )
         except RuntimeError as error:
-            raise TransportError(f"rank {seat.rank}: no meeting point at {host}:{port}: {first_line(error)}") from None
+            raise TransportError(
+                f"rank {seat.rank}: no meeting point at {host}:{port}: {first_line(error)}"
+            ) from None
         self._board: Any = None
         with self._reaching():
             address = None if seat.one_host else address_towards(host, port)
             ticket = self._store.add("paceline/tickets", 1)
-            own = Present(ticket, THIS_PROCESS, seat.agent, seat.restarts, socket.gethostname(), address)
+            own = Present(
+                ticket, THIS_PROCESS, seat.agent, seat.restarts, socket.gethostname(), address
+            )
             number, self.present = self._open(own) if self.leads else self._enter(own)
         if seat.meets_on_loopback:
             address = HOST
         elif address is not None:
             address = reachable(address, [p.address for p in self.present if p.address])
         watched = seat.meets_on_loopback or seat.launcher == "mpirun"
-        self.rendezvous = Rendezvous(seat.rank, seat.size, host, port, 30.0, number, address, watched=watched)
+        self.rendezvous = Rendezvous(
+            seat.rank, seat.size, host, port, 30.0, number, address, watched=watched
+        )
 
     def _open(self, own: Present) -> tuple[int, list[Present]]:
         """Rank 0 opens a meeting, with a number that no earlier one had, and lists who has come."""
         number = self._store.add("paceline/meetings", 1)
         self._board = dist.PrefixStore(f"paceline/{number}", self._store)
-        present = [own, *(self._get(f"here/{rank}", Present.read) for rank in range(1, self.seat.size))]
+        present = [
+            own,
+            *(self._get(f"here/{rank}", Present.read) for rank in range(1, self.seat.size)),
+        ]
         self._put("present", [asdict(p) for p in present])
         return number, present
 
     def _enter(self, own: Present) -> tuple[int, list[Present]]:
-        """The others go to the last meeting that was opened. It may be a past one: then their names are not on its list."""
+        """The others go to the last meeting that was opened. It may be a past one: then their names
+        are not on its list.
+        """
         number, until = 0, time.monotonic() + MEET_S
         while time.monotonic() < until:
             last = self._store.add("paceline/meetings", 0)
@@ -110,7 +150,9 @@ class Meeting:
                 number, self._board = last, dist.PrefixStore(f"paceline/{last}", self._store)
                 self._put(f"here/{self.seat.rank}", asdict(own))
             if number and self._board.check(["present"]):
-                present: list[Present] = self._get("present", lambda said: [Present.read(one) for one in said])
+                present: list[Present] = self._get(
+                    "present", lambda said: [Present.read(one) for one in said]
+                )
                 if own in present:
                     return number, present
             time.sleep(LOOK_EVERY_S)
@@ -132,7 +174,10 @@ class Meeting:
         except BadRequest as error:
             raise BadRequest(f"inside mpirun the ranks meet through MPI: {error}") from None
         if world.size != seat.size:
-            raise BadRequest(f"mpirun has started {seat.size} processes, but mpi4py sees {world.size}: is it another MPI?")
+            raise BadRequest(
+                f"mpirun has started {seat.size} processes, but mpi4py sees {world.size}: is it"
+                " another MPI?"
+            )
         place: tuple[str, int, str] = ("", 0, "")
         if self.leads:
             self._server = host_store(0, seat.meets_on_loopback)
@@ -183,12 +228,16 @@ class Meeting:
         with self._reaching():
             while not self._board.check([key]):
                 if time.monotonic() > until:
-                    raise TransportError(f"rank {self.seat.rank}: the other ranks did not come within {MEET_S:g} s")
+                    raise TransportError(
+                        f"rank {self.seat.rank}: the other ranks did not come within {MEET_S:g} s"
+                    )
                 time.sleep(LOOK_EVERY_S)
             try:
                 return read(json.loads(self._board.get(key).decode()))
             except (ValueError, TypeError, LookupError):
-                raise TransportError(f"{key} at the ranks' meeting point was not written by a rank of this run") from None
+                raise TransportError(
+                    f"{key} at the ranks' meeting point was not written by a rank of this run"
+                ) from None
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -201,10 +250,14 @@ class Meeting:
             stop.told = not self.leads
             raise stop from None
         except RuntimeError as error:
-            raise TransportError(f"rank {self.seat.rank}: the ranks' meeting point is gone: {first_line(error)}") from None
+            raise TransportError(
+                f"rank {self.seat.rank}: the ranks' meeting point is gone: {first_line(error)}"
+            ) from None
 
     def going_on(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a run whose ranks the launcher has started again: from its last checkpoint, where it has one."""
+        """The options of a run whose ranks the launcher has started again: from its last
+        checkpoint, where it has one.
+        """
         if self.leads:
             resume = None
             try:
@@ -220,7 +273,9 @@ class Meeting:
         out, resume = options.get("out"), options.get("resume")
         if not out and not resume:
             if any(p.restarts for p in self.present):
-                self.notices.append(f"{again}: from the start; --out and --checkpoint-every would let it go on")
+                self.notices.append(
+                    f"{again}: from the start; --out and --checkpoint-every would let it go on"
+                )
             return None
         folder = Path(out) if out else run_folder(str(resume))
         if not self.began(folder):
@@ -228,7 +283,9 @@ class Meeting:
         try:
             found = checkpoint.latest_whole(folder)
         except BadRequest:
-            self.notices.append(f"{again}: there was no new checkpoint yet (--checkpoint-every), so it begins again")
+            self.notices.append(
+                f"{again}: there was no new checkpoint yet (--checkpoint-every), so it begins again"
+            )
             return None
         self.notices.append(f"{again}: going on from {found}")
         return str(found)
@@ -243,16 +300,29 @@ class Meeting:
         """The run there is this launcher's: all its agents', those who have joined later too."""
         here, before = {p.agent for p in self.present if p.agent}, _mark_in(folder)[0]
         if here:
-            agents, processes = here | before if here & before else here, [p.process for p in self.present]
-            write_json(folder / MARK, {"launcher": self.seat.launcher, "agents": sorted(agents), "processes": processes})
+            agents, processes = (
+                here | before if here & before else here,
+                [p.process for p in self.present],
+            )
+            write_json(
+                folder / MARK,
+                {"launcher": self.seat.launcher, "agents": sorted(agents), "processes": processes},
+            )
 
     def claim(self, job: Job, claim: Callable[[Job], None]) -> None:
         """Rank 0 takes the run's folder; all use it."""
         with self.telling("claim"):
             if self.leads:
                 claim(job)
-                if job.resume_from is None or job.out.resolve() not in job.resume_from.resolve().parents:
-                    self.mark(job.out)  # a run that goes on in its own folder is so marked when it has come to its first step
+                if (
+                    job.resume_from is None
+                    or job.out.resolve() not in job.resume_from.resolve().parents
+                ):
+                    self.mark(
+                        job.out
+                        # a run that goes on in its own folder is so marked when it has come to its
+                        # first step
+                    )
                 self._put("folder", (str(job.out.resolve()), job.session))
         if not self.leads:
             job.out, job.session = self._get("folder", lambda said: (Path(said[0]), int(said[1])))
@@ -261,13 +331,18 @@ class Meeting:
     def connect(self, kind: Any, deadline_s: float) -> Transport:
         """All ranks, over such a transport."""
         connected: Transport = kind.connect(replace(self.rendezvous, deadline_s=deadline_s))
-        connected.meeting = self  # type: ignore[attr-defined]  # the board may live in this process: it stays as long
+        # the board may live in this process: it stays as long
+        connected.meeting = self  # type: ignore[attr-defined]
         return connected
 
     def train(self, job: Job, hear: Hear) -> None:
         """This rank's part. Rank 0 raises what went wrong first, anywhere."""
         try:
-            train_rank(job, replace(self.rendezvous, deadline_s=job.config.deadline_s), hear if self.leads else _of_slow_ranks)
+            train_rank(
+                job,
+                replace(self.rendezvous, deadline_s=job.config.deadline_s),
+                hear if self.leads else _of_slow_ranks,
+            )
         except KeyboardInterrupt:
             raise
         except Exception as error:
@@ -282,7 +357,9 @@ class Meeting:
     def _first_failure(self, own: PacelineError) -> PacelineError:
         failures = {0: own}
         until = time.monotonic() + GRACE_S
-        with suppress(KeyboardInterrupt):  # the launcher ends the others: what is known by now has to do
+        with suppress(
+            KeyboardInterrupt
+        ):  # the launcher ends the others: what is known by now has to do
             while time.monotonic() < until and len(failures) < self.seat.size:
                 for rank in range(1, self.seat.size):
                     key = f"failed/{rank}"
@@ -307,7 +384,9 @@ def host_store(port: int, one_host: bool) -> Any:
     try:
         return open_store(HOST if one_host else "0.0.0.0", port, MEET_S)
     except (OSError, RuntimeError) as error:
-        raise TransportError(f"rank 0 cannot open port {port} for the others: {first_line(error)}") from None
+        raise TransportError(
+            f"rank 0 cannot open port {port} for the others: {first_line(error)}"
+        ) from None
 
 
 def _mark_in(folder: Path) -> tuple[set[str], set[str]]:
@@ -322,7 +401,9 @@ def _mark_in(folder: Path) -> tuple[set[str], set[str]]:
 def address_towards(host: str, port: int) -> str:
     """This host's own address, on the way to another (nothing is sent)."""
     with suppress(OSError):
-        for family, kind, _, _, where in sorted(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)):  # IPv4 first
+        for family, kind, _, _, where in sorted(
+            socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        ):  # IPv4 first
             with suppress(OSError), socket.socket(family, kind) as there:
                 there.connect(where)
                 return str(there.getsockname()[0])
@@ -330,7 +411,9 @@ def address_towards(host: str, port: int) -> str:
 
 
 def reachable(own: str, others: Sequence[str]) -> str:
-    """The host of the meeting point reaches it by an address that is of use to itself only: rather the one towards another."""
+    """The host of the meeting point reaches it by an address that is of use to itself only: rather
+    the one towards another.
+    """
     abroad = [other for other in others if not _is_local(other)]
     return address_towards(abroad[0], 1) if _is_local(own) and abroad else own
 

@@ -20,7 +20,14 @@ from typing import Any
 
 from paceline.common.allocator import keep_freed_memory
 from paceline.common.links import Links
-from paceline.errors import BadRequest, PacelineError, PeerLost, RunFailed, TransportError, WorkerFailed
+from paceline.errors import (
+    BadRequest,
+    PacelineError,
+    PeerLost,
+    RunFailed,
+    TransportError,
+    WorkerFailed,
+)
 from paceline.registry import transports
 from paceline.request.job import Job
 from paceline.run.worker import run_worker
@@ -38,9 +45,13 @@ END_S = 3.0  # between asking a worker to end and ending it
 
 
 def run_processes(job: Job, hear: Hear) -> None:
-    """Start the workers, pass on what they say, end them all, and raise the root cause if one failed."""
+    """Start the workers, pass on what they say, end them all, and raise the root cause if one
+    failed.
+    """
     with network(job, hear) as bed:
-        _, failures = on_forked_ranks(partial(train_rank, job), job.ranks, hear, job.config.deadline_s, may_die(job), bed)
+        _, failures = on_forked_ranks(
+            partial(train_rank, job), job.ranks, hear, job.config.deadline_s, may_die(job), bed
+        )
     if failures:
         raise root_cause(failures, job.workers)
 
@@ -64,14 +75,16 @@ def network(job: Job, hear: Hear) -> Iterator[Testbed | None]:
 
 
 def may_die(job: Job) -> frozenset[int]:
-    """The workers without whom the others go on: all but the first, who speaks and saves for all."""
+    """The workers without whom the others go on: all but the first, who speaks and saves
+    for all.
+    """
     return frozenset(range(1, job.workers)) if job.strategy().survives else frozenset()
 
 
 def train_rank(job: Job, rendezvous: Rendezvous, say: Hear) -> None:
     """What a worker's process does."""
     keep_freed_memory()
-    transport = transports.entry(job.transport).make.connect(rendezvous)  # type: ignore[attr-defined]
+    transport = transports.entry(job.transport).declared.connect(rendezvous)
     try:
         run_worker(job, transport, say, alone_on_host=rendezvous.alone)
     finally:
@@ -87,7 +100,8 @@ def on_forked_ranks(
     expendable: frozenset[int] = frozenset(),
     bed: Testbed | None = None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
-    """`body` in forked processes: what each returned, and what went wrong where. Expendable ranks may die.
+    """`body` in forked processes: what each returned, and what went wrong where. Expendable ranks
+    may die.
 
     With a testbed each rank is on one of its hosts.
     """
@@ -97,9 +111,13 @@ def on_forked_ranks(
     store: Any = None
     try:
         for rank in range(size):
-            held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Ctrl-C during a fork would be swallowed by its hooks
+            held = signal.pthread_sigmask(
+                signal.SIG_BLOCK, SIGNALS
+            )  # Ctrl-C during a fork would be swallowed by its hooks
             ours, theirs = context.Pipe()
-            process = context.Process(target=_child, args=(body, rank, theirs, os.getpid(), bed), name=f"worker-{rank}")
+            process = context.Process(
+                target=_child, args=(body, rank, theirs, os.getpid(), bed), name=f"worker-{rank}"
+            )
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -116,11 +134,15 @@ def on_forked_ranks(
             pipe.close()
         if isinstance(store, StoreElsewhere):
             store.close()
-        del store  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
+        del (
+            store
+        )  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
 
 
 def store_for(bed: Testbed | None, deadline_s: float) -> Any:
-    """What the ranks meet through: on loopback, or at the launcher's end of a testbed's network, by a process that is there."""
+    """What the ranks meet through: on loopback, or at the launcher's end of a testbed's network, by
+    a process that is there.
+    """
     return open_store(HOST, 0, deadline_s) if bed is None else StoreElsewhere(bed, deadline_s)
 
 
@@ -128,7 +150,9 @@ class StoreElsewhere:
     def __init__(self, bed: Testbed, deadline_s: float) -> None:
         context = get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_keep_store, args=(bed, deadline_s, theirs, os.getpid()), name="store")
+        self._process = context.Process(
+            target=_keep_store, args=(bed, deadline_s, theirs, os.getpid()), name="store"
+        )
         self._process.start()
         theirs.close()
         try:
@@ -154,12 +178,16 @@ def _keep_store(bed: Testbed, deadline_s: float, pipe: Connection, parent: int) 
     os._exit(0)
 
 
-def meeting_point(bed: Testbed | None, rank: int, size: int, port: int, deadline_s: float) -> Rendezvous:
+def meeting_point(
+    bed: Testbed | None, rank: int, size: int, port: int, deadline_s: float
+) -> Rendezvous:
     """Where a rank finds the others: on this host, or across a testbed's network."""
     if bed is None:
         return Rendezvous(rank, size, HOST, port, deadline_s, watched=True)
     own = bed.address(bed.host(rank))
-    return Rendezvous(rank, size, bed.launcher, port, deadline_s, own=own, alone=bed.hosts >= size, watched=True)
+    return Rendezvous(
+        rank, size, bed.launcher, port, deadline_s, own=own, alone=bed.hosts >= size, watched=True
+    )
 
 
 def _listen(
@@ -180,7 +208,9 @@ def _listen(
             rank = handles[handle]
             if rank not in running:
                 continue
-            ended = processes[rank].exitcode is not None  # before draining: what it said last is not lost
+            ended = (
+                processes[rank].exitcode is not None
+            )  # before draining: what it said last is not lost
             for kind, content in drain(pipes[rank])[0]:
                 if kind == "done":
                     running.discard(rank)
@@ -215,10 +245,14 @@ def drain(pipe: Connection) -> tuple[list[tuple[str, dict[str, Any]]], bool]:
 
 
 def root_cause(failures: dict[int, PacelineError], workers: int) -> PacelineError:
-    """A worker that lost its peer only tells of the one that was lost: prefer others, then whoever spoke first."""
+    """A worker that lost its peer only tells of the one that was lost: prefer others, then whoever
+    spoke first.
+    """
 
     def depth(item: tuple[int, PacelineError]) -> int:
-        return 2 if isinstance(item[1], PeerLost) else 1 if isinstance(item[1], TransportError) else 0
+        return (
+            2 if isinstance(item[1], PeerLost) else 1 if isinstance(item[1], TransportError) else 0
+        )
 
     rank, error = min(failures.items(), key=depth)
     if workers > 1 and not isinstance(error, WorkerFailed):
@@ -233,7 +267,9 @@ def _death(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"its process was killed by {name}" + (" (out of memory, perhaps)" if name == "SIGKILL" else "")
+    return f"its process was killed by {name}" + (
+        " (out of memory, perhaps)" if name == "SIGKILL" else ""
+    )
 
 
 def _end(processes: list[Any]) -> None:
@@ -250,8 +286,13 @@ def _end(processes: list[Any]) -> None:
 
 def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | None) -> None:
     """A worker's process: it ends with its parent, whatever ends the parent."""
-    gc.freeze()  # what the parent left behind is not this process's to clean up: some of it joins threads that are not here
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all: the parent ends the workers
+    # what the parent left behind is not this process's to clean up: some of it joins threads that
+    # are not here
+    gc.freeze()
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # a terminal sends them to all: the parent ends the workers
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -260,7 +301,9 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | 
     try:
         if bed is not None:
             bed.enter(bed.host(rank))
-            if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":  # of an earlier run on this host: other hosts are not on it
+            if (
+                os.environ.get("GLOO_SOCKET_IFNAME") == "lo"
+            ):  # of an earlier run on this host: other hosts are not on it
                 del os.environ["GLOO_SOCKET_IFNAME"]
         else:
             keep_to_loopback()
@@ -296,15 +339,21 @@ def as_failure(rank: int, error: BaseException) -> PacelineError:
     """Our own errors as they are; anything else with its rank and traceback."""
     if isinstance(error, PacelineError):
         return error
-    if isinstance(error, RuntimeError) and "gloo/transport/" in str(error):  # PyTorch's DDP talks to gloo on its own
+    if isinstance(error, RuntimeError) and "gloo/transport/" in str(
+        error
+    ):  # PyTorch's DDP talks to gloo on its own
         return PeerLost(None, "its connection closed during DDP's exchange")
     if isinstance(error, EOFError):
         return WorkerFailed(rank, "it lost its launcher")
-    return WorkerFailed(rank, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+    return WorkerFailed(
+        rank, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+    )
 
 
 def keep_to_loopback() -> None:
-    """All ranks are on this host: what PyTorch opens by itself (DDP's group) listens on loopback too, unless a person chose."""
+    """All ranks are on this host: what PyTorch opens by itself (DDP's group) listens on loopback
+    too, unless a person chose.
+    """
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
@@ -315,7 +364,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def dying_with_parent(parent: int) -> Callable[[], None]:
-    """The same, for a process that is about to be started: nothing is left to load between its fork and its program."""
+    """The same, for a process that is about to be started: nothing is left to load between its fork
+    and its program.
+    """
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):

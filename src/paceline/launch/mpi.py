@@ -1,7 +1,8 @@
-"""Ranks under mpirun, on this machine: started here, and each connected to this process by a socket of its own.
+"""Ranks under mpirun, on this machine: started here, and each connected to this process by a socket
+of its own.
 
-A rank first says who it is, is then given what to do, and reports as a forked worker does. When a rank dies mpirun ends the
-others; what this process reports is the one that went first.
+A rank first says who it is, is then given what to do, and reports as a forked worker does. When a
+rank dies mpirun ends the others; what this process reports is the one that went first.
 """
 
 from __future__ import annotations
@@ -47,13 +48,19 @@ from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
 START_S = 120.0  # for all ranks to be up: each imports torch
 GRACE_S = 3.0  # after the first failure: time for mpirun to say which rank it was
 END_S = 5.0
-ON_THIS_HOST = ("--mca", "btl", "^tcp")  # shared memory only: otherwise every rank listens on all interfaces
+ON_THIS_HOST = (
+    "--mca",
+    "btl",
+    "^tcp",
+)  # shared memory only: otherwise every rank listens on all interfaces
 
 
 def run_under_mpirun(job: Job, hear: Hear) -> None:
     config = job.config
     with network(job, hear) as bed:
-        failures = on_mpi_ranks(partial(train_rank, job), job.ranks, hear, config.deadline_s, config.plugin, bed)[1]
+        failures = on_mpi_ranks(
+            partial(train_rank, job), job.ranks, hear, config.deadline_s, config.plugin, bed
+        )[1]
     if failures:
         raise root_cause(failures, job.workers)
 
@@ -86,21 +93,44 @@ def _on_host(bed: Testbed, body: Body, rendezvous: Rendezvous, say: Hear) -> Any
 
 
 def _over_hosts(bed: Testbed, size: int) -> list[str]:
-    """mpirun's options for ranks on hosts: what ssh would start is started in a namespace, and only TCP connects them."""
+    """mpirun's options for ranks on hosts: what ssh would start is started in a namespace, and only
+    TCP connects them.
+    """
     ranks = [sum(bed.host(r) == host for r in range(size)) for host in range(bed.hosts)]
     hosts = ",".join(f"{host_name(host)}:{count}" for host, count in enumerate(ranks) if count)
     interface = f"{bed.subnet}.0/24"
     return [
         *("--host", hosts, "--map-by", "node"),
-        *("--prtemca", "plm_ssh_agent", bed.remote_shell(), "--prtemca", "prte_if_include", interface),
-        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", interface),
+        *(
+            "--prtemca",
+            "plm_ssh_agent",
+            bed.remote_shell(),
+            "--prtemca",
+            "prte_if_include",
+            interface,
+        ),
+        *(
+            "--mca",
+            "pml",
+            "ob1",
+            "--mca",
+            "btl",
+            "tcp,self",
+            "--mca",
+            "btl_tcp_if_include",
+            interface,
+        ),
         *("-x", "PACELINE_MEETING"),
     ]
 
 
 @contextmanager
-def _started(size: int, bed: Testbed | None = None) -> Iterator[tuple[subprocess.Popen[str], list[str], dict[int, Connection]]]:
-    """mpirun with `size` ranks, all of them connected; ended, with all its ranks, on the way out."""
+def _started(
+    size: int, bed: Testbed | None = None
+) -> Iterator[tuple[subprocess.Popen[str], list[str], dict[int, Connection]]]:
+    """mpirun with `size` ranks, all of them connected; ended, with all its ranks, on the
+    way out.
+    """
     starter = mpirun()
     if starter is None:
         raise BadRequest(f"mpirun is not to be found: {HOW_TO_GET}")
@@ -150,19 +180,37 @@ def _collect(process: subprocess.Popen[str], said: list[str]) -> None:
 
 def _is_from_mpirun(line: str) -> bool:
     return line.startswith(
-        ("---", "prterun", "mpirun", "Primary job", "   Process", "   Exit", "a non-zero", "signal ", "thus causing", "   Node")
+        (
+            "---",
+            "prterun",
+            "mpirun",
+            "Primary job",
+            "   Process",
+            "   Exit",
+            "a non-zero",
+            "signal ",
+            "thus causing",
+            "   Node",
+        )
     )
 
 
 def _accept(
-    listener: Listener, process: subprocess.Popen[str], size: int, connections: dict[int, Connection], said: list[str]
+    listener: Listener,
+    process: subprocess.Popen[str],
+    size: int,
+    connections: dict[int, Connection],
+    said: list[str],
 ) -> None:
     until = time.monotonic() + START_S
     heard = listener._listener._socket  # type: ignore[attr-defined]
     heard.settimeout(0.2)
     while len(connections) < size:
         if process.poll() is not None or time.monotonic() > until:
-            raise RunFailed(f"mpirun did not start {size} ranks: {' '.join(''.join(said).split()) or 'no reason given'}")
+            raise RunFailed(
+                f"mpirun did not start {size} ranks:"
+                f" {' '.join(''.join(said).split()) or 'no reason given'}"
+            )
         with suppress(TimeoutError):
             connection = listener.accept()
             connections[connection.recv()] = connection
@@ -238,7 +286,9 @@ def main() -> None:
     try:
         rendezvous = connection.recv()
         body = unpack(connection.recv_bytes())
-        result = body(rendezvous, one_at_a_time(lambda kind, content: connection.send((kind, content))))
+        result = body(
+            rendezvous, one_at_a_time(lambda kind, content: connection.send((kind, content)))
+        )
         connection.send(("done", {"result": pickle.dumps(result)}))
     except BaseException as error:
         with suppress(OSError):

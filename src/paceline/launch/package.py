@@ -1,4 +1,6 @@
-"""Something to do, packed for another interpreter: classes of a notebook or a script travel along, and it is not run again."""
+"""Something to do, packed for another interpreter: classes of a notebook or a script travel along,
+and it is not run again.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ def pack(content: Any, plugins: Sequence[str] = ()) -> bytes:
         inner = cloudpickle.dumps((interactive_entries(), content))
     except Exception as error:  # pickling runs a person's own code
         raise BadRequest(
-            f"the model or the data cannot be sent to the workers' process ({type(error).__name__}: {error}): give a "
-            "class or a function that makes it"
+            f"the model or the data cannot be sent to the workers' process ({type(error).__name__}:"
+            f" {error}): give a class or a function that makes it"
         ) from error
     return pickle.dumps((list(sys.path), list(plugins), torch.get_default_dtype(), inner))
 

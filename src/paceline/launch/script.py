@@ -1,4 +1,6 @@
-"""`paceline launch -n N script.py`: a person's own program, N times, each with its seat; the first failure ends them all."""
+"""`paceline launch -n N script.py`: a person's own program, N times, each with its seat; the first
+failure ends them all.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
         first_act = dying_with_parent(os.getpid())
         for rank in range(ranks):
             seat = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(_started([sys.executable, script, *arguments], {**common, **seat}, first_act))
-        store = store_on(listening, 300.0)  # only now: its threads would be in the way of starting the ranks
+            processes.append(
+                _started([sys.executable, script, *arguments], {**common, **seat}, first_act)
+            )
+        store = store_on(
+            listening, 300.0
+        )  # only now: its threads would be in the way of starting the ranks
         failed = _wait(processes)
         del store
     finally:
@@ -55,9 +61,12 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
         raise RunFailed(f"rank {failed} of {script} ended with {how}; the others were ended")
 
 
-def _started(command: list[str], environment: dict[str, str], first_act: Callable[[], None]) -> subprocess.Popen[bytes]:
+def _started(
+    command: list[str], environment: dict[str, str], first_act: Callable[[], None]
+) -> subprocess.Popen[bytes]:
     """A rank; whatever ends this process ends it too."""
-    return subprocess.Popen(command, env=environment, preexec_fn=first_act)  # noqa: PLW1509  # this process has one thread
+    # this process has one thread
+    return subprocess.Popen(command, env=environment, preexec_fn=first_act)  # noqa: PLW1509
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:

@@ -1,4 +1,6 @@
-"""This process's place among those that a launcher (torchrun, mpirun, srun) has started: nothing more is started then."""
+"""This process's place among those that a launcher (torchrun, mpirun, srun) has started: nothing
+more is started then.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,14 @@ class Seat:
     host: str = ""  # where the ranks meet; empty: rank 0 says so through MPI
     port: int = 0
     store_exists: bool = False  # the launcher hosts the meeting point; otherwise rank 0 does
-    agent: str = ""  # who starts this host's ranks, and starts them again when one has failed; empty: nobody would
+    # who starts this host's ranks, and starts them again when one has failed; empty: nobody would
+    agent: str = ""
     restarts: int = 0  # as far as that one counts them
-    local_is_told: bool = True  # False: nothing said how many ranks are on this host, and all of them are assumed to be
-    secret: bytes = b""  # handed over by the launcher; under mpirun rank 0 makes one, and MPI carries it
+    # False: nothing said how many ranks are on this host, and all of them are assumed to be
+    local_is_told: bool = True
+    secret: bytes = (
+        b""  # handed over by the launcher; under mpirun rank 0 makes one, and MPI carries it
+    )
 
     @property
     def one_host(self) -> bool:
@@ -39,11 +45,16 @@ class Seat:
 
     @property
     def meets_on_loopback(self) -> bool:
-        """Whether it is certain that all ranks are on this host: then nothing of ours listens beyond it."""
+        """Whether it is certain that all ranks are on this host: then nothing of ours listens
+        beyond it.
+        """
         return self.one_host and self.local_is_told
 
-    def fit(self, options: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The options of a run in these seats: as many workers as there are, a transport that reaches all of them.
+    def fit(
+        self, options: Mapping[str, Any], saved: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The options of a run in these seats: as many workers as there are, a transport that
+        reaches all of them.
 
         `saved` are those of the run that goes on here; how many it had, and where, is past.
         """
@@ -54,13 +65,21 @@ class Seat:
         given = fitted.get("workers")
         if given is not None and str(given) != str(workers):
             less = f" less {servers} server(s)" if servers else ""
-            raise BadRequest(f"workers={given}, but {self.launcher} has started {self.size} processes{less}: leave it out")
+            raise BadRequest(
+                f"workers={given}, but {self.launcher} has started {self.size} processes{less}:"
+                " leave it out"
+            )
         if workers < 1:
-            raise BadRequest(f"{self.launcher} has started {self.size} process(es), and {servers} of them serve: start more")
+            raise BadRequest(
+                f"{self.launcher} has started {self.size} process(es), and {servers} of them serve:"
+                " start more"
+            )
         fitted["workers"] = workers
         asked = str(fitted.get("launcher") or "auto")
         if asked not in ("auto", self.launcher):
-            raise BadRequest(f"launcher={asked}, but {self.launcher} has started this process: leave it out")
+            raise BadRequest(
+                f"launcher={asked}, but {self.launcher} has started this process: leave it out"
+            )
         fitted["launcher"] = "auto" if self.launcher == "a launcher" else self.launcher
         if str(fitted.get("transport", "auto")) == "auto" and not self.one_host:
             fitted["transport"] = "gloo"  # several hosts
@@ -70,13 +89,17 @@ class Seat:
 
 
 def _servers(options: Mapping[str, Any]) -> int:
-    """How many ranks are no workers: as many as were asked for, one by default where the strategy has servers."""
+    """How many ranks are no workers: as many as were asked for, one by default where the strategy
+    has servers.
+    """
     config = Config.make(options)
     if config.servers is not None:
         return config.servers
     for plugin in config.plugin:
         load_plugin(plugin)
-    strategy = strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
+    strategy = (
+        strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
+    )
     return int(getattr(strategy, "serves", None) == "ranks")
 
 
@@ -87,7 +110,9 @@ def find(environment: Mapping[str, str] = os.environ) -> Seat | None:
             seat = look(environment)
         except (KeyError, ValueError) as error:
             name = look.__name__.removeprefix("_")
-            raise BadRequest(f"this seems to run inside {name}, but its variables are incomplete: {error}") from None
+            raise BadRequest(
+                f"this seems to run inside {name}, but its variables are incomplete: {error}"
+            ) from None
         if seat is not None:
             return seat
     return None
@@ -115,10 +140,11 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
 
 
 def _agent(error_file: str) -> str:
-    """torchrun's own process on this host, by the folder that it has made for itself: FOLDER/attempt_0/0/error.json.
+    """torchrun's own process on this host, by the folder that it has made for itself:
+    FOLDER/attempt_0/0/error.json.
 
-    Its name for the run will not do (`none`, unless one is given), nor its count of restarts: every host has its own, and a
-    host that comes or goes is not counted.
+    Its name for the run will not do (`none`, unless one is given), nor its count of restarts: every
+    host has its own, and a host that comes or goes is not counted.
     """
     above = Path(error_file).parents
     return str(above[2]) if len(above) > 3 else ""

@@ -11,7 +11,9 @@ SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
 
 
 def secret_of(env: Mapping[str, str]) -> bytes:
-    """What `paceline launch` has put into the environment of its ranks, or the content of a file that a person names."""
+    """What `paceline launch` has put into the environment of its ranks, or the content of a file
+    that a person names.
+    """
     if SECRET in env:
         return bytes.fromhex(env[SECRET])
     if SECRET_FILE not in env:
@@ -24,5 +26,7 @@ def secret_of(env: Mapping[str, str]) -> bytes:
     except OSError as error:
         raise BadRequest(f"{SECRET_FILE}={path} cannot be read: {error.strerror}") from None
     if len(content) < 16:
-        raise BadRequest(f"{SECRET_FILE}={path} holds {len(content)} bytes; a secret has 16 or more")
+        raise BadRequest(
+            f"{SECRET_FILE}={path} holds {len(content)} bytes; a secret has 16 or more"
+        )
     return content

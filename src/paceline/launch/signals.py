@@ -1,4 +1,6 @@
-"""Signals that ask a run to end: the first one interrupts it; those that follow do not disturb what it then puts in order."""
+"""Signals that ask a run to end: the first one interrupts it; those that follow do not disturb what
+it then puts in order.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C; a batch system, a container; a terminal that is closed
+ENDING = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # Ctrl-C; a batch system, a container; a terminal that is closed
 
 
 class Ending:
@@ -26,15 +32,21 @@ class Ending:
 
     @property
     def reason(self) -> str:
-        return "interrupted" if self.heard in (None, signal.SIGINT) else f"interrupted by {self.heard.name}"
+        return (
+            "interrupted"
+            if self.heard in (None, signal.SIGINT)
+            else f"interrupted by {self.heard.name}"
+        )
 
 
 @contextmanager
 def ending() -> Iterator[Ending]:
-    """Meanwhile each of these signals is an interruption (KeyboardInterrupt), and only the first of them.
+    """Meanwhile each of these signals is an interruption (KeyboardInterrupt), and only the first of
+    them.
 
-    Where a person's program has a handler of its own, or ignores the signal (`nohup`), it stays as it is; and only a program's
-    main thread can have handlers at all. Inside another `ending` it is the same one.
+    Where a person's program has a handler of its own, or ignores the signal (`nohup`), it stays as
+    it is; and only a program's main thread can have handlers at all. Inside another `ending` it is
+    the same one.
     """
     if (outer := _current()) is not None:
         try:
@@ -70,10 +82,16 @@ def _current() -> Ending | None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Signals that come meanwhile take effect afterwards: an import of PyTorch that is interrupted leaves half of it behind."""
+    """Signals that come meanwhile take effect afterwards: an import of PyTorch that is interrupted
+    leaves half of it behind.
+    """
     state = Ending()
     state.settling = True
-    before = {number: signal.signal(number, state.hear) for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN}
+    before = {
+        number: signal.signal(number, state.hear)
+        for number in ENDING
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -1,4 +1,6 @@
-"""A batch script for Slurm: `srun` starts one process per task, and each finds its seat in Slurm's variables (seat.py)."""
+"""A batch script for Slurm: `srun` starts one process per task, and each finds its seat in Slurm's
+variables (seat.py).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from paceline.launch.seat import Seat
 from paceline.registry import Spec, strategies
 from paceline.request.config import Config
 
-TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")  # 90, 90:00, 1:30:00, 2-12, 2-12:00, 2-12:00:00
+TIME = re.compile(
+    r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}"
+)  # 90, 90:00, 1:30:00, 2-12, 2-12:00, 2-12:00:00
 WORD = re.compile(r"[\w.,@+-]+")
 
 
@@ -35,10 +39,16 @@ class Allocation:
             if (given := getattr(self, name)) is not None and given < 1:
                 raise BadRequest(f"--{name.replace('_', '-')} {given}: it takes at least 1")
         if self.time is not None and not TIME.fullmatch(self.time):
-            raise BadRequest(f"--time {self.time!r} is none that Slurm reads: minutes (90), hours (1:30:00), days (2-12:00:00)")
+            raise BadRequest(
+                f"--time {self.time!r} is none that Slurm reads: minutes (90), hours (1:30:00),"
+                " days (2-12:00:00)"
+            )
         for name in ("partition", "job_name"):
             if (word := getattr(self, name)) is not None and not WORD.fullmatch(word):
-                raise BadRequest(f"--{name.replace('_', '-')} {word!r}: one word of letters, digits and . , @ + - _")
+                raise BadRequest(
+                    f"--{name.replace('_', '-')} {word!r}: one word of letters, digits and . , @"
+                    " + - _"
+                )
 
     @property
     def tasks(self) -> int:
@@ -68,14 +78,20 @@ def batch_script(
     path: str | None = None,
     own_threads: bool = False,
 ) -> str:
-    """`command` is `train ...`, or a Python script with its arguments; `path` is put in front of PATH, before `setup`.
+    """`command` is `train ...`, or a Python script with its arguments; `path` is put in front of
+    PATH, before `setup`.
 
-    `own_threads`: the options of `train` say how many, here or in a file. Otherwise a process has as many as it has cores.
+    `own_threads`: the options of `train` say how many, here or in a file. Otherwise a process has
+    as many as it has cores.
     """
     if not command:
-        raise BadRequest("nothing to run: after the options write a script, or train and its options")
+        raise BadRequest(
+            "nothing to run: after the options write a script, or train and its options"
+        )
     if command[0] == "train":
-        threads = [] if own_threads else ["--threads", '"$OMP_NUM_THREADS"']  # its own count would be of the cores of all
+        threads = (
+            [] if own_threads else ["--threads", '"$OMP_NUM_THREADS"']
+        )  # its own count would be of the cores of all
         words = ["paceline", *(shlex.quote(word) for word in command), *threads]
     else:
         words = ["python", *(shlex.quote(word) for word in command)]
@@ -96,7 +112,9 @@ def batch_script(
 
 
 def check(options: Mapping[str, Any], allocation: Allocation) -> None:
-    """Whether a run with these options can be on that many tasks: what would fail there is refused here."""
+    """Whether a run with these options can be on that many tasks: what would fail there is refused
+    here.
+    """
     given = options.get("workers")
     seat = Seat("srun", 0, allocation.tasks, 0, allocation.tasks_per_node)
     fitted = seat.fit({k: v for k, v in options.items() if k != "workers"})
@@ -105,23 +123,30 @@ def check(options: Mapping[str, Any], allocation: Allocation) -> None:
         servers = allocation.tasks - workers
         less = f" ({_count(workers, 'worker')} and {_count(servers, 'server')})" if servers else ""
         raise BadRequest(
-            f"--workers {given}, but {allocation} are {_count(allocation.tasks, 'process', 'es')}{less}: leave --workers out"
+            f"--workers {given}, but {allocation} are"
+            f" {_count(allocation.tasks, 'process', 'es')}{less}: leave --workers out"
         )
     chosen = Config.make(options).strategy
     strategy = strategies.build(chosen) if isinstance(chosen, str | Spec) else chosen
     most = getattr(strategy, "most_workers", None)
     if most is not None and workers > most and not options.get("resume"):
         raise BadRequest(
-            f"strategy {strategy.name} runs {_count(most, 'worker')}, and {allocation} are {workers}: --strategy allreduce?"
+            f"strategy {strategy.name} runs {_count(most, 'worker')}, and {allocation} are"
+            f" {workers}: --strategy allreduce?"
         )
 
 
 def save(script: str, file: str, force: bool = False) -> None:
     path = Path(file)
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise BadRequest(f"{file} cannot be written: " + ("it is a folder" if path.is_dir() else "there is no such folder"))
+        raise BadRequest(
+            f"{file} cannot be written: "
+            + ("it is a folder" if path.is_dir() else "there is no such folder")
+        )
     if path.exists() and not force:
-        raise BadRequest(f"{file} exists already: write to another file, or replace it with --force")
+        raise BadRequest(
+            f"{file} exists already: write to another file, or replace it with --force"
+        )
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(script)

@@ -1,7 +1,9 @@
-"""Ranks as tasks of a Spark cluster, all at once (barrier mode), by pyspark's TorchDistributor; the run outlives them.
+"""Ranks as tasks of a Spark cluster, all at once (barrier mode), by pyspark's TorchDistributor; the
+run outlives them.
 
-Each task starts torchrun with one process, which finds its seat as under any torchrun. Spark does not repeat a barrier stage
-that has lost an executor, so the driver does: it starts the ranks again, and they go on from the last checkpoint.
+Each task starts torchrun with one process, which finds its seat as under any torchrun. Spark does
+not repeat a barrier stage that has lost an executor, so the driver does: it starts the ranks again,
+and they go on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from paceline.record import checkpoint
 from paceline.record.writer import write_json
 from paceline.spark.session import ExecutorLost, Session, translated
 
-Rank = Callable[[dict[str, Any]], dict[str, Any] | None]  # what each rank does with the options; rank 0 gives the record
+Rank = Callable[
+    [dict[str, Any]], dict[str, Any] | None
+]  # what each rank does with the options; rank 0 gives the record
 Say = Callable[[str], None]
 
 ATTEMPTS = 4
@@ -45,8 +49,12 @@ SETTINGS = {
 }
 
 
-def run_on_spark(rank: Rank, options: Mapping[str, Any], master: str, ranks: int, out: Path, say: Say) -> dict[str, Any]:
-    """The record of the run. `options` hold for every rank; files in them are looked for from this process's folder."""
+def run_on_spark(
+    rank: Rank, options: Mapping[str, Any], master: str, ranks: int, out: Path, say: Say
+) -> dict[str, Any]:
+    """The record of the run. `options` hold for every rank; files in them are looked for from this
+    process's folder.
+    """
     refuse_inside_a_launcher(find_seat())
     folder = out.resolve()
     own = {**options, "out": str(folder)}
@@ -75,11 +83,15 @@ def _keep(record: dict[str, Any], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFailed(f"the run is complete, but {folder} cannot be made here: {error.strerror}") from None
+        raise RunFailed(
+            f"the run is complete, but {folder} cannot be made here: {error.strerror}"
+        ) from None
     write_json(folder / "run.json", record)
 
 
-def _attempt(session: Session, rank: Rank, options: dict[str, Any], ranks: int, say: Say) -> dict[str, Any]:
+def _attempt(
+    session: Session, rank: Rank, options: dict[str, Any], ranks: int, say: Say
+) -> dict[str, Any]:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     logging.getLogger("TorchDistributor").setLevel(logging.WARNING)
@@ -144,20 +156,25 @@ def _again(folder: Path, failure: ExecutorLost, say: Say) -> dict[str, Any]:
 
 
 def _enough_cores(session: Session, ranks: int) -> None:
-    """A barrier stage needs all its tasks at once; Spark alone would wait for minutes before it says so."""
+    """A barrier stage needs all its tasks at once; Spark alone would wait for minutes before it
+    says so.
+    """
     context = session.spark.sparkContext
     until = time.monotonic() + CORES_S
     while (cores := context.defaultParallelism) < ranks:
         if time.monotonic() > until:
             raise BadRequest(
-                f"{ranks} ranks, but the Spark cluster at {session.master} has {cores} free core(s): use fewer workers"
+                f"{ranks} ranks, but the Spark cluster at {session.master} has {cores} free"
+                " core(s): use fewer workers"
             )
         time.sleep(0.2)
 
 
 @contextmanager
 def _listening(say: Say, heard: Heard) -> Iterator[None]:
-    """What ranks print comes to `say`, line by line. pyspark's own server for it would listen on all interfaces."""
+    """What ranks print comes to `say`, line by line. pyspark's own server for it would listen on
+    all interfaces.
+    """
     from pyspark.ml.torch import distributor
 
     class Lines(socketserver.StreamRequestHandler):
@@ -178,7 +195,9 @@ def _listening(say: Say, heard: Heard) -> Iterator[None]:
             self.server = socketserver.ThreadingTCPServer((spark_host_address, 0), Lines)
             self.server.daemon_threads = True
             self.port = self.server.server_address[1]
-            threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+            threading.Thread(
+                target=self.server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+            ).start()
 
         def shutdown(self) -> None:
             self.server.shutdown()

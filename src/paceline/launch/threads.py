@@ -23,10 +23,16 @@ def run_threads(job: Job, hear: Callable[[str, dict[str, Any]], None]) -> None:
     finally:
         torch.set_num_threads(threads)
     failures: dict[int, PacelineError] = {
-        rank: as_failure(rank, result) for rank, result in enumerate(results) if isinstance(result, BaseException)
+        rank: as_failure(rank, result)
+        for rank, result in enumerate(results)
+        if isinstance(result, BaseException)
     }
     for rank in list(failures):
-        if rank in may_die(job) and isinstance(failures[rank], RunFailed) and not isinstance(failures[rank], PeerLost):
+        if (
+            rank in may_die(job)
+            and isinstance(failures[rank], RunFailed)
+            and not isinstance(failures[rank], PeerLost)
+        ):
             hear("lost", {"rank": rank})
             hear("notice", {"text": f"worker {rank}: {failures.pop(rank)}; the others go on"})
     if failures:

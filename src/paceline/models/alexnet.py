@@ -11,7 +11,9 @@ from paceline.registry import models
 
 
 @models.register("alexnet")
-def alexnet(input_shape: tuple[int, ...], classes: int, dropout: Annotated[float, "in the classifier"] = 0.5) -> nn.Module:
+def alexnet(
+    input_shape: tuple[int, ...], classes: int, dropout: Annotated[float, "in the classifier"] = 0.5
+) -> nn.Module:
     """Five convolutional and three fully connected layers for images of 28x28 and up."""
     if len(input_shape) != 3 or min(input_shape[1:]) < 16:
         raise BadRequest(f"alexnet needs images of at least 16 x 16; this data gives {input_shape}")

@@ -28,7 +28,9 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU()
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -67,7 +69,11 @@ class ResNet(nn.Module):
 
 @models.register("resnet50")
 def resnet50(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """ResNet-50: 25,557,032 parameters with ImageNet's 1,000 classes; loads torchvision's weights."""
+    """ResNet-50: 25,557,032 parameters with ImageNet's 1,000 classes; loads torchvision's
+    weights.
+    """
     if len(input_shape) != 3 or min(input_shape[1:]) < 32:
-        raise BadRequest(f"resnet50 needs images of at least 32 x 32; this data gives {input_shape}")
+        raise BadRequest(
+            f"resnet50 needs images of at least 32 x 32; this data gives {input_shape}"
+        )
     return ResNet(input_shape[0], classes, (3, 4, 6, 3))

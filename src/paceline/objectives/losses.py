@@ -1,4 +1,6 @@
-"""Losses: the mean over a batch's rows. Own ones (`package.module:factory`) must be means over rows too."""
+"""Losses: the mean over a batch's rows. Own ones (`package.module:factory`) must be means over rows
+too.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def cross_entropy(smoothing: Annotated[float, "label smoothing"] = 0.0) -> Loss:
 @losses.register("mse")
 def mse() -> Loss:
     """Mean squared error."""
-    return lambda outputs, targets: F.mse_loss(outputs.reshape(targets.shape), targets.to(outputs.dtype))
+    return lambda outputs, targets: F.mse_loss(
+        outputs.reshape(targets.shape), targets.to(outputs.dtype)
+    )
 
 
 @losses.register("bce")

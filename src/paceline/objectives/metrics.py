@@ -1,6 +1,7 @@
 """Metrics over a test set that several workers evaluate in parts.
 
-A metric keeps its state in one float64 tensor that is *summed* over workers; each test sample is counted exactly once.
+A metric keeps its state in one float64 tensor that is *summed* over workers; each test sample is
+counted exactly once.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class AUC(Metric):
         elif outputs.numel() == len(outputs):
             score = outputs.reshape(-1)
         else:
-            raise BadRequest(f"metric auc needs one logit or two classes per sample; this model gives {tuple(outputs.shape)}")
+            raise BadRequest(
+                "metric auc needs one logit or two classes per sample; this model gives"
+                f" {tuple(outputs.shape)}"
+            )
         state[0, indices] = score.double().cpu()
         state[1, indices] = targets.reshape(-1).double().cpu()
 

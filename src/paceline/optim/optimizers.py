@@ -1,6 +1,8 @@
-"""The six optimizers, from torch.optim. docs/optimizers.md has the update rules; a test checks each against its formula.
+"""The six optimizers, from torch.optim. docs/optimizers.md has the update rules; a test checks each
+against its formula.
 
-`momentum` and `weight_decay` are options of the run; what belongs to one optimizer only is an option of its own.
+`momentum` and `weight_decay` are options of the run; what belongs to one optimizer only is an
+option of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Params = Iterable[Any]
 
 def _no_momentum(name: str, momentum: float | None) -> None:
     if momentum:
-        raise BadRequest(f"optimizer {name} takes no momentum={momentum:g}; sgd, momentum and rmsprop do")
+        raise BadRequest(
+            f"optimizer {name} takes no momentum={momentum:g}; sgd, momentum and rmsprop do"
+        )
 
 
 @optimizers.register("sgd")
@@ -40,7 +44,9 @@ def momentum_sgd(
     chosen = 0.9 if momentum is None else momentum
     if nesterov and not chosen:
         raise BadRequest("momentum:nesterov=true needs a momentum above 0")
-    return torch.optim.SGD(params, lr=lr, momentum=chosen, weight_decay=weight_decay, nesterov=nesterov)
+    return torch.optim.SGD(
+        params, lr=lr, momentum=chosen, weight_decay=weight_decay, nesterov=nesterov
+    )
 
 
 @optimizers.register("adagrad")
@@ -66,7 +72,9 @@ def rmsprop(
     eps: Annotated[float, "added to the root"] = 1e-8,
 ) -> Optimizer:
     """s <- a s + (1-a) g^2, w <- w - lr g / (sqrt(s) + eps)."""
-    return torch.optim.RMSprop(params, lr=lr, alpha=alpha, eps=eps, momentum=momentum or 0.0, weight_decay=weight_decay)
+    return torch.optim.RMSprop(
+        params, lr=lr, alpha=alpha, eps=eps, momentum=momentum or 0.0, weight_decay=weight_decay
+    )
 
 
 @optimizers.register("adam")
@@ -94,6 +102,10 @@ def adamw(
     beta2: Annotated[float, "memory of its square"] = 0.999,
     eps: Annotated[float, "added to the root"] = 1e-8,
 ) -> Optimizer:
-    """Adam with the weight decay apart from the gradient: w <- (1 - lr d) w - lr m / (sqrt(v) + eps)."""
+    """Adam with the weight decay apart from the gradient: w <- (1 - lr d) w - lr m / (sqrt(v) +
+    eps).
+    """
     _no_momentum("adamw", momentum)
-    return torch.optim.AdamW(params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+    return torch.optim.AdamW(
+        params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay
+    )

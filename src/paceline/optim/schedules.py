@@ -1,4 +1,6 @@
-"""Learning-rate schedules: the factor on the learning rate at a step, a pure function of (step, total steps)."""
+"""Learning-rate schedules: the factor on the learning rate at a step, a pure function of (step,
+total steps).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def constant() -> Schedule:
 
 @schedules.register("step")
 def step_decay(
-    every: Annotated[int, "steps between two drops"] = 1000, gamma: Annotated[float, "factor of each drop"] = 0.1
+    every: Annotated[int, "steps between two drops"] = 1000,
+    gamma: Annotated[float, "factor of each drop"] = 0.1,
 ) -> Schedule:
     """Times gamma every so many steps."""
     if every < 1:
@@ -41,7 +44,10 @@ def cosine(
         if step < warmup:
             return (step + 1) / warmup
         if total is None:
-            raise BadRequest("lr schedule cosine needs to know how long the run is: give steps, or data of known length")
+            raise BadRequest(
+                "lr schedule cosine needs to know how long the run is: give steps, or data of known"
+                " length"
+            )
         progress = min(1.0, (step - warmup) / max(1, total - warmup))
         return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
@@ -58,10 +64,12 @@ def warmup(steps: Annotated[int, "steps until the full learning rate"] = 100) ->
 
 @dataclass(frozen=True)
 class Scaling:
-    """The learning rate against the number of workers, when each brings a batch of its own: `linear`, `sqrt` or `none`.
+    """The learning rate against the number of workers, when each brings a batch of its own:
+    `linear`, `sqrt` or `none`.
 
-    Twice the batch is half the steps, so each must go twice as far (Goyal et al., 2017), or sqrt(2) times where noise is what
-    counts (Krizhevsky, 2014). The first steps would not bear it: a linear warm-up from the plain learning rate.
+    Twice the batch is half the steps, so each must go twice as far (Goyal et al., 2017), or sqrt(2)
+    times where noise is what counts (Krizhevsky, 2014). The first steps would not bear it: a linear
+    warm-up from the plain learning rate.
     """
 
     rule: str = "none"
@@ -74,7 +82,9 @@ class Scaling:
             raise UnknownName("lr_scaling", name, RULES)
         options = parse_pairs(rest, f"lr_scaling={text}") if rest else {}
         if unknown := set(options) - {"warmup"}:
-            raise BadRequest(f"lr_scaling={text}: it knows warmup, not {', '.join(sorted(unknown))}")
+            raise BadRequest(
+                f"lr_scaling={text}: it knows warmup, not {', '.join(sorted(unknown))}"
+            )
         warmup = options.get("warmup")
         found = cls(name, None if warmup is None else convert(warmup, int, "lr_scaling: warmup"))
         if found.warmup is not None and found.warmup < 0:
@@ -91,12 +101,22 @@ class Scaling:
             return schedule
 
         def scaled(step: int, total: int | None) -> float:
-            steps = self.warmup if self.warmup is not None else DEFAULT_WARMUP if total is None else max(1, total // 10)
+            steps = (
+                self.warmup
+                if self.warmup is not None
+                else DEFAULT_WARMUP
+                if total is None
+                else max(1, total // 10)
+            )
             reached = min(1.0, (step + 1) / steps) if steps else 1.0
             return schedule(step, total) * (1.0 + (goal - 1.0) * reached)
 
         return scaled
 
 
-RULES: dict[str, Callable[[float], float]] = {"none": lambda k: 1.0, "linear": lambda k: k, "sqrt": math.sqrt}
+RULES: dict[str, Callable[[float], float]] = {
+    "none": lambda k: 1.0,
+    "linear": lambda k: k,
+    "sqrt": math.sqrt,
+}
 DEFAULT_WARMUP = 100  # steps, where nobody knows how long the run is

@@ -1,12 +1,14 @@
-"""What has been spent: epsilon for a delta, from the noise, the sampling rate and the number of steps.
+"""What has been spent: epsilon for a delta, from the noise, the sampling rate and the number of
+steps.
 
-Computed by Google's `dp-accounting`: by privacy loss distributions (`pld`), and by Rényi divergences (`rdp`) beside it. Both
-are upper bounds, and the first is the tighter one but where epsilon is small and its cells are coarse: `pld` takes the least
-of both. A line of the account says: a Gaussian mechanism with this noise (in units of the clip norm), of a Poisson sample at
-this rate (1: everybody), so many times. Lines of several sessions, or of other settings, compose.
+Computed by Google's `dp-accounting`: by privacy loss distributions (`pld`), and by Rényi
+divergences (`rdp`) beside it. Both are upper bounds, and the first is the tighter one but where
+epsilon is small and its cells are coarse: `pld` takes the least of both. A line of the account
+says: a Gaussian mechanism with this noise (in units of the clip norm), of a Poisson sample at this
+rate (1: everybody), so many times. Lines of several sessions, or of other settings, compose.
 
-Two data sets are neighbours when they have the same places, and one of them has a person where the other has a blank: the
-number of samples and who is in which shard are public.
+Two data sets are neighbours when they have the same places, and one of them has a person where the
+other has a blank: the number of samples and who is in which shard are public.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ Accountant = Literal["pld", "rdp"]
 
 INSTALL = "pip install 'paceline[privacy]'"
 LEAST_NOISE, MOST_NOISE = 0.2, 1e4
-FINEST, COARSEST, SLACK = 1e-4, 1e-3, 3e-3  # of the loss: cells of its distribution, so small that epsilon is hardly rounded up
+FINEST, COARSEST, SLACK = (
+    1e-4,
+    1e-3,
+    3e-3,
+)  # of the loss: cells of its distribution, so small that epsilon is hardly rounded up
 DIGITS = 4  # noise is found to so many, and rounded up
 
 
@@ -50,7 +56,9 @@ def epsilon_of(lines: Iterable[Spent], delta: float, accountant: Accountant = "p
 def _epsilon(lines: tuple[Spent, ...], delta: float, accountant: Accountant) -> float:
     if accountant == "pld":
         bound = _epsilon(lines, delta, "rdp")
-        wide = min(line.noise for line in lines) < LEAST_NOISE  # so wide a distribution takes too long
+        wide = (
+            min(line.noise for line in lines) < LEAST_NOISE
+        )  # so wide a distribution takes too long
         return bound if wide else min(bound, _by(lines, delta, "pld"))
     return _by(lines, delta, accountant)
 
@@ -58,7 +66,9 @@ def _epsilon(lines: tuple[Spent, ...], delta: float, accountant: Accountant) -> 
 def _by(lines: tuple[Spent, ...], delta: float, accountant: Accountant) -> float:
     """One accountant's bound."""
     library = _library()
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orders that do not converge are left out, which is right and no news
+    logging.getLogger("absl").setLevel(
+        logging.ERROR
+    )  # orders that do not converge are left out, which is right and no news
     if accountant == "rdp":
         account = library.rdp.RdpAccountant()
     else:
@@ -78,12 +88,19 @@ def _library() -> Any:
         import dp_accounting.pld
         import dp_accounting.rdp
     except ImportError:
-        raise BadRequest(f"privacy needs the package dp-accounting, which computes epsilon: {INSTALL}") from None
+        raise BadRequest(
+            f"privacy needs the package dp-accounting, which computes epsilon: {INSTALL}"
+        ) from None
     return dp_accounting
 
 
 def noise_for(
-    epsilon: float, delta: float, rate: float, times: int, accountant: Accountant = "pld", before: tuple[Spent, ...] = ()
+    epsilon: float,
+    delta: float,
+    rate: float,
+    times: int,
+    accountant: Accountant = "pld",
+    before: tuple[Spent, ...] = (),
 ) -> float:
     """The least noise (to four digits) with which so many steps keep within epsilon."""
     _library()
@@ -98,16 +115,25 @@ def noise_for(
         raise BadRequest(f"the budget epsilon={epsilon:g} is spent already")
     least, most = math.log(LEAST_NOISE), math.log(MOST_NOISE)
     if over(most, "rdp") > 0:
-        raise BadRequest(f"epsilon={epsilon:g}: no noise up to {MOST_NOISE:g} keeps {times:,} steps within it: allow more")
+        raise BadRequest(
+            f"epsilon={epsilon:g}: no noise up to {MOST_NOISE:g} keeps {times:,} steps within it:"
+            " allow more"
+        )
     if over(least, "rdp") <= 0:
         return LEAST_NOISE
-    high = brentq(lambda x: over(x, "rdp"), least, most, xtol=1e-2) + 1e-2  # quick, and a little too careful
+    high = (
+        brentq(lambda x: over(x, "rdp"), least, most, xtol=1e-2) + 1e-2
+    )  # quick, and a little too careful
     low = high - 0.15
     while over(high) > 0:
         low, high = high, high + 0.1
     while low > least and over(low) <= 0:
         low, high = low - 0.3, low
-    found = brentq(over, max(low, least), high, xtol=10.0**-DIGITS / 4) if over(max(low, least)) > 0 else max(low, least)
+    found = (
+        brentq(over, max(low, least), high, xtol=10.0**-DIGITS / 4)
+        if over(max(low, least)) > 0
+        else max(low, least)
+    )
     noise = _rounded_up(math.exp(found))
     while over(math.log(noise)) > 0:
         noise = _rounded_up(noise * (1 + 10.0**-DIGITS))
@@ -120,7 +146,13 @@ def _rounded_up(noise: float) -> float:
 
 
 def most_times(
-    epsilon: float, delta: float, noise: float, rate: float, wanted: int, accountant: Accountant, before: tuple[Spent, ...] = ()
+    epsilon: float,
+    delta: float,
+    noise: float,
+    rate: float,
+    wanted: int,
+    accountant: Accountant,
+    before: tuple[Spent, ...] = (),
 ) -> int:
     """How many of the `wanted` steps keep within epsilon."""
 

@@ -1,8 +1,9 @@
-"""Layers of any other kind, sample by sample through `torch.func`; and whole models in the plainest way there is.
+"""Layers of any other kind, sample by sample through `torch.func`; and whole models in the plainest
+way there is.
 
-A layer is run again for every sample on its own, from what went in and the gradient of what came out, all samples at once
-(`vmap`). Slower than a rule of its own, and every sample's gradient of that layer is held; but right for whatever treats
-samples apart.
+A layer is run again for every sample on its own, from what went in and the gradient of what came
+out, all samples at once (`vmap`). Slower than a rule of its own, and every sample's gradient of
+that layer is held; but right for whatever treats samples apart.
 """
 
 from __future__ import annotations
@@ -25,12 +26,19 @@ class Anything(Kept):
 
     def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
         super().__init__(name, module, places)
-        self._shared: set[int] = set()  # inputs that all samples have in common; found out with batches of two sizes
-        draws = [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
-        if draws or (isinstance(getattr(module, "dropout", 0.0), float) and getattr(module, "dropout", 0.0) > 0):
+        self._shared: set[int] = (
+            set()
+        )  # inputs that all samples have in common; found out with batches of two sizes
+        draws = [
+            m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
+        ]
+        if draws or (
+            isinstance(getattr(module, "dropout", 0.0), float)
+            and getattr(module, "dropout", 0.0) > 0
+        ):
             raise BadRequest(
-                f"privacy: {self._said()} draws dropout inside, and cannot be run again sample by sample: "
-                "set its dropout to 0, or use clipping=loop"
+                f"privacy: {self._said()} draws dropout inside, and cannot be run again sample by"
+                " sample: set its dropout to 0, or use clipping=loop"
             )
 
     def _said(self) -> str:
@@ -40,13 +48,21 @@ class Anything(Kept):
         grads = call.grads
         assert grads is not None
         samples = len(grads)
-        trained = {name: p.detach() for name, p in self.module.named_parameters() if name in self.places}
-        given = tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, (call.inputs, call.named))
+        trained = {
+            name: p.detach() for name, p in self.module.named_parameters() if name in self.places
+        }
+        given = tree_map(
+            lambda v: v.detach() if isinstance(v, Tensor) else v, (call.inputs, call.named)
+        )
         leaves, shape = tree_flatten(given)
-        for place, value in enumerate(leaves):  # one whose length was once another is no sample's own, whatever it is today
+        for place, value in enumerate(
+            leaves
+        ):  # one whose length was once another is no sample's own, whatever it is today
             if not (isinstance(value, Tensor) and value.dim() and len(value) == samples):
                 self._shared.add(place)
-        dims = tree_unflatten([None if place in self._shared else 0 for place in range(len(leaves))], shape)
+        dims = tree_unflatten(
+            [None if place in self._shared else 0 for place in range(len(leaves))], shape
+        )
 
         def alone(inputs: Any, gradient: Tensor) -> dict[str, Tensor]:
             mapped = tree_map(lambda v, d: v.unsqueeze(0) if d == 0 else v, inputs, dims)
@@ -65,7 +81,8 @@ class Anything(Kept):
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
             first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             raise BadRequest(
-                f"privacy: {self._said()} cannot be run sample by sample ({first}): use clipping=loop, or another layer"
+                f"privacy: {self._said()} cannot be run sample by sample ({first}): use"
+                " clipping=loop, or another layer"
             ) from None
         return found
 

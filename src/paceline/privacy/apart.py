@@ -1,9 +1,11 @@
-"""Samples whose rows depend on one person each, whatever a data set or a collate function does with a batch.
+"""Samples whose rows depend on one person each, whatever a data set or a collate function does with
+a batch.
 
-Clipping bounds what a *row* counts for. That bounds a *person* only if no row holds anything of another person: a collate
-function that mixes samples (mixup, CutMix), centres them by the batch or makes two rows of one sample would put a person into
-several rows. So a private run reads and collates every sample by itself, unless the code that makes batches is known to treat
-rows apart: then a batch at once gives the same.
+Clipping bounds what a *row* counts for. That bounds a *person* only if no row holds anything of
+another person: a collate function that mixes samples (mixup, CutMix), centres them by the batch or
+makes two rows of one sample would put a person into several rows. So a private run reads and
+collates every sample by itself, unless the code that makes batches is known to treat rows apart:
+then a batch at once gives the same.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from paceline.data.sharded import ShardedSamples
 from paceline.errors import BadRequest
 
 NOTICE = (
-    "privacy: samples are read and collated one at a time, so that no row holds anything of two people: whatever mixes the "
-    "samples of a batch (mixup, centring by the batch) has no effect"
+    "privacy: samples are read and collated one at a time, so that no row holds anything of two"
+    " people: whatever mixes the samples of a batch (mixup, centring by the batch) has no effect"
 )
 
 
@@ -51,19 +53,29 @@ def apart(samples: Samples) -> Samples:
 
 
 def rows_apart(samples: Samples) -> bool:
-    """Whether these are known to make each row from one sample. A subclass may do anything, and is not known."""
+    """Whether these are known to make each row from one sample. A subclass may do anything, and is
+    not known.
+    """
     if type(samples) is SomeSamples:
         return rows_apart(samples.samples)
     if type(samples) is TensorSamples:
         return _row_by_row(samples.scale)
     if type(samples) is ShardedSamples or type(samples) is ImageFiles:
         return _row_by_row(samples.change)
-    return type(samples) is DatasetSamples and samples.collate is default_collate and not _fetches_many(samples.dataset)
+    return (
+        type(samples) is DatasetSamples
+        and samples.collate is default_collate
+        and not _fetches_many(samples.dataset)
+    )
 
 
 def _row_by_row(change: Any) -> bool:
     """Whether a change of a whole batch is one of ours."""
-    return change is None or type(change) is Scale or (type(change) is Augment and type(change.scale) is Scale)
+    return (
+        change is None
+        or type(change) is Scale
+        or (type(change) is Augment and type(change.scale) is Scale)
+    )
 
 
 def _fetches_many(dataset: Any) -> bool:
@@ -74,7 +86,9 @@ def _fetches_many(dataset: Any) -> bool:
 
 
 def together(rows: Sequence[Any]) -> Any:
-    """One batch from batches of one sample; tensors in tuples, lists and dictionaries are put together one by one."""
+    """One batch from batches of one sample; tensors in tuples, lists and dictionaries are put
+    together one by one.
+    """
     first = rows[0]
     if any(type(row) is not type(first) for row in rows):
         raise _unequal(first, next(row for row in rows if type(row) is not type(first)))
@@ -83,8 +97,8 @@ def together(rows: Sequence[Any]) -> Any:
             if row.dim() == 0 or len(row) != 1:
                 count = f"{len(row)} rows" if row.dim() else "a number without a row"
                 raise BadRequest(
-                    f"privacy: the collate function makes {count} of one sample; a row is what clip bounds: make one row, with "
-                    "the samples as the first dimension"
+                    f"privacy: the collate function makes {count} of one sample; a row is what clip"
+                    " bounds: make one row, with the samples as the first dimension"
                 )
             if row.shape != first.shape:
                 raise _unequal(first, row)
@@ -104,8 +118,9 @@ def together(rows: Sequence[Any]) -> Any:
 
 def _unequal(one: Any, other: Any) -> BadRequest:
     return BadRequest(
-        f"privacy: alone, one sample is collated to {_shape(one)} and another to {_shape(other)}; a private run collates each "
-        "sample by itself, so that none depends on another: pad all samples to one fixed length, and give tensors"
+        f"privacy: alone, one sample is collated to {_shape(one)} and another to {_shape(other)}; a"
+        " private run collates each sample by itself, so that none depends on another: pad all"
+        " samples to one fixed length, and give tensors"
     )
 
 
@@ -114,4 +129,6 @@ def _shape(value: Any) -> str:
         return f"shape {tuple(value.shape)}"
     if isinstance(value, dict):
         return f"a dictionary of {', '.join(map(str, value))}"
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+    return f"a {type(value).__name__}" + (
+        f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    )

@@ -1,10 +1,12 @@
-"""Every sample's gradient of a convolution: the patches that the kernel saw, times the gradients of what it made of them.
+"""Every sample's gradient of a convolution: the patches that the kernel saw, times the gradients of
+what it made of them.
 
     G_i = sum over places t of g_t (patch_t)^T
 
-Where all samples' gradients are small they are kept, and their weighted sum is one product; where they are large their
-lengths come from two places x places matrices (or from a few gradients at a time), and the sum from a second, weighted pass.
-Patches are copied in whichever order has the longer runs in memory.
+Where all samples' gradients are small they are kept, and their weighted sum is one product; where
+they are large their lengths come from two places x places matrices (or from a few gradients at a
+time), and the sum from a second, weighted pass. Patches are copied in whichever order has the
+longer runs in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ class Convolution(Booked):
         self.channels = (int(weight.shape[0]), int(weight.shape[1]))  # out; in, per group
         self.weights = weight.numel()
         given: Any = module
-        self._groups, self._stride, self._dilation = int(given.groups), _pair(given.stride), _pair(given.dilation)
+        self._groups, self._stride, self._dilation = (
+            int(given.groups),
+            _pair(given.stride),
+            _pair(given.dilation),
+        )
         self._gradients: Tensor | None = None  # samples x the rest, in the order of `_as_weight`
         self._bias: Tensor | None = None
         self._calls: list[tuple[Tensor, Tensor]] = []
@@ -43,7 +49,11 @@ class Convolution(Booked):
         x, g = pairs[0]
         bias: Tensor | None = None
         if "bias" in self.places:
-            self._bias = g.sum((2, 3)) if len(pairs) == 1 else torch.stack([g.sum((2, 3)) for _, g in pairs]).sum(0)
+            self._bias = (
+                g.sum((2, 3))
+                if len(pairs) == 1
+                else torch.stack([g.sum((2, 3)) for _, g in pairs]).sum(0)
+            )
             bias = row_squares(self._bias)
         if "weight" not in self.places:
             assert bias is not None
@@ -62,7 +72,9 @@ class Convolution(Booked):
         self._by_channel = self._runs_by_channel(x, g)
         found = torch.empty(samples, self.weights, dtype=g.dtype, device=g.device)
         places = g.shape[2] * g.shape[3]
-        parts = slices(samples, places * self.weights // self.channels[0] * self._groups * g.element_size())
+        parts = slices(
+            samples, places * self.weights // self.channels[0] * self._groups * g.element_size()
+        )
         for number, (x, g) in enumerate(pairs):
             windows, outs = self._windows(x, g.shape[2:], self._by_channel), self._outs(g)
             for i in parts:
@@ -92,14 +104,23 @@ class Convolution(Booked):
 
     def _by_places(self, x: Tensor, g: Tensor) -> Tensor:
         grads = _last(g)
-        patches = self._copied(self._windows(x, g.shape[2:], by_channel=False)).view(len(x), grads.shape[1], -1)
-        mine, others = torch.bmm(patches, patches.transpose(1, 2)), torch.bmm(grads, grads.transpose(1, 2))
+        patches = self._copied(self._windows(x, g.shape[2:], by_channel=False)).view(
+            len(x), grads.shape[1], -1
+        )
+        mine, others = (
+            torch.bmm(patches, patches.transpose(1, 2)),
+            torch.bmm(grads, grads.transpose(1, 2)),
+        )
         return (mine * others).sum((1, 2))
 
     def _most(self, x: Tensor, g: Tensor) -> Tensor:
         """The length if nothing cancelled: of every place's patch, times that of its gradient."""
-        ones = torch.ones(1, 1, *self.kernel, dtype=x.dtype, device=x.device)  # adds up what each patch has
-        patches = F.conv2d(x.square().sum(1, keepdim=True), ones, stride=self._stride, dilation=self._dilation).clamp_(min=0.0)
+        ones = torch.ones(
+            1, 1, *self.kernel, dtype=x.dtype, device=x.device
+        )  # adds up what each patch has
+        patches = F.conv2d(
+            x.square().sum(1, keepdim=True), ones, stride=self._stride, dilation=self._dilation
+        ).clamp_(min=0.0)
         lengths: Tensor = torch.linalg.vector_norm(g, dim=1)
         return (patches[:, 0].sqrt() * lengths).sum((1, 2))
 
@@ -108,8 +129,14 @@ class Convolution(Booked):
         return self._product(self._windows(x, g.shape[2:], self._by_channel), self._outs(g))
 
     def _product(self, windows: Tensor, outs: Tensor, out: Tensor | None = None) -> Tensor:
-        """Of patches (copied here) and the gradients of what was made of them: flat, one row per sample."""
-        made = torch.empty(outs.shape[0], self.weights, dtype=outs.dtype, device=outs.device) if out is None else out
+        """Of patches (copied here) and the gradients of what was made of them: flat, one row per
+        sample.
+        """
+        made = (
+            torch.empty(outs.shape[0], self.weights, dtype=outs.dtype, device=outs.device)
+            if out is None
+            else out
+        )
         patches = self._copied(windows)
         if self._by_channel:
             outs = outs.reshape(-1, *outs.shape[2:])  # samples * groups
@@ -121,13 +148,21 @@ class Convolution(Booked):
         return made
 
     def _outs(self, g: Tensor) -> Tensor:
-        """By channel: samples x groups x places x channels of a group; otherwise samples x channels x places."""
+        """By channel: samples x groups x places x channels of a group; otherwise samples x channels
+        x places.
+        """
         if self._by_channel:
-            return _last(g).view(len(g), -1, self._groups, self.channels[0] // self._groups).transpose(1, 2)
+            return (
+                _last(g)
+                .view(len(g), -1, self._groups, self.channels[0] // self._groups)
+                .transpose(1, 2)
+            )
         return _last(g).transpose(1, 2)
 
     def _windows(self, x: Tensor, places: Any, by_channel: bool) -> Tensor:
-        """What the kernel saw, not copied. By channel: samples x patch x places; otherwise samples x places x patch."""
+        """What the kernel saw, not copied. By channel: samples x patch x places; otherwise samples
+        x places x patch.
+        """
         samples, channels = x.shape[:2]
         high, wide = places
         (down, right), (far, wider) = self._stride, self._dilation
@@ -135,14 +170,24 @@ class Convolution(Booked):
         kh, kw = self.kernel
         if by_channel:
             shape = (samples, channels, kh, kw, high, wide)
-            return x.as_strided(shape, (s_n, s_c, far * s_h, wider * s_w, down * s_h, right * s_w), x.storage_offset())
+            return x.as_strided(
+                shape,
+                (s_n, s_c, far * s_h, wider * s_w, down * s_h, right * s_w),
+                x.storage_offset(),
+            )
         shape = (samples, high, wide, kh, kw, channels)
-        return x.as_strided(shape, (s_n, down * s_h, right * s_w, far * s_h, wider * s_w, s_c), x.storage_offset())
+        return x.as_strided(
+            shape, (s_n, down * s_h, right * s_w, far * s_h, wider * s_w, s_c), x.storage_offset()
+        )
 
     def _copied(self, windows: Tensor) -> Tensor:
         """Back to back, in memory that the next ones will use again."""
         count = windows.numel()
-        if self._buffer.numel() < count or self._buffer.dtype != windows.dtype or self._buffer.device != windows.device:
+        if (
+            self._buffer.numel() < count
+            or self._buffer.dtype != windows.dtype
+            or self._buffer.device != windows.device
+        ):
             self._buffer = torch.empty(count, dtype=windows.dtype, device=windows.device)
         return self._buffer[:count].view(windows.shape).copy_(windows)
 
@@ -169,7 +214,11 @@ class Convolution(Booked):
         kh, kw = self.kernel
         if self._by_channel:
             groups = self._groups
-            weight = flat.view(groups, into, kh, kw, out // groups).permute(0, 4, 1, 2, 3).reshape(out, into, kh, kw)
+            weight = (
+                flat.view(groups, into, kh, kw, out // groups)
+                .permute(0, 4, 1, 2, 3)
+                .reshape(out, into, kh, kw)
+            )
         else:
             weight = flat.view(out, kh, kw, into).permute(0, 3, 1, 2)
         return weight if self.places["weight"].dim() == 4 else weight[:, :, 0]
@@ -179,7 +228,9 @@ class Convolution(Booked):
         self._calls = []
 
     def _padded(self, x: Tensor) -> Tensor:
-        """As the kernel saw it: with the border that the layer adds, channels last where that is how patches are copied."""
+        """As the kernel saw it: with the border that the layer adds, channels last where that is
+        how patches are copied.
+        """
         module: Any = self.module
         if any(module._reversed_padding_repeated_twice):
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode

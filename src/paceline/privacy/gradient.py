@@ -1,10 +1,12 @@
-"""One worker's private gradient: clipped sample by sample, divided by the *expected* batch size, and noised.
+"""One worker's private gradient: clipped sample by sample, divided by the *expected* batch size,
+and noised.
 
     g_p = scale / b_p * ( sum_i min(1, C / |G_i|) G_i  +  C z N(0, 1) )        z: this worker's noise (guarantee.py)
 
-With `adaptive`, C follows a quantile of the lengths: C <- C exp(-0.2 (share that was not clipped, noised - wanted share)). The
-share costs a part of the noise, so that both together cost what the noise alone would (Andrew et al., "Differentially Private
-Learning with Adaptive Clipping", 2021). Where noise joins in the sum, so must C: the share is then of all workers.
+With `adaptive`, C follows a quantile of the lengths: C <- C exp(-0.2 (share that was not clipped,
+noised - wanted share)). The share costs a part of the noise, so that both together cost what the
+noise alone would (Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021).
+Where noise joins in the sum, so must C: the share is then of all workers.
 """
 
 from __future__ import annotations
@@ -19,13 +21,22 @@ from torch import Tensor, nn
 
 from paceline.data.batches import rows
 from paceline.errors import BadRequest, NotFinite
-from paceline.privacy.clip import Bookkeeping, Clipper, Loop, Loss, refuse_mixing, refuse_unequal_loss
+from paceline.privacy.clip import (
+    Bookkeeping,
+    Clipper,
+    Loop,
+    Loss,
+    refuse_mixing,
+    refuse_unequal_loss,
+)
 from paceline.privacy.noise import Noise
 from paceline.privacy.settings import Settings
 from paceline.types import Batch, RegionLike
 
 PACE = 0.2  # of an adaptive clip norm
-SHARE_NOISE = 1 / 20  # of the share that was not clipped: the standard deviation of the count over the expected batch
+SHARE_NOISE = (
+    1 / 20
+)  # of the share that was not clipped: the standard deviation of the count over the expected batch
 
 
 class Trained(Protocol):
@@ -44,9 +55,11 @@ class Trained(Protocol):
 
 
 class PrivateGradient:
-    """`noise`: of this worker, in units of the clip norm, one of `parts` that make the whole; `expected`: its batch.
+    """`noise`: of this worker, in units of the clip norm, one of `parts` that make the whole;
+    `expected`: its batch.
 
-    `together`: where all workers have one clip norm, how numbers are summed over them, and the expected batch of all.
+    `together`: where all workers have one clip norm, how numbers are summed over them, and the
+    expected batch of all.
     """
 
     def __init__(
@@ -65,7 +78,9 @@ class PrivateGradient:
         self.source = Noise(key)
         self._noise = noise
         kind = Loop if settings.clipping == "loop" else Bookkeeping
-        self.clipper: Clipper = kind(replica.model, replica.loss, replica.places, settings.clip, settings.per_layer)
+        self.clipper: Clipper = kind(
+            replica.model, replica.loss, replica.places, settings.clip, settings.per_layer
+        )
         self.drawn = 0  # in the last step; private
         self._sum_all = together[0] if together is not None else None
         self._counted = together[1] if together is not None else expected
@@ -84,16 +99,21 @@ class PrivateGradient:
                 self.replica.model(self.replica.formatted(inputs))
         changed = [
             name
-            for (name, buffer), before in zip(self.replica.model.named_buffers(), buffers, strict=True)
+            for (name, buffer), before in zip(
+                self.replica.model.named_buffers(), buffers, strict=True
+            )
             if not torch.equal(buffer, before)
         ]
         if changed:
             raise BadRequest(
-                f"privacy: buffer {changed[0]} changes with the data, and would be released as it is: leave it out"
+                f"privacy: buffer {changed[0]} changes with the data, and would be released as it"
+                " is: leave it out"
             )
 
     def forward_backward(self, batch: Batch, scale: float) -> float:
-        """As a replica's: gradients in the flat buffers, for `scale` times the mean; returns the mean loss (private)."""
+        """As a replica's: gradients in the flat buffers, for `scale` times the mean; returns the
+        mean loss (private).
+        """
         replica, loss = self.replica, 0.0
         lengths = torch.zeros(0)
         self.drawn = 0
@@ -116,10 +136,14 @@ class PrivateGradient:
         return loss
 
     def _follow(self, lengths: Tensor) -> None:
-        """Every sample adds +1/2 (not clipped) or -1/2, so that the count changes by a half at most with any one of them."""
+        """Every sample adds +1/2 (not clipped) or -1/2, so that the count changes by a half at most
+        with any one of them.
+        """
         assert self._share is not None
         halves = float((lengths <= self.clipper.bound).sum()) - len(lengths) / 2
-        count = torch.tensor([halves + self._share.noise * self.source.number()], dtype=torch.float64)
+        count = torch.tensor(
+            [halves + self._share.noise * self.source.number()], dtype=torch.float64
+        )
         if self._sum_all is not None:
             self._sum_all(count)
         unclipped = float(count) / self._counted + 0.5
@@ -135,19 +159,24 @@ class PrivateGradient:
 
 @dataclass(frozen=True)
 class _Share:
-    """The noise of the count of samples that were not clipped, and what of the noise is left for the gradient."""
+    """The noise of the count of samples that were not clipped, and what of the noise is left for
+    the gradient.
+    """
 
     noise: float
     left: float
 
     @classmethod
     def beside(cls, noise: float, expected: int, parts: int) -> _Share:
-        """1/z^2 = 1/left^2 + 1/(2 s)^2 for the whole noise z and the count's s; each worker adds its part of both."""
+        """1/z^2 = 1/left^2 + 1/(2 s)^2 for the whole noise z and the count's s; each worker adds
+        its part of both.
+        """
         whole, own = noise * math.sqrt(parts), SHARE_NOISE * expected
         if whole >= 2 * own:
             raise BadRequest(
-                f"privacy: adaptive needs batches of more than {math.ceil(whole / (2 * SHARE_NOISE))} with noise {whole:.3g}: "
-                f"{expected} is too few to count in"
+                "privacy: adaptive needs batches of more than"
+                f" {math.ceil(whole / (2 * SHARE_NOISE))} with noise {whole:.3g}: {expected} is too"
+                " few to count in"
             )
         left: float = (whole**-2 - (2 * own) ** -2) ** -0.5
         return cls(own / math.sqrt(parts), left / math.sqrt(parts))

@@ -1,16 +1,18 @@
-"""What each kind of layer must do to bound every sample's gradient without ever making it (book-keeping).
+"""What each kind of layer must do to bound every sample's gradient without ever making it
+(book-keeping).
 
-A layer has seen inputs `a` and will be told the gradients `g` of its outputs. From these two follow, for each sample i, the
-length of its gradient, and afterwards the weighted sum of all of them:
+A layer has seen inputs `a` and will be told the gradients `g` of its outputs. From these two
+follow, for each sample i, the length of its gradient, and afterwards the weighted sum of all of
+them:
 
     Linear      |G_i|^2 = |g_i|^2 (|a_i|^2 + 1)           sum_i c_i G_i = (c g)^T a
     ... over T places in a sequence: sum over s, t of (a_s . a_t)(g_s . g_t)
     Embedding   the same, where a_s . a_t is 1 for the same word and 0 for another
     norms       G_i = sum over places of g * normalised a, as long as the layer has channels: kept as it is
 
-(Goodfellow, 2015; Li et al., "Large Language Models Can Be Strong Differentially Private Learners", 2022; Bu et al.,
-"Differentially Private Optimization on Large Foundation Models at Small Cost", 2023.) Convolutions are in convolution.py,
-everything else in anything.py.
+(Goodfellow, 2015; Li et al., "Large Language Models Can Be Strong Differentially Private Learners",
+2022; Bu et al., "Differentially Private Optimization on Large Foundation Models at Small Cost",
+2023.) Convolutions are in convolution.py, everything else in anything.py.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from torch import Tensor, nn
 from paceline.errors import BadRequest
 from paceline.privacy.native import loops_for
 
-CANCELLED = 1e-3  # of what it would be if nothing cancelled: a squared length below has lost its digits
+CANCELLED = (
+    1e-3  # of what it would be if nothing cancelled: a squared length below has lost its digits
+)
 CHUNK_BYTES = 2 << 20  # of what is made and thrown away while lengths are measured
 
 
@@ -39,7 +43,9 @@ class Call:
         self.inputs, self.named = inputs, named
         self.which = which  # of several outputs (None: there is one), the one that is a tensor
         self.input: Any = inputs[0] if inputs else next(iter(named.values()), None)
-        self._versions = [(v, v._version) for v in (*inputs, *named.values()) if isinstance(v, Tensor)]
+        self._versions = [
+            (v, v._version) for v in (*inputs, *named.values()) if isinstance(v, Tensor)
+        ]
         self.grads: Tensor | None = None
 
     @property
@@ -82,8 +88,13 @@ class Linear(Booked):
         a, g = calls[0].input, calls[0].grads
         assert g is not None
         weight: Any = self.module.weight
-        if a.shape[:-1] != g.shape[:-1] or g.shape[-1] != weight.shape[0]:  # the loops in C trust what they are given
-            raise BadRequest(f"privacy: something changes the shape of what layer {self.name} gives: use clipping=loop")
+        if (
+            a.shape[:-1] != g.shape[:-1] or g.shape[-1] != weight.shape[0]
+        ):  # the loops in C trust what they are given
+            raise BadRequest(
+                f"privacy: something changes the shape of what layer {self.name} gives: use"
+                " clipping=loop"
+            )
         if len(calls) == 1 and a.dim() == 2:
             self._a, self._g = a, g
             if "weight" not in self.places:
@@ -91,11 +102,15 @@ class Linear(Booked):
             if (quick := loops_for(a, g)) is not None:
                 rows, out = g.shape
                 squares, bias = torch.empty(rows, dtype=g.dtype), float("bias" in self.places)
-                quick.linear_squares(a.data_ptr(), g.data_ptr(), rows, a.shape[1], out, bias, squares.data_ptr())
+                quick.linear_squares(
+                    a.data_ptr(), g.data_ptr(), rows, a.shape[1], out, bias, squares.data_ptr()
+                )
                 return squares
             squares = row_squares(g)
             own = row_squares(a)
-            return torch.addcmul(squares, squares, own) if "bias" in self.places else squares.mul_(own)
+            return (
+                torch.addcmul(squares, squares, own) if "bias" in self.places else squares.mul_(own)
+            )
         self._a, self._g = a, g = joined([c.input for c in calls]), joined([c.grads for c in calls])
         squares = sequence_squares(a, g) if "weight" in self.places else g.new_zeros(len(g))
         return squares.add_(g.sum(1).square().sum(1)) if "bias" in self.places else squares
@@ -115,7 +130,9 @@ class Linear(Booked):
             rows, out = g.shape
             weighted = torch.empty(rows, out, dtype=g.dtype)
             sums = torch.empty(out, dtype=g.dtype) if sums is None else sums
-            quick.weigh_rows(g.data_ptr(), factors.data_ptr(), rows, out, weighted.data_ptr(), sums.data_ptr())
+            quick.weigh_rows(
+                g.data_ptr(), factors.data_ptr(), rows, out, weighted.data_ptr(), sums.data_ptr()
+            )
         else:
             weighted = g * factors.unsqueeze(1)
             if sums is not None:
@@ -141,7 +158,11 @@ class Embedding(Booked):
         self._words, self._g = words, g
         parts = slices(len(g), g.shape[1] ** 2 * g.element_size())
         squares = torch.cat([self._squares(words[i], g[i]) for i in parts])
-        return with_digits(squares, torch.linalg.vector_norm(g, dim=2).sum(1), lambda row: self._plainly(words[row], g[row]))
+        return with_digits(
+            squares,
+            torch.linalg.vector_norm(g, dim=2).sum(1),
+            lambda row: self._plainly(words[row], g[row]),
+        )
 
     def _squares(self, words: Tensor, g: Tensor) -> Tensor:
         same = torch.eq(words.unsqueeze(1), words.unsqueeze(2))
@@ -179,7 +200,9 @@ class Kept(Booked):
         for call in calls:
             for name, gradients in self.gradients(call).items():
                 self._kept[name] = self._kept[name] + gradients if name in self._kept else gradients
-        return torch.stack([g.reshape(len(g), -1).square().sum(1) for g in self._kept.values()]).sum(0)
+        return torch.stack(
+            [g.reshape(len(g), -1).square().sum(1) for g in self._kept.values()]
+        ).sum(0)
 
     def add_up(self, factors: Tensor) -> None:
         for name, gradients in self._kept.items():
@@ -196,7 +219,9 @@ class Normalising(Kept):
         g, found = call.grads, {}
         assert g is not None
         for name in self.places:
-            found[name] = self._over_places(g if name == "bias" else g * self._normalised(call.input))
+            found[name] = self._over_places(
+                g if name == "bias" else g * self._normalised(call.input)
+            )
         return found
 
     def _normalised(self, a: Tensor) -> Tensor:
@@ -223,33 +248,47 @@ def row_squares(rows: Tensor) -> Tensor:
 
 
 def sequence_squares(a: Tensor, g: Tensor) -> Tensor:
-    """Of sums of T outer products: by two T x T matrices where that is less than a gradient, by gradients otherwise.
+    """Of sums of T outer products: by two T x T matrices where that is less than a gradient, by
+    gradients otherwise.
 
-    Either way for a few samples at a time: nothing of the size of all samples' gradients is ever there.
+    Either way for a few samples at a time: nothing of the size of all samples' gradients is ever
+    there.
     """
     places, weights = a.shape[1], a.shape[2] * g.shape[2]
     size = a.element_size()
     if 2 * places**2 < weights:
         parts = slices(len(a), 2 * places**2 * size)
-        found = [(torch.bmm(a[i], a[i].transpose(1, 2)) * torch.bmm(g[i], g[i].transpose(1, 2))).sum((1, 2)) for i in parts]
+        found = [
+            (torch.bmm(a[i], a[i].transpose(1, 2)) * torch.bmm(g[i], g[i].transpose(1, 2))).sum(
+                (1, 2)
+            )
+            for i in parts
+        ]
     else:
         parts = slices(len(a), weights * size)
         found = [torch.bmm(g[i].transpose(1, 2), a[i]).square().sum((1, 2)) for i in parts]
     most = (torch.linalg.vector_norm(a, dim=2) * torch.linalg.vector_norm(g, dim=2)).sum(1)
-    return with_digits(torch.cat(found), most, lambda row: torch.mm(g[row].double().t(), a[row].double()).square().sum())
+    return with_digits(
+        torch.cat(found),
+        most,
+        lambda row: torch.mm(g[row].double().t(), a[row].double()).square().sum(),
+    )
 
 
 def with_digits(squares: Tensor, most: Tensor, plainly: Callable[[int], Tensor]) -> Tensor:
-    """Sums in which nearly everything cancels have lost their digits, and a length that is too short bounds nothing.
+    """Sums in which nearly everything cancels have lost their digits, and a length that is too
+    short bounds nothing.
 
-    Those few are measured again in double precision, plus what rounding can have added to the sum that will be made. `most`:
-    the length if nothing cancelled.
+    Those few are measured again in double precision, plus what rounding can have added to the sum
+    that will be made. `most`: the length if nothing cancelled.
     """
     lost = ~(squares > CANCELLED * most.square()) & (most > 0)
     if bool(lost.any()):
         rounding = 8 * torch.finfo(squares.dtype).eps
         for row in lost.nonzero().flatten().tolist():
-            squares[row] = (plainly(row).sqrt() + rounding * most[row].double()).square().to(squares.dtype)
+            squares[row] = (
+                (plainly(row).sqrt() + rounding * most[row].double()).square().to(squares.dtype)
+            )
     return squares
 
 
@@ -266,7 +305,11 @@ def _sequence(tensor: Any, keep: int) -> Tensor:
 
 def joined(tensors: list[Any]) -> Tensor:
     """A layer that is used several times has seen one longer sequence."""
-    return torch.cat([_sequence(t, 1) for t in tensors], 1) if len(tensors) > 1 else _sequence(tensors[0], 1)
+    return (
+        torch.cat([_sequence(t, 1) for t in tensors], 1)
+        if len(tensors) > 1
+        else _sequence(tensors[0], 1)
+    )
 
 
 def uses_its_own_forward(module: nn.Module, kind: type[nn.Module]) -> bool:

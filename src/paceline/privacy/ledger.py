@@ -1,11 +1,13 @@
-"""What a run has spent, on disk, before it is spent: a crash, or going back to an earlier checkpoint, gives nothing back.
+"""What a run has spent, on disk, before it is spent: a crash, or going back to an earlier
+checkpoint, gives nothing back.
 
     OUT/privacy/worker-0.json ...                 the first session: noise, sampling rate, steps, and what was promised
     OUT/privacy/worker-0-session-1.json ...       the second, and so on; no session writes the file of another
     OUT/privacy/earlier.json                      what a checkpoint that was taken elsewhere had spent before
 
-A worker writes down a block of steps before it makes the first of them, and at the end what it has made. Whoever is killed has
-spent the whole block. A sample is in one worker's shard only, so what counts is the worker that has made the most steps.
+A worker writes down a block of steps before it makes the first of them, and at the end what it has
+made. Whoever is killed has spent the whole block. A sample is in one worker's shard only, so what
+counts is the worker that has made the most steps.
 """
 
 from __future__ import annotations
@@ -26,21 +28,29 @@ LEAST, MOST = 10, 1000  # steps that are written down at once
 
 @dataclass
 class Line:
-    """One session of one worker. `per`: steps in which a sample is seen once at most (1, or an epoch where it is shuffled)."""
+    """One session of one worker. `per`: steps in which a sample is seen once at most (1, or an
+    epoch where it is shuffled).
+    """
 
     session: int
     noise: float
     rate: float
     steps: int
     per: int = 1
-    start: int = 0  # steps of an epoch that were made before: a session may begin in the middle of one
+    start: int = (
+        0  # steps of an epoch that were made before: a session may begin in the middle of one
+    )
     trust: str = "peers"
     secure: bool = True
 
     @property
     def spent(self) -> Spent:
         """Every epoch that was touched counts."""
-        return Spent(self.noise, self.rate, -(-(self.start % self.per + self.steps) // self.per) if self.steps else 0)
+        return Spent(
+            self.noise,
+            self.rate,
+            -(-(self.start % self.per + self.steps) // self.per) if self.steps else 0,
+        )
 
 
 class Ledger:
@@ -54,7 +64,10 @@ class Ledger:
 
     def before_step(self) -> None:
         if self.made >= self.planned:
-            raise RunFailed(f"privacy: all {self.planned} steps that were planned have been made: no further one is allowed")
+            raise RunFailed(
+                f"privacy: all {self.planned} steps that were planned have been made: no further"
+                " one is allowed"
+            )
         if self.made >= self._line.steps:
             self._line.steps = min(self.planned, self.made + self._block)
             self._write()
@@ -100,12 +113,17 @@ def read_lines(path: Path) -> list[Line]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataCorrupt(f"{path} cannot be read, so nobody knows what has been spent: {error}") from None
+        raise DataCorrupt(
+            f"{path} cannot be read, so nobody knows what has been spent: {error}"
+        ) from None
 
 
 def read_account(folder: Path) -> list[Line]:
     """By session, the worker that has spent the most."""
-    files = [*sorted((folder / "privacy").glob("worker-*.json")), folder / "privacy" / "earlier.json"]
+    files = [
+        *sorted((folder / "privacy").glob("worker-*.json")),
+        folder / "privacy" / "earlier.json",
+    ]
     return the_most(line for path in files for line in read_lines(path))
 
 
@@ -119,9 +137,13 @@ def the_most(lines: Iterable[Line]) -> list[Line]:
 
 
 def begin(folder: Path, earlier: Sequence[Line], at_least: int) -> int:
-    """A new session in this folder: a number that nobody else has, and what came before it written down."""
+    """A new session in this folder: a number that nobody else has, and what came before it written
+    down.
+    """
     if earlier:
-        write_lines(folder / "privacy" / "earlier.json", the_most([*earlier, *read_account(folder)]))
+        write_lines(
+            folder / "privacy" / "earlier.json", the_most([*earlier, *read_account(folder)])
+        )
     (folder / "privacy").mkdir(parents=True, exist_ok=True)
     session = max([at_least, *(line.session + 1 for line in read_account(folder))])
     while True:

@@ -1,4 +1,6 @@
-"""Loops in C, compiled once per machine into the cache folder; where there is no compiler, everything works without them."""
+"""Loops in C, compiled once per machine into the cache folder; where there is no compiler,
+everything works without them.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ class Loops:
 
     add_normal: Callable[[int, int, int, float, float], None]  # bits, out, n, factor, scale
     row_squares: Callable[[int, int, int, int], None]  # rows, count, width, squares
-    linear_squares: Callable[[int, int, int, int, int, float, int], None]  # a, g, rows, in, out, bias, squares
-    weigh_rows: Callable[[int, int, int, int, int, int], None]  # g, factors, rows, out, weighted, sums
+    linear_squares: Callable[
+        [int, int, int, int, int, float, int], None
+    ]  # a, g, rows, in, out, bias, squares
+    weigh_rows: Callable[
+        [int, int, int, int, int, int], None
+    ]  # g, factors, rows, out, weighted, sums
 
 
 @functools.cache
@@ -45,7 +51,9 @@ def loops() -> Loops | None:
     library.row_squares.argtypes = [ADDRESS, COUNT, COUNT, ADDRESS]
     library.linear_squares.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, COUNT, NUMBER, ADDRESS]
     library.weigh_rows.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, ADDRESS, ADDRESS]
-    found = Loops(library.add_normal, library.row_squares, library.linear_squares, library.weigh_rows)
+    found = Loops(
+        library.add_normal, library.row_squares, library.linear_squares, library.weigh_rows
+    )
     for function in vars(found).values():
         function.restype = None
     return found
@@ -59,18 +67,30 @@ def loops_for(one: Tensor, other: Tensor) -> Loops | None:
 
 
 def _compiled() -> Path:
-    """Keyed by source, compiler flags and processor; written aside and renamed, for several workers may come at once."""
+    """Keyed by source, compiler flags and processor; written aside and renamed, for several workers
+    may come at once.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise FileNotFoundError("no C compiler")
     about = f"{[s.read_text() for s in SOURCES]}{FLAGS}{platform.machine()}{_processor()}"
-    target = cache_dir().parent / "native" / f"loops-{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
+    target = (
+        cache_dir().parent
+        / "native"
+        / f"loops-{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
+    )
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = target.with_name(f".{target.name}.{os.getpid()}")
         command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(aside)]
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
+            subprocess.run(
+                command,
+                check=True,
+                capture_output=True,
+                timeout=TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+            )
             os.replace(aside, target)
         finally:
             aside.unlink(missing_ok=True)

@@ -1,9 +1,11 @@
-"""Gaussian noise from a stream that nobody can predict: AES in counter mode, keyed by the operating system.
+"""Gaussian noise from a stream that nobody can predict: AES in counter mode, keyed by the operating
+system.
 
     bits <- AES-128-CTR(key) ;   out <- factor * out + scale * normal(bits)
 
-The key is drawn anew by every worker in every run, and kept nowhere. A key made from a seed gives the same noise again, for
-tests and comparisons: whoever knows the seed can take the noise away, so such a run protects nobody.
+The key is drawn anew by every worker in every run, and kept nowhere. A key made from a seed gives
+the same noise again, for tests and comparisons: whoever knows the seed can take the noise away, so
+such a run protects nobody.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ def draw_key(seed: int | None, *purpose: object) -> bytes:
 
 
 class Noise:
-    """Adds normal noise to tensors. On a processor other than the CPU, that processor's own generator, keyed as well."""
+    """Adds normal noise to tensors. On a processor other than the CPU, that processor's own
+    generator, keyed as well.
+    """
 
     def __init__(self, key: bytes) -> None:
         try:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError:
-            raise BadRequest(f"privacy needs the package cryptography, for its noise: {INSTALL}") from None
+            raise BadRequest(
+                f"privacy needs the package cryptography, for its noise: {INSTALL}"
+            ) from None
         self._stream = Cipher(algorithms.AES(key[:16]), modes.CTR(bytes(16))).encryptor()
         self._raw = bytearray(4 * BLOCK)
         self._memory = memoryview(self._raw)
@@ -46,7 +52,9 @@ class Noise:
         self._elsewhere: dict[torch.device, torch.Generator] = {}
 
     def add(self, out: Tensor, factor: float, scale: float) -> None:
-        """In place: `factor` times what is there, plus `scale` times independent normal numbers. `out` is flat."""
+        """In place: `factor` times what is there, plus `scale` times independent normal numbers.
+        `out` is flat.
+        """
         if out.device.type != "cpu":
             normal = torch.empty_like(out).normal_(generator=self._generator(out.device))
             out.mul_(factor).add_(normal, alpha=scale)
@@ -59,7 +67,9 @@ class Noise:
                 quick.add_normal(self._address, out.data_ptr() + 4 * start, count, factor, scale)
             else:
                 bits = self._bits[: count + count % 2]
-                out[start : start + count].mul_(factor).add_(normal_from(bits, out.dtype)[:count], alpha=scale)
+                out[start : start + count].mul_(factor).add_(
+                    normal_from(bits, out.dtype)[:count], alpha=scale
+                )
 
     def number(self) -> float:
         """One normal number."""
@@ -67,7 +77,9 @@ class Noise:
         return float(normal_from(self._bits[:2], torch.float64)[0])
 
     def _draw(self, numbers: int) -> None:
-        """Fresh bits for so many numbers: the stream is added to the bits that were there, which are as random as before."""
+        """Fresh bits for so many numbers: the stream is added to the bits that were there, which
+        are as random as before.
+        """
         part = self._memory[: 4 * (numbers + numbers % 2)]
         self._stream.update_into(part, part)
 
@@ -80,7 +92,9 @@ class Noise:
 
 
 def normal_from(bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """As many normal numbers as there are bits (32 each), by Box and Muller's method: what gauss.c does, in any precision."""
+    """As many normal numbers as there are bits (32 each), by Box and Muller's method: what gauss.c
+    does, in any precision.
+    """
     pairs = bits.numel() // 2
     first, second = bits[:pairs], bits[pairs:]
     uniform = ((first.to(torch.int64) & 0xFFFFFFFF) >> 1).to(dtype).add_(0.5).mul_(2.0**-31)

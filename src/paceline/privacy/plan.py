@@ -1,4 +1,6 @@
-"""Whether a run can be private, and what it then does: the noise, how long the budget lasts, what is promised."""
+"""Whether a run can be private, and what it then does: the noise, how long the budget lasts, what
+is promised.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Protection:
-    """A private run, worked out. `steps`: how many it makes from here, as far as the budget allows; `until`: the last one."""
+    """A private run, worked out. `steps`: how many it makes from here, as far as the budget allows;
+    `until`: the last one.
+    """
 
     settings: Settings  # with the noise
     guarantee: Guarantee
@@ -40,20 +44,44 @@ class Protection:
 
     def notices(self, samples: int) -> list[str]:
         settings, found = self.settings, []
-        spent = f"epsilon {self.curve.at(self.steps):.3g} at delta {settings.delta:g} after {self.steps:,} steps"
-        found.append(f"private: noise {settings.noise:g} x clip {settings.clip:g}, {spent}. {self.guarantee.sentences[0]}")
+        spent = (
+            f"epsilon {self.curve.at(self.steps):.3g} at delta {settings.delta:g} after"
+            f" {self.steps:,} steps"
+        )
+        found.append(
+            f"private: noise {settings.noise:g} x clip {settings.clip:g}, {spent}."
+            f" {self.guarantee.sentences[0]}"
+        )
         if settings.secure:
-            found.append("its noise and its samples are drawn in secret: such a run cannot be repeated or resumed bit for bit")
+            found.append(
+                "its noise and its samples are drawn in secret: such a run cannot be repeated or"
+                " resumed bit for bit"
+            )
         else:
-            found.append("NOT PRIVATE: secure=false takes noise from the seed, and whoever knows it can take the noise away")
+            found.append(
+                "NOT PRIVATE: secure=false takes noise from the seed, and whoever knows it can take"
+                " the noise away"
+            )
         if self.cut_short:
-            found.append(f"the budget epsilon={settings.epsilon:g} allows {self.steps:,} steps: training stops there")
+            found.append(
+                f"the budget epsilon={settings.epsilon:g} allows {self.steps:,} steps: training"
+                " stops there"
+            )
         if settings.delta >= 1 / samples:
-            found.append(f"delta={settings.delta:g} is not below 1/{samples:,}: it may give a whole person away; use less")
+            found.append(
+                f"delta={settings.delta:g} is not below 1/{samples:,}: it may give a whole person"
+                " away; use less"
+            )
         if settings.sampling == "shuffle":
-            found.append("sampling=shuffle: batches are not secret, so epsilon is reported without the gain from sampling")
+            found.append(
+                "sampling=shuffle: batches are not secret, so epsilon is reported without the gain"
+                " from sampling"
+            )
         if settings.reveal:
-            found.append("reveal=true: losses and batch sizes of training are recorded, and are not protected")
+            found.append(
+                "reveal=true: losses and batch sizes of training are recorded, and are not"
+                " protected"
+            )
         return found
 
 
@@ -67,34 +95,58 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
     if config.shard == "global" or config.partition == "by-label":
         asked = "shard=global" if config.shard == "global" else "partition=by-label"
         raise BadRequest(
-            f"privacy with {asked}: every worker draws from a fixed part of the data, which must not depend on it: leave it out"
+            f"privacy with {asked}: every worker draws from a fixed part of the data, which must"
+            " not depend on it: leave it out"
         )
     if config.balance is not None and config.balance.startswith("measured"):
-        raise BadRequest("privacy with balance=measured: how long secret batches take would be sent around: give speeds")
+        raise BadRequest(
+            "privacy with balance=measured: how long secret batches take would be sent around: give"
+            " speeds"
+        )
     if config.profile and not settings.reveal:
         raise BadRequest(
-            "privacy with profile: how often functions are called can tell how many samples were drawn: add reveal=true"
+            "privacy with profile: how often functions are called can tell how many samples were"
+            " drawn: add reveal=true"
         )
     if config.resume and config.out and not same_folder(config.out, config.resume):
         raise BadRequest(
-            "privacy: a private run goes on in its own folder, where what it has spent is written down: leave out= out"
+            "privacy: a private run goes on in its own folder, where what it has spent is written"
+            " down: leave out= out"
         )
     if config.overlap == "on":
         raise BadRequest(
-            "privacy with overlap=on: clipping needs the whole backward pass before anything can be sent: leave it out"
+            "privacy with overlap=on: clipping needs the whole backward pass before anything can be"
+            " sent: leave it out"
         )
-    collects = getattr(strategy, "when", "step") == "epoch" and bool(strategy.noise_adds_up) and config.workers > 1
-    if collects and settings.trust == "curator" and config.checkpoint_every and "epoch" not in config.checkpoint_every:
+    collects = (
+        getattr(strategy, "when", "step") == "epoch"
+        and bool(strategy.noise_adds_up)
+        and config.workers > 1
+    )
+    if (
+        collects
+        and settings.trust == "curator"
+        and config.checkpoint_every
+        and "epoch" not in config.checkpoint_every
+    ):
         raise BadRequest(
-            f"privacy with when=epoch, trust=curator and checkpoint_every={config.checkpoint_every}: what a worker has "
-            "collected in the middle of an epoch has a part of the noise only, and would be in its checkpoint: use "
-            "checkpoint_every=epoch"
+            "privacy with when=epoch, trust=curator and"
+            f" checkpoint_every={config.checkpoint_every}: what a worker has collected in the"
+            " middle of an epoch has a part of the noise only, and would be in its checkpoint: use"
+            " checkpoint_every=epoch"
         )
-    if not codec.lossless and config.workers > 1 and settings.trust == "curator" and strategy.noise_adds_up:
-        kept = f", and what {codec.name} leaves out it remembers unprotected" if codec.feedback else ""
+    if (
+        not codec.lossless
+        and config.workers > 1
+        and settings.trust == "curator"
+        and strategy.noise_adds_up
+    ):
+        kept = (
+            f", and what {codec.name} leaves out it remembers unprotected" if codec.feedback else ""
+        )
         raise BadRequest(
-            f"privacy with codec {codec.name} and trust=curator: a message is encoded before its noise is whole{kept}: use "
-            "trust=peers, where every worker adds all of it first"
+            f"privacy with codec {codec.name} and trust=curator: a message is encoded before its"
+            f" noise is whole{kept}: use trust=peers, where every worker adds all of it first"
         )
     return settings
 
@@ -116,9 +168,16 @@ def protect(
     shards = StaticShards(len(data.train), batch_sizes)
     workers = range(len(batch_sizes))
     if poor := [w for w in workers if not len(shards.chunks[w])]:
-        raise BadRequest(f"privacy: worker {poor[0]} gets none of the {len(data.train)} samples: batch sizes are too unequal")
+        raise BadRequest(
+            f"privacy: worker {poor[0]} gets none of the {len(data.train)} samples: batch sizes are"
+            " too unequal"
+        )
     if settings.sampling == "poisson":
-        rate, per, epoch = max(rate_of(shards, w) for w in workers), 1, steps_per_epoch(len(data.train), sum(batch_sizes))
+        rate, per, epoch = (
+            max(rate_of(shards, w) for w in workers),
+            1,
+            steps_per_epoch(len(data.train), sum(batch_sizes)),
+        )
     else:
         rate, per = 1.0, shards.steps_per_epoch
         epoch = per
@@ -130,26 +189,53 @@ def protect(
         _refuse_if_spent(settings, before)
     if settings.noise is None:
         assert settings.epsilon is not None
-        noise = noise_for(settings.epsilon, settings.delta, rate, max(1, wanted), settings.accountant, before)
+        noise = noise_for(
+            settings.epsilon, settings.delta, rate, max(1, wanted), settings.accountant, before
+        )
         settings = replace(settings, noise=noise)
     assert settings.noise is not None
     allowed = left
     if settings.epsilon is not None and left:
-        fits = most_times(settings.epsilon, settings.delta, settings.noise, rate, wanted, settings.accountant, before)
+        fits = most_times(
+            settings.epsilon,
+            settings.delta,
+            settings.noise,
+            rate,
+            wanted,
+            settings.accountant,
+            before,
+        )
         if fits * per <= offset:
-            one = epsilon_of((*before, Spent(settings.noise, rate, 1)), settings.delta, settings.accountant)
+            one = epsilon_of(
+                (*before, Spent(settings.noise, rate, 1)), settings.delta, settings.accountant
+            )
             raise BadRequest(
-                f"privacy: epsilon={settings.epsilon:g} leaves no room for another step (which would make it {one:.3g}): "
-                "more noise, smaller batches, or a larger epsilon"
+                f"privacy: epsilon={settings.epsilon:g} leaves no room for another step (which"
+                f" would make it {one:.3g}): more noise, smaller batches, or a larger epsilon"
             )
         allowed = max(0, min(left, fits * per - offset))
-    guarantee = Guarantee.of(settings, len(batch_sizes), bool(strategy.noise_adds_up), strategy.name)
-    if any(line.trust == "curator" for line in resumed.lines):  # what was promised less before cannot be promised more now
-        guarantee = guarantee.weakened(replace(settings, trust="curator"), len(batch_sizes), strategy.name)
+    guarantee = Guarantee.of(
+        settings, len(batch_sizes), bool(strategy.noise_adds_up), strategy.name
+    )
+    if any(
+        line.trust == "curator" for line in resumed.lines
+    ):  # what was promised less before cannot be promised more now
+        guarantee = guarantee.weakened(
+            replace(settings, trust="curator"), len(batch_sizes), strategy.name
+        )
     loops()  # compiled here, once, before the workers need it
     curve = Curve.of(settings, rate, max(1, allowed), per, before, offset)
     return Protection(
-        settings, guarantee, rate, per, allowed, resumed.step + allowed, allowed < left, curve, resumed.lines, offset
+        settings,
+        guarantee,
+        rate,
+        per,
+        allowed,
+        resumed.step + allowed,
+        allowed < left,
+        curve,
+        resumed.lines,
+        offset,
     )
 
 
@@ -158,8 +244,9 @@ def _refuse_if_spent(settings: Settings, before: tuple[Spent, ...]) -> None:
     assert settings.epsilon is not None
     if spent >= settings.epsilon:
         raise BadRequest(
-            f"privacy: the budget epsilon={settings.epsilon:g} is spent: this run has used {spent:.4g}, and going back to "
-            "a checkpoint gives nothing back; a larger epsilon is a weaker promise, and a new run on the same people adds to it"
+            f"privacy: the budget epsilon={settings.epsilon:g} is spent: this run has used"
+            f" {spent:.4g}, and going back to a checkpoint gives nothing back; a larger epsilon is"
+            " a weaker promise, and a new run on the same people adds to it"
         )
 
 
@@ -182,10 +269,12 @@ class Resumed:
         return tuple(line.spent for line in self.lines)
 
     def into_epoch(self, batch_sizes: tuple[int, ...], per: int) -> int:
-        """Of the `per` steps of a shuffled epoch, how many have been made; at least, where that is not certain.
+        """Of the `per` steps of a shuffled epoch, how many have been made; at least, where that is
+        not certain.
 
-        With other batch sizes or another number of workers than before, the rest of an epoch is dealt out anew (StaticShards),
-        and takes fewer steps than it would have: one at least, so that it counts as an epoch that has one step left.
+        With other batch sizes or another number of workers than before, the rest of an epoch is
+        dealt out anew (StaticShards), and takes fewer steps than it would have: one at least, so
+        that it counts as an epoch that has one step left.
         """
         if self.checkpoint is None or per == 1:
             return 0
@@ -197,16 +286,30 @@ class Resumed:
         return per - 1 if dealt_anew else int(place["position"]) if same else 0
 
     @classmethod
-    def of(cls, resume_from: Path | None, folder: Path | None, private: bool, spent: tuple[Line, ...] = ()) -> Resumed:
-        """What was spent is in the run's folder and in the checkpoint, which may have been taken elsewhere: the more of it."""
+    def of(
+        cls,
+        resume_from: Path | None,
+        folder: Path | None,
+        private: bool,
+        spent: tuple[Line, ...] = (),
+    ) -> Resumed:
+        """What was spent is in the run's folder and in the checkpoint, which may have been taken
+        elsewhere: the more of it.
+        """
         if resume_from is None or folder is None:
             return cls(lines=spent)
         said = checkpoint.about(resume_from)
         kept = said.get("privacy")
         if private and kept is None:
-            raise BadRequest(f"{resume_from} is from a run without privacy: what its weights know cannot be taken back")
+            raise BadRequest(
+                f"{resume_from} is from a run without privacy: what its weights know cannot be"
+                " taken back"
+            )
         if not private and kept is not None:
-            raise BadRequest(f"{resume_from} is from a private run: going on without privacy would undo its promise")
+            raise BadRequest(
+                f"{resume_from} is from a private run: going on without privacy would undo its"
+                " promise"
+            )
         if kept is None:
             return cls()
         lines = the_most([*read_account(folder), *(Line(**entry) for entry in kept)])
@@ -221,7 +324,10 @@ def begin_session(folder: Path, protection: Protection, at_least: int) -> int:
 def account(folder: Path, protection: Protection) -> dict[str, Any]:
     """run.json's `privacy`: from what is written down in the run's folder."""
     settings, lines = protection.settings, read_account(folder)
-    spent, secure = tuple(line.spent for line in lines), settings.secure and all(line.secure for line in lines)
+    spent, secure = (
+        tuple(line.spent for line in lines),
+        settings.secure and all(line.secure for line in lines),
+    )
     return {
         "epsilon": epsilon_of(spent, settings.delta, settings.accountant),
         "delta": settings.delta,

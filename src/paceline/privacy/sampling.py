@@ -1,8 +1,9 @@
-"""Which people are in a step: everybody by a throw of a coin of their own (Poisson sampling), and nobody else knows.
+"""Which people are in a step: everybody by a throw of a coin of their own (Poisson sampling), and
+nobody else knows.
 
-Each worker draws from its own fixed shard with a secret seed of its own. What a step reveals about the batch is its
-*expected* size, a public number: `weight` and `global_weight` say that, never how many there were. A worker whose batch is
-empty steps like the others.
+Each worker draws from its own fixed shard with a secret seed of its own. What a step reveals about
+the batch is its *expected* size, a public number: `weight` and `global_weight` say that, never how
+many there were. A worker whose batch is empty steps like the others.
 """
 
 from __future__ import annotations
@@ -22,20 +23,31 @@ from paceline.types import Batch
 
 
 class Coins:
-    """Subsets of 0 .. n-1, each number with the same probability and independently of the others."""
+    """Subsets of 0 .. n-1, each number with the same probability and independently of the
+    others.
+    """
 
     def __init__(self, count: int, rate: float, key: bytes) -> None:
         self.count, self.rate = count, rate
         self._random = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
 
     def throw(self) -> Tensor:
-        """From one head to the next is a geometric number of throws: nothing is drawn for those between."""
+        """From one head to the next is a geometric number of throws: nothing is drawn for those
+        between.
+        """
         if self.rate >= 1.0:
             return torch.arange(self.count)
         expected = self.count * self.rate
-        heads = np.cumsum(self._random.geometric(self.rate, int(expected + 5 * expected**0.5) + 8)) - 1
+        heads = (
+            np.cumsum(self._random.geometric(self.rate, int(expected + 5 * expected**0.5) + 8)) - 1
+        )
         while heads[-1] < self.count:
-            heads = np.concatenate([heads, heads[-1] + np.cumsum(self._random.geometric(self.rate, 8 + int(expected / 4)))])
+            heads = np.concatenate(
+                [
+                    heads,
+                    heads[-1] + np.cumsum(self._random.geometric(self.rate, 8 + int(expected / 4))),
+                ]
+            )
         return torch.from_numpy(heads[: np.searchsorted(heads, self.count)])
 
 
@@ -45,9 +57,13 @@ def steps_per_epoch(samples: int, expected: int) -> int:
 
 
 class PoissonBatches:
-    """Endless: epoch after epoch, an epoch being so many steps that everybody is drawn once on average."""
+    """Endless: epoch after epoch, an epoch being so many steps that everybody is drawn once on
+    average.
+    """
 
-    def __init__(self, samples: Samples, shards: StaticShards, worker: int, device: torch.device, key: bytes) -> None:
+    def __init__(
+        self, samples: Samples, shards: StaticShards, worker: int, device: torch.device, key: bytes
+    ) -> None:
         self.samples, self.worker, self.device = samples, worker, device
         self.own, self.sizes = shards.chunks[worker], shards.batch_sizes
         self.coins = Coins(len(self.own), rate_of(shards, worker), key)
@@ -61,10 +77,20 @@ class PoissonBatches:
     def __iter__(self) -> Iterator[Batch]:
         while True:
             chosen = self.own.index_select(0, self.coins.throw())
-            inputs, targets = to_device(self.samples.batch(chosen), self.device) if len(chosen) else (None, None)
+            inputs, targets = (
+                to_device(self.samples.batch(chosen), self.device) if len(chosen) else (None, None)
+            )
             epoch = self.epochs_done
             self.ended = (self.step + 1) % self.steps_per_epoch == 0
-            batch = Batch(inputs, targets, self.sizes[self.worker], sum(self.sizes), epoch, self.step, self.ended)
+            batch = Batch(
+                inputs,
+                targets,
+                self.sizes[self.worker],
+                sum(self.sizes),
+                epoch,
+                self.step,
+                self.ended,
+            )
             self.step += 1
             yield batch
 
@@ -79,7 +105,9 @@ class PoissonBatches:
 
 
 class ShuffledBatches(ShardBatches):
-    """A fixed shuffled order, as without privacy; sizes are said as they were asked for, also where an epoch runs out."""
+    """A fixed shuffled order, as without privacy; sizes are said as they were asked for, also where
+    an epoch runs out.
+    """
 
     def __iter__(self) -> Iterator[Batch]:
         sizes = self.shards.batch_sizes

@@ -1,4 +1,6 @@
-"""What a person asks for: `epsilon=3,delta=1e-5,clip=1.0`, or `noise=1.1,delta=1e-5,clip=1.0`, and how."""
+"""What a person asks for: `epsilon=3,delta=1e-5,clip=1.0`, or `noise=1.1,delta=1e-5,clip=1.0`, and
+how.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,37 @@ ALWAYS = ("epsilon", "noise", "delta", "clip")
 class Settings:
     """The options of `privacy=`."""
 
-    epsilon: Annotated[float | None, "the budget; without noise=, noise is chosen so that the run keeps within it"] = None
-    noise: Annotated[float | None, "standard deviation in units of the clip norm; epsilon is then reported"] = None
+    epsilon: Annotated[
+        float | None, "the budget; without noise=, noise is chosen so that the run keeps within it"
+    ] = None
+    noise: Annotated[
+        float | None, "standard deviation in units of the clip norm; epsilon is then reported"
+    ] = None
     delta: Annotated[float, "well below one over the number of samples"] = 1e-5
     clip: Annotated[float, "the most that one sample's gradient may count for (its length)"] = 1.0
-    trust: Annotated[Literal["peers", "curator"], "peers: every message is protected; curator: the released model only"] = (
-        "peers"
-    )
-    sampling: Annotated[Literal["poisson", "shuffle"], "shuffle: epsilon without the gain from secret sampling"] = "poisson"
+    trust: Annotated[
+        Literal["peers", "curator"],
+        "peers: every message is protected; curator: the released model only",
+    ] = "peers"
+    sampling: Annotated[
+        Literal["poisson", "shuffle"], "shuffle: epsilon without the gain from secret sampling"
+    ] = "poisson"
     per_layer: Annotated[bool, "every layer has a bound of its own"] = False
-    adaptive: Annotated[float, "the clip norm follows: this share of samples stays unclipped (0: it stays)"] = 0.0
-    clipping: Annotated[Literal["bookkeeping", "loop"], "loop: one sample at a time, the slow reference"] = "bookkeeping"
-    accountant: Annotated[Literal["pld", "rdp"], "how epsilon is computed; both are reported"] = "pld"
-    secure: Annotated[bool, "false: noise from the run's seed, to be repeated; protects nobody"] = True
-    reveal: Annotated[bool, "record training losses and batch sizes, which are not protected"] = False
+    adaptive: Annotated[
+        float, "the clip norm follows: this share of samples stays unclipped (0: it stays)"
+    ] = 0.0
+    clipping: Annotated[
+        Literal["bookkeeping", "loop"], "loop: one sample at a time, the slow reference"
+    ] = "bookkeeping"
+    accountant: Annotated[Literal["pld", "rdp"], "how epsilon is computed; both are reported"] = (
+        "pld"
+    )
+    secure: Annotated[bool, "false: noise from the run's seed, to be repeated; protects nobody"] = (
+        True
+    )
+    reveal: Annotated[bool, "record training losses and batch sizes, which are not protected"] = (
+        False
+    )
 
     @classmethod
     def read(cls, given: str | Mapping[str, Any]) -> Settings:
@@ -50,19 +69,29 @@ class Settings:
     def validate(self) -> None:
         if self.epsilon is None and self.noise is None:
             raise BadRequest(
-                "privacy: give epsilon=3 (a budget, from which the noise follows) or noise=1.1 (epsilon is reported)"
+                "privacy: give epsilon=3 (a budget, from which the noise follows) or noise=1.1"
+                " (epsilon is reported)"
             )
         _above("epsilon", self.epsilon, "no training fits into it: 1 to 10 is usual")
-        _above("noise", self.noise, "without noise nobody is protected: 0.5 to 2 is usual", LEAST_NOISE)
+        _above(
+            "noise", self.noise, "without noise nobody is protected: 0.5 to 2 is usual", LEAST_NOISE
+        )
         _above("clip", self.clip, "it is the length to which gradients are cut: 1.0, say")
         if not 0.0 < self.delta < 1.0:
             raise BadRequest(
-                f"privacy: delta={self.delta:g}: it must be above 0 and well below one over the number of samples: 1e-5, say"
+                f"privacy: delta={self.delta:g}: it must be above 0 and well below one over the"
+                " number of samples: 1e-5, say"
             )
         if not 0.0 <= self.adaptive < 1.0:
-            raise BadRequest(f"privacy: adaptive={self.adaptive:g}: a share of the samples, 0.5, say (0: the clip norm stays)")
+            raise BadRequest(
+                f"privacy: adaptive={self.adaptive:g}: a share of the samples, 0.5, say (0: the"
+                " clip norm stays)"
+            )
         if self.adaptive and self.per_layer:
-            raise BadRequest("privacy: adaptive follows the length of whole gradients: leave per_layer out, or adaptive")
+            raise BadRequest(
+                "privacy: adaptive follows the length of whole gradients: leave per_layer out, or"
+                " adaptive"
+            )
 
     def __str__(self) -> str:
         """As it can be typed: what is always said, and what differs from the default."""
@@ -70,7 +99,9 @@ class Settings:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and (field.name in ALWAYS or value != field.default):
-                said.append(f"{field.name}={f'{value:g}' if isinstance(value, float) else format_value(value)}")
+                said.append(
+                    f"{field.name}={f'{value:g}' if isinstance(value, float) else format_value(value)}"
+                )
         return ",".join(said)
 
 

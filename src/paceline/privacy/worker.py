@@ -1,4 +1,6 @@
-"""A worker's private side: its secret samples, its clipped and noised gradients, its entries in the ledger."""
+"""A worker's private side: its secret samples, its clipped and noised gradients, its entries in the
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,17 @@ class Private:
     def __init__(self, job: Job, ctx: Context, device: torch.device) -> None:
         assert job.protection is not None
         self.protection: Protection = job.protection
-        self.settings, self._job, self._ctx, self._device = self.protection.settings, job, ctx, device
+        self.settings, self._job, self._ctx, self._device = (
+            self.protection.settings,
+            job,
+            ctx,
+            device,
+        )
         self.worker = ctx.worker_index
         seed = None if self.settings.secure else job.config.seed
-        self.keys = {what: draw_key(seed, what, self.worker, job.session) for what in ("noise", "samples")}
+        self.keys = {
+            what: draw_key(seed, what, self.worker, job.session) for what in ("noise", "samples")
+        }
         self.ledger: Ledger | None = None
         self.made = 0
 
@@ -48,10 +57,14 @@ class Private:
         return PoissonBatches(train, shards, self.worker, self._device, self.keys["samples"])
 
     def attach(self, replica: Replica, state: dict[str, Any] | None) -> None:
-        """Once the replica is there and as it is to be: tried out on a few samples of one's own, which nobody sees."""
+        """Once the replica is there and as it is to be: tried out on a few samples of one's own,
+        which nobody sees.
+        """
         job, guarantee = self._job, self.protection.guarantee
         together = (
-            (self._ctx.peers.all_reduce, sum(job.batch_sizes)) if job.strategy().noise_adds_up and job.workers > 1 else None
+            (self._ctx.peers.all_reduce, sum(job.batch_sizes))
+            if job.strategy().noise_adds_up and job.workers > 1
+            else None
         )
         self.gradient = PrivateGradient(
             replica,
@@ -71,7 +84,9 @@ class Private:
             self.gradient.load(state)
         asked, told = self.settings, self.protection
         assert asked.noise is not None
-        line = Line(job.session, asked.noise, told.rate, 0, told.per, told.start, asked.trust, asked.secure)
+        line = Line(
+            job.session, asked.noise, told.rate, 0, told.per, told.start, asked.trust, asked.secure
+        )
         self.ledger = Ledger(job.out, self.worker, line, self.protection.steps)
 
     def forward_backward(self, batch: Batch, scale: float) -> float:
@@ -86,13 +101,17 @@ class Private:
         return self.protection.curve.at(self.made)
 
     def revealed(self, batch: Batch, loss: float) -> dict[str, Any]:
-        """What of a step is recorded: sizes as they were expected, and no loss, unless asked for."""
+        """What of a step is recorded: sizes as they were expected, and no loss, unless
+        asked for.
+        """
         if self.settings.reveal:
             return {"n": batch.weight, "loss": loss, "drawn": self.gradient.drawn}
         return {"n": batch.weight, "loss": None}
 
     def spent(self) -> list[dict[str, Any]]:
-        """For a checkpoint: what has been written down so far, by whichever worker is the furthest."""
+        """For a checkpoint: what has been written down so far, by whichever worker is the
+        furthest.
+        """
         return described(read_account(self._job.out))
 
     def settle(self) -> None:

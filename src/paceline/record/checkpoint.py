@@ -30,7 +30,8 @@ from paceline.record.shapes import fault
 from paceline.record.writer import clean, sync
 
 KEEP = 2  # the last checkpoints that stay
-WIDE = "complex128"  # safetensors has no such type: saved as pairs of float64, and named so in the file's metadata
+# safetensors has no such type: saved as pairs of float64, and named so in the file's metadata
+WIDE = "complex128"
 
 
 def save(
@@ -42,10 +43,11 @@ def save(
     about: dict[str, Any],
     barrier: Callable[[], None],
 ) -> Path:
-    """Called by all workers together; `weights` on worker 0 only. What one rescues alone replaces nothing that all made.
+    """Called by all workers together; `weights` on worker 0 only. What one rescues alone replaces
+    nothing that all made.
 
-    Where one cannot be finished, each worker removes what it has written (it would keep a full disk full), and the launcher
-    removes the folder when no worker writes to it any more.
+    Where one cannot be finished, each worker removes what it has written (it would keep a full disk
+    full), and the launcher removes the folder when no worker writes to it any more.
     """
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
     if not about["workers"] and final.is_dir():
@@ -70,11 +72,16 @@ def save(
         barrier()
     except BaseException as error:
         with contextlib.suppress(OSError):
-            for name in (f"worker-{rank}.pt", *(("model.safetensors", "checkpoint.json") if rank == 0 else ())):
+            for name in (
+                f"worker-{rank}.pt",
+                *(("model.safetensors", "checkpoint.json") if rank == 0 else ()),
+            ):
                 (aside / name).unlink(missing_ok=True)
         if isinstance(error, OSError):
             reason = error.strerror or error
-            raise RunFailed(f"the checkpoint at step {step} cannot be written to {folder}: {reason}") from None
+            raise RunFailed(
+                f"the checkpoint at step {step} cannot be written to {folder}: {reason}"
+            ) from None
         raise
     return final
 
@@ -99,7 +106,9 @@ def sweep(folder: Path) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """The last ones stay, and the last one that all workers made: what one of them has rescued does not replace it."""
+    """The last ones stay, and the last one that all workers made: what one of them has rescued does
+    not replace it.
+    """
     found = _all(folder)
     whole = next((path for path in reversed(found) if _is_whole(path)), None)
     for old in found[:-KEEP]:
@@ -116,7 +125,11 @@ def _is_whole(checkpoint: Path) -> bool:
 
 def _all(folder: Path) -> list[Path]:
     """The checkpoints in a folder, in the order of their steps; what else lies there is none."""
-    steps = {int(found[1]): path for path in folder.glob("step-*") if (found := re.fullmatch(r"step-([0-9]{8,18})", path.name))}
+    steps = {
+        int(found[1]): path
+        for path in folder.glob("step-*")
+        if (found := re.fullmatch(r"step-([0-9]{8,18})", path.name))
+    }
     return [steps[step] for step in sorted(steps)]
 
 
@@ -133,13 +146,19 @@ def latest(out: Path) -> Path:
         return out
     found = [path for path in _all(out / "checkpoints") if (path / "checkpoint.json").is_file()]
     if not found:
-        raise BadRequest(f"{out} has no checkpoint to resume from (a run makes them with --checkpoint-every)")
+        raise BadRequest(
+            f"{out} has no checkpoint to resume from (a run makes them with --checkpoint-every)"
+        )
     return found[-1]
 
 
 def latest_whole(out: Path) -> Path:
-    """The newest one that all workers have made; what one of them has rescued, alone, only where there is nothing better."""
-    return next((path for path in reversed(_all(out / "checkpoints")) if _is_whole(path)), None) or latest(out)
+    """The newest one that all workers have made; what one of them has rescued, alone, only where
+    there is nothing better.
+    """
+    return next(
+        (path for path in reversed(_all(out / "checkpoints")) if _is_whole(path)), None
+    ) or latest(out)
 
 
 def about(checkpoint: Path) -> dict[str, Any]:
@@ -148,7 +167,9 @@ def about(checkpoint: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataCorrupt(f"{checkpoint / 'checkpoint.json'} cannot be read: {error}") from None
     if (wrong := fault(content, CHECKPOINT)) is not None:
-        raise DataCorrupt(f"{checkpoint / 'checkpoint.json'} is not a checkpoint's description: {wrong}")
+        raise DataCorrupt(
+            f"{checkpoint / 'checkpoint.json'} is not a checkpoint's description: {wrong}"
+        )
     return dict(content)
 
 
@@ -158,9 +179,18 @@ def load_own(checkpoint: Path, rank: int) -> dict[str, Any]:
         content = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch.load raises many kinds for a damaged file
         raise DataCorrupt(
-            f"{path} cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            f"{path} cannot be read:"
+            f" {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from None
-    needed = {"optimizer", "random", "generators", "strategy", "epoch_start", "batches", "samples_seen"}
+    needed = {
+        "optimizer",
+        "random",
+        "generators",
+        "strategy",
+        "epoch_start",
+        "batches",
+        "samples_seen",
+    }
     if not isinstance(content, dict) or not needed <= content.keys():
         raise DataCorrupt(f"{path} is not a worker's part of a checkpoint")
     return content
@@ -186,7 +216,9 @@ def _write_weights(path: Path, state: dict[str, Tensor]) -> None:
         save_file({**state, **pairs}, path, {WIDE: json.dumps(wide)} if wide else None)
     except SafetensorError as error:
         told = re.search(r"os error ([0-9]+)", str(error))
-        raise OSError(int(told[1]), os.strerror(int(told[1]))) if told else OSError(str(error)) from None
+        raise (
+            OSError(int(told[1]), os.strerror(int(told[1]))) if told else OSError(str(error))
+        ) from None
     path.chmod(mode)
     sync(path)
 
@@ -196,19 +228,22 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         state: dict[str, Tensor] = load_file(path)
         with safe_open(path, framework="pt") as file:
             wide = json.loads((file.metadata() or {}).get(WIDE, "[]"))
-        # A copy: the file's memory is aligned for float64, and torch ends the process on complex128 that is not aligned for it.
+        # A copy: the file's memory is aligned for float64, and torch ends the process on complex128
+        # that is not aligned for it.
         return {**state, **{name: torch.view_as_complex(state[name].clone()) for name in wide}}
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DataCorrupt(f"{path} cannot be read: {error}") from None
 
 
 def refuse_unsaveable(model: nn.Module) -> None:
-    """Before the first step: a run whose weights cannot be saved would lose everything at its end."""
+    """Before the first step: a run whose weights cannot be saved would lose everything at
+    its end.
+    """
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, Tensor) and not _can_be_saved(tensor.dtype):
             raise BadRequest(
-                f"{name} is {tensor.dtype}, which cannot be saved (safetensors has no such type): make it another, "
-                "for example with .to(torch.float32) or .to(torch.complex64)"
+                f"{name} is {tensor.dtype}, which cannot be saved (safetensors has no such type):"
+                " make it another, for example with .to(torch.float32) or .to(torch.complex64)"
             )
 
 

@@ -1,4 +1,6 @@
-"""What the whole container (or machine) used: the figures of `docker stats`, from the cgroup and the interfaces."""
+"""What the whole container (or machine) used: the figures of `docker stats`, from the cgroup and
+the interfaces.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def usage() -> dict[str, Any]:
-    """Counters since start: CPU seconds, disk and interface bytes; and the memory in use at this moment."""
+    """Counters since start: CPU seconds, disk and interface bytes; and the memory in use at this
+    moment.
+    """
     group = _version_2() or _version_1() or _system()
     interfaces = {
         name: {"sent_bytes": counted.bytes_sent, "received_bytes": counted.bytes_recv}
@@ -22,7 +26,9 @@ def usage() -> dict[str, Any]:
     return {**group, "interfaces": interfaces}
 
 
-def difference(start: dict[str, Any], end: dict[str, Any], seconds: float, memory_peak_bytes: int | None) -> dict[str, Any]:
+def difference(
+    start: dict[str, Any], end: dict[str, Any], seconds: float, memory_peak_bytes: int | None
+) -> dict[str, Any]:
     """What was used between two looks."""
 
     def grown(key: str) -> Any:
@@ -64,11 +70,17 @@ def _version_1() -> dict[str, Any] | None:
     if memory is None or cpu is None:
         return None
     used, nanoseconds = _number(memory / "memory.usage_in_bytes"), _number(cpu / "cpuacct.usage")
-    moved = _disk(disk / "blkio.throttle.io_service_bytes", "Read ", "Write ") if disk else (None, None)
+    moved = (
+        _disk(disk / "blkio.throttle.io_service_bytes", "Read ", "Write ") if disk else (None, None)
+    )
     return {
         "source": "cgroup v1",
         "cpu_s": None if nanoseconds is None else nanoseconds / 1e9,
-        "memory_bytes": None if used is None else used - _table(memory / "memory.stat").get("total_inactive_file", 0),
+        "memory_bytes": (
+            None
+            if used is None
+            else used - _table(memory / "memory.stat").get("total_inactive_file", 0)
+        ),
         "disk_read_bytes": moved[0],
         "disk_write_bytes": moved[1],
     }
@@ -115,7 +127,9 @@ def _table(path: Path) -> dict[str, int]:
 
 
 def _disk(path: Path, read: str, write: str) -> tuple[int | None, int | None]:
-    """Summed over the devices; each line has `MAJOR:MINOR` and then `rbytes=1 wbytes=2`, or `Read 1` alone."""
+    """Summed over the devices; each line has `MAJOR:MINOR` and then `rbytes=1 wbytes=2`, or `Read
+    1` alone.
+    """
     if not os.path.exists(path):
         return None, None
     totals = {read: 0, write: 0}

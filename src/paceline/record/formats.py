@@ -1,4 +1,6 @@
-"""The shapes of what a run and a study leave on disk: events, run.json, study.json, checkpoint.json."""
+"""The shapes of what a run and a study leave on disk: events, run.json, study.json,
+checkpoint.json.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,12 @@ EVENTS: dict[str, dict[str, Any]] = {  # and besides, by its kind
         "disk_read_bytes": Maybe(number),
         "disk_write_bytes": Maybe(number),
     },
-    "profile": {"functions": _PROFILED, "function_steps": whole, "operators": _PROFILED, "operator_steps": whole},
+    "profile": {
+        "functions": _PROFILED,
+        "function_steps": whole,
+        "operators": _PROFILED,
+        "operator_steps": whole,
+    },
     "summary": {
         **{name: Maybe(number) for name in COUNTERS},
         "times_known": IfThere(flag),

@@ -12,16 +12,20 @@ from pathlib import Path
 from paceline.errors import BadRequest
 
 LOCK = ".lock"
-_held: dict[Path, int] = {}  # the folders that this process holds, and which process that is: a forked child holds none
+_held: dict[
+    Path, int
+] = {}  # the folders that this process holds, and which process that is: a forked child holds none
 
 
 @contextmanager
 def alone_in(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold `folder` meanwhile; where another process (or another run of this one) holds it, refuse in these words.
+    """Hold `folder` meanwhile; where another process (or another run of this one) holds it, refuse
+    in these words.
 
-    The lock is a POSIX record lock, which forked children do not inherit: with `flock` a worker that outlives its launcher
-    would keep the folder locked. Such a lock ends when its process closes any descriptor of the file, so nothing else may open
-    the file. On a file system without locks the folder is not locked.
+    The lock is a POSIX record lock, which forked children do not inherit: with `flock` a worker
+    that outlives its launcher would keep the folder locked. Such a lock ends when its process
+    closes any descriptor of the file, so nothing else may open the file. On a file system without
+    locks the folder is not locked.
     """
     place, process = folder.resolve(), os.getpid()
     if _held.get(place) == process:

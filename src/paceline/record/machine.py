@@ -21,7 +21,10 @@ def cores() -> int:
 def cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as info:
-            return next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), platform.machine())
+            return next(
+                (line.split(":", 1)[1].strip() for line in info if line.startswith("model name")),
+                platform.machine(),
+            )
     except OSError:
         return platform.processor() or platform.machine()
 
@@ -40,7 +43,9 @@ def environment() -> dict[str, Any]:
 
 
 def boot_id() -> str | None:
-    """The same for all processes whose clocks are one: of one kernel since its start, in whatever container."""
+    """The same for all processes whose clocks are one: of one kernel since its start, in whatever
+    container.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,6 +1,8 @@
-"""How many bytes this process has moved over TCP, as the kernel counted them for each of its sockets.
+"""How many bytes this process has moved over TCP, as the kernel counted them for each of its
+sockets.
 
-No system call gives network bytes per process; `TCP_INFO` gives them per socket, exactly and for the price of a look.
+No system call gives network bytes per process; `TCP_INFO` gives them per socket, exactly and for
+the price of a look.
 """
 
 from __future__ import annotations
@@ -10,12 +12,17 @@ import os
 import socket
 import struct
 
-SENT, RECEIVED = 200, 128  # offsets of tcpi_bytes_sent and tcpi_bytes_received in Linux' struct tcp_info
+SENT, RECEIVED = (
+    200,
+    128,
+)  # offsets of tcpi_bytes_sent and tcpi_bytes_received in Linux' struct tcp_info
 LENGTH = 216
 
 
 class Sockets:
-    """The sum over all TCP sockets that this process has, and those that it had when it was last asked."""
+    """The sum over all TCP sockets that this process has, and those that it had when it was last
+    asked.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}  # by inode
@@ -30,7 +37,9 @@ class Sockets:
         except OSError:
             return None
         for name in open_files:
-            with contextlib.suppress(OSError, struct.error):  # closed meanwhile, or not a TCP socket
+            with contextlib.suppress(
+                OSError, struct.error
+            ):  # closed meanwhile, or not a TCP socket
                 inode = os.readlink(f"/proc/self/fd/{name}")
                 if inode.startswith("socket:"):
                     counted = _of_socket(int(name))
@@ -52,7 +61,9 @@ def _of_socket(number: int) -> tuple[int, int] | None:
 
 
 class Interface:
-    """What went through one interface of the host that this process is on: where a worker has a host of its own."""
+    """What went through one interface of the host that this process is on: where a worker has a
+    host of its own.
+    """
 
     def __init__(self, name: str = "eth0") -> None:
         self.name = name

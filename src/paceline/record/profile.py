@@ -1,7 +1,8 @@
 """Where a worker's time goes, by name: PyTorch's operators, and Python's functions.
 
-Profiling disturbs what it looks at, so each kind has its own steps: operators for a few after the first ones, functions for
-all that follow. The times of a profiled run are not for comparison; its tables are.
+Profiling disturbs what it looks at, so each kind has its own steps: operators for a few after the
+first ones, functions for all that follow. The times of a profiled run are not for comparison; its
+tables are.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Profile:
     def next_step(self) -> None:
         self._steps += 1
         if self._steps == WARM_UP + 1:
-            self._operators = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self._operators = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU]
+            )
             self._operators.__enter__()
         elif self._steps == WARM_UP + OPERATOR_STEPS + 1:
             self._end_operators(OPERATOR_STEPS)
@@ -54,14 +57,19 @@ class Profile:
             stats: dict[tuple[str, int, str], tuple[Any, ...]] = pstats.Stats(self._functions).stats  # type: ignore[attr-defined]
             for (file, line, name), (_, calls, own_s, total_s, _) in stats.items():
                 functions.append(_row(_function(file, line, name), calls, own_s, total_s))
-        return {**self._tables, "functions": _longest(functions), "function_steps": self._function_steps}
+        return {
+            **self._tables,
+            "functions": _longest(functions),
+            "function_steps": self._function_steps,
+        }
 
     def _end_operators(self, steps: int) -> None:
         if self._operators is None:
             return
         self._operators.__exit__(None, None, None)
         rows = [
-            _row(e.key, e.count, e.self_cpu_time_total / 1e6, e.cpu_time_total / 1e6) for e in self._operators.key_averages()
+            _row(e.key, e.count, e.self_cpu_time_total / 1e6, e.cpu_time_total / 1e6)
+            for e in self._operators.key_averages()
         ]
         self._tables = {"operators": _longest(rows), "operator_steps": steps}
         self._operators = None

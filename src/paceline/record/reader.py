@@ -20,7 +20,9 @@ ON_THE_NETWORK = ("gloo", "nccl")  # transports whose payload never goes through
 
 
 def read_events(path: Path, damaged: list[str] | None = None) -> list[Event]:
-    """A line that is half-written or damaged costs that line only; `damaged` is told how many there were."""
+    """A line that is half-written or damaged costs that line only; `damaged` is told how many there
+    were.
+    """
     events, left_out = [], 0
     try:
         content = path.read_text(errors="replace")
@@ -40,7 +42,9 @@ def read_events(path: Path, damaged: list[str] | None = None) -> list[Event]:
 
 
 def _parsed(line: str) -> Event | None:
-    """The event, or None where its fields are not those of its kind. Kinds of a plugin's own are its own business."""
+    """The event, or None where its fields are not those of its kind. Kinds of a plugin's own are
+    its own business.
+    """
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -48,7 +52,10 @@ def _parsed(line: str) -> Event | None:
     if fault(event, EVENT) is not None:
         return None
     together = GO_TOGETHER.get(event["kind"], {})
-    shape = {**EVENTS.get(event["kind"], {}), **(together if together.keys() & event.keys() else {})}
+    shape = {
+        **EVENTS.get(event["kind"], {}),
+        **(together if together.keys() & event.keys() else {}),
+    }
     found: Event | None = event if fault(event, shape) is None else None
     return found
 
@@ -59,7 +66,9 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def read_record(path: Path, what: str, schema: int, shape: dict[str, Any]) -> dict[str, Any]:
-    """A file that says which schema it has; one that this version does not know is refused, and so is a damaged one."""
+    """A file that says which schema it has; one that this version does not know is refused, and so
+    is a damaged one.
+    """
     try:
         record = json.loads(path.read_text())
     except FileNotFoundError:
@@ -69,17 +78,30 @@ def read_record(path: Path, what: str, schema: int, shape: dict[str, Any]) -> di
     if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
         raise BadRequest(f"{path} is not a {what}'s record")
     if record["schema"] > schema:
-        raise BadRequest(f"{path} has schema {record['schema']}; this Paceline knows {schema}: use a newer one")
+        raise BadRequest(
+            f"{path} has schema {record['schema']}; this Paceline knows {schema}: use a newer one"
+        )
     if (wrong := fault(record, shape)) is not None:
         raise BadRequest(f"{path} is not a {what}'s record: {wrong}")
     return record
 
 
 def read_worker_events(folder: Path, damaged: list[str] | None = None) -> list[list[Event]]:
-    """The events of each worker, by rank. After a resume only what led to the present state counts."""
-    files = {int(found[1]): path for path in (folder / "events").glob("worker-*.jsonl") if (found := _of_worker(path))}
+    """The events of each worker, by rank. After a resume only what led to the present
+    state counts.
+    """
+    files = {
+        int(found[1]): path
+        for path in (folder / "events").glob("worker-*.jsonl")
+        if (found := _of_worker(path))
+    }
     events = [read_events(files[rank], damaged) for rank in sorted(files)]
-    starts = {e["session"]: e["from_step"] for own in events for e in own if e["kind"] == "start" and "from_step" in e}
+    starts = {
+        e["session"]: e["from_step"]
+        for own in events
+        for e in own
+        if e["kind"] == "start" and "from_step" in e
+    }
     return [lived(own, starts) for own in events]
 
 
@@ -89,13 +111,17 @@ def _of_worker(path: Path) -> re.Match[str] | None:
 
 
 def lived(events: Iterable[Event], starts: dict[int, int]) -> list[Event]:
-    """Drop what was undone: a session that starts from a checkpoint at step s undoes what earlier ones did after s."""
+    """Drop what was undone: a session that starts from a checkpoint at step s undoes what earlier
+    ones did after s.
+    """
     last = max(starts, default=0)
 
     def counts(event: Event) -> bool:
         if event["kind"] not in ("step", "evaluation"):
             return bool(event["session"] == last)
-        return all(event["step"] <= step for session, step in starts.items() if session > event["session"])
+        return all(
+            event["step"] <= step for session, step in starts.items() if session > event["session"]
+        )
 
     return [e for e in events if counts(e)]
 
@@ -114,7 +140,9 @@ def summarise(
     there = [events for events in workers if events][:ranks]
     servers = [events for events in there if any(e.get("role") == "server" for e in events)]
     workers = [events for events in there if events not in servers]
-    idle: list[float | None] = [*idle_seconds(workers)] if not several_hosts(workers) else [None] * len(workers)
+    idle: list[float | None] = (
+        [*idle_seconds(workers)] if not several_hosts(workers) else [None] * len(workers)
+    )
     steps = [[e for e in events if e["kind"] == "step"] for events in workers]
     last = max((s[-1]["step"] for s in steps if s), default=0)
     samples = sum(e["n"] for s in everybody for e in s)
@@ -143,7 +171,10 @@ def summarise(
             "steps_to_accuracy": reached["step"] if reached else None,
         },
         "workers": [
-            *(_worker(events, own, idle[i], config) for i, (events, own) in enumerate(zip(workers, steps, strict=True))),
+            *(
+                _worker(events, own, idle[i], config)
+                for i, (events, own) in enumerate(zip(workers, steps, strict=True))
+            ),
             *(_server(events, config) for events in servers),
         ],
         "balance": _balance(workers[0] if workers else []),
@@ -164,43 +195,79 @@ def chosen(events: list[Event]) -> dict[str, Any]:
 
 
 def _codec(events: list[Event]) -> dict[str, int] | None:
-    """The bytes of one message (the mean, where they differ), and of the numbers that it stands for; None without a codec."""
+    """The bytes of one message (the mean, where they differ), and of the numbers that it stands
+    for; None without a codec.
+    """
     start = next((e for e in events if e["kind"] == "start" and "message_bytes" in e), None)
     if start is None:
         return None
-    seen = next((e["message_bytes"] for e in reversed(events) if e["kind"] == "summary" and "message_bytes" in e), None)
-    return {"message_bytes": round(seen if seen is not None else start["message_bytes"]), "plain_bytes": start["plain_bytes"]}
+    seen = next(
+        (
+            e["message_bytes"]
+            for e in reversed(events)
+            if e["kind"] == "summary" and "message_bytes" in e
+        ),
+        None,
+    )
+    return {
+        "message_bytes": round(seen if seen is not None else start["message_bytes"]),
+        "plain_bytes": start["plain_bytes"],
+    }
 
 
 def _balance(events: list[Event]) -> list[dict[str, Any]] | None:
-    """Every change of the batch sizes by measured speed: after which step, to which sizes, for which speeds."""
-    found = [{k: e[k] for k in ("step", "batch_sizes", "samples_per_s")} for e in events if e["kind"] == "balance"]
+    """Every change of the batch sizes by measured speed: after which step, to which sizes, for
+    which speeds.
+    """
+    found = [
+        {k: e[k] for k in ("step", "batch_sizes", "samples_per_s")}
+        for e in events
+        if e["kind"] == "balance"
+    ]
     return found or None
 
 
 def _machine(events: list[Event]) -> dict[str, Any] | None:
     """What the whole container used meanwhile, as worker 0 saw it."""
-    return next((e["machine"] for e in reversed(events) if e["kind"] == "summary" and "machine" in e), None)
+    return next(
+        (e["machine"] for e in reversed(events) if e["kind"] == "summary" and "machine" in e), None
+    )
 
 
 def arrivals_by_step(workers: list[list[Event]]) -> dict[int, float]:
-    """When the last worker came to the exchange of each step that all of them recorded; clocks of one host agree."""
+    """When the last worker came to the exchange of each step that all of them recorded; clocks of
+    one host agree.
+    """
     arrivals = [_arrivals(events) for events in workers]
     if len(workers) < 2 or several_hosts(workers):
         return {}
-    return {step: max(a[step] for a in arrivals) for step in set.intersection(*(set(a) for a in arrivals))}
+    return {
+        step: max(a[step] for a in arrivals)
+        for step in set.intersection(*(set(a) for a in arrivals))
+    }
 
 
 def several_hosts(workers: list[list[Event]]) -> bool:
     """Then nobody can say who waited for whom: their clocks do not agree."""
-    return len({e.get("boot") or e.get("host") for events in workers for e in events if e["kind"] == "start"}) > 1
+    return (
+        len(
+            {
+                e.get("boot") or e.get("host")
+                for events in workers
+                for e in events
+                if e["kind"] == "start"
+            }
+        )
+        > 1
+    )
 
 
 def idle_seconds(workers: list[list[Event]]) -> list[float]:
-    """How long each worker, done with its own part of a step, waited for the last one to arrive at the exchange.
+    """How long each worker, done with its own part of a step, waited for the last one to arrive at
+    the exchange.
 
-    In every step at most what it spent in the exchange: where messages come before the end of the backward pass, the rest of
-    the waiting was hidden.
+    In every step at most what it spent in the exchange: where messages come before the end of the
+    backward pass, the rest of the waiting was hidden.
     """
     last = arrivals_by_step(workers)
     return [
@@ -214,18 +281,29 @@ def idle_seconds(workers: list[list[Event]]) -> list[float]:
 
 
 def _arrivals(events: list[Event]) -> dict[int, float]:
-    return {e["step"]: e["arrived"] for e in events if e["kind"] == "step" and e.get("waits", e.get("arrived") is not None)}
+    return {
+        e["step"]: e["arrived"]
+        for e in events
+        if e["kind"] == "step" and e.get("waits", e.get("arrived") is not None)
+    }
 
 
 def _train_loss(steps: list[list[Event]]) -> float | None:
     """The mean over the samples of the last epoch."""
     epoch = max((s[-1]["epoch"] for s in steps if s), default=None)
-    pairs = [(e["loss"], e["n"]) for s in steps for e in s if e["epoch"] == epoch and e["n"] and e["loss"] is not None]
+    pairs = [
+        (e["loss"], e["n"])
+        for s in steps
+        for e in s
+        if e["epoch"] == epoch and e["n"] and e["loss"] is not None
+    ]
     weight = sum(n for _, n in pairs)
     return sum(loss * n for loss, n in pairs) / weight if weight else None
 
 
-def _worker(events: list[Event], steps: list[Event], idle_s: float | None, config: dict[str, Any]) -> dict[str, Any]:
+def _worker(
+    events: list[Event], steps: list[Event], idle_s: float | None, config: dict[str, Any]
+) -> dict[str, Any]:
     start: Event = next((e for e in events if e["kind"] == "start"), {})
     summary: Event = next((e for e in reversed(events) if e["kind"] == "summary"), {})
     known = summary.get("times_known", True)
@@ -249,7 +327,9 @@ def _worker(events: list[Event], steps: list[Event], idle_s: float | None, confi
         **_apart(events, steps),
         "traffic": summary.get("traffic"),
     }
-    if summary.get("session"):  # of the last session only, where the payload is of the whole run: not to be compared
+    if summary.get(
+        "session"
+    ):  # of the last session only, where the payload is of the whole run: not to be compared
         counted |= {"net_sent_bytes": None, "net_received_bytes": None}
     return {**counted, **through_memory(counted, str(config.get("transport")))}
 
@@ -266,13 +346,17 @@ def through_memory(worker: dict[str, Any], transport: str) -> dict[str, int | No
 
 
 def _apart(events: list[Event], steps: list[Event]) -> dict[str, float | None]:
-    """How far workers ran apart, where the strategy lets them: staleness, overlapping updates, distance from the mean."""
+    """How far workers ran apart, where the strategy lets them: staleness, overlapping updates,
+    distance from the mean.
+    """
 
     def over(key: str, combine: Callable[[list[float]], float]) -> float | None:
         values = [float(e[key]) for e in steps if e.get(key) is not None]
         return combine(values) if values else None
 
-    distances = [e["value"] for e in events if e["kind"] == "distance" and e.get("value") is not None]
+    distances = [
+        e["value"] for e in events if e["kind"] == "distance" and e.get("value") is not None
+    ]
     return {
         "staleness_mean": over("staleness", fmean),
         "staleness_max": over("staleness", max),

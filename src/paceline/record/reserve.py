@@ -1,4 +1,6 @@
-"""Space on the disk that is kept back while a run goes on, so that its record can be written when the disk is full."""
+"""Space on the disk that is kept back while a run goes on, so that its record can be written when
+the disk is full.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
 @dataclass(frozen=True)
 class Task:
-    """A worker as the system knows it: a whole process, or one thread of it where workers are threads."""
+    """A worker as the system knows it: a whole process, or one thread of it where workers are
+    threads.
+    """
 
     thread: int | None = None
 
@@ -42,7 +44,9 @@ class Usage:
     def now(cls, task: Task) -> Usage:
         user, system = _cpu(task)
         read, written = _disk(task)
-        return cls(time.perf_counter(), user, system, psutil.Process().memory_info().rss, read, written)
+        return cls(
+            time.perf_counter(), user, system, psutil.Process().memory_info().rss, read, written
+        )
 
     def since(self, start: Usage) -> dict[str, Any]:
         """In run.json's own names."""
@@ -87,10 +91,14 @@ def _disk(task: Task) -> tuple[int | None, int | None]:
 
 
 def pss_bytes() -> int | None:
-    """Resident memory with each shared page counted in equal parts to those who share it. Walks the page tables."""
+    """Resident memory with each shared page counted in equal parts to those who share it. Walks the
+    page tables.
+    """
     try:
         with open("/proc/self/smaps_rollup") as rollup:
-            return next((int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:")), None)
+            return next(
+                (int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:")), None
+            )
     except OSError:
         return None
 

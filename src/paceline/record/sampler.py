@@ -1,4 +1,6 @@
-"""A look at this worker now and then, from a thread of its own: CPU, memory, network, disk, as events."""
+"""A look at this worker now and then, from a thread of its own: CPU, memory, network, disk, as
+events.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,25 @@ from paceline.record.resources import Task, Usage, pss_bytes
 from paceline.record.writer import Recorder
 
 MACHINE_EVERY_S = 2.0
-PSS_SHARE = 0.003  # of the time at most: it walks the page tables, which takes long where there are many
+PSS_SHARE = (
+    0.003  # of the time at most: it walks the page tables, which takes long where there are many
+)
 
 
 class Sampler:
-    """Samples from start to stop, with a first and a last one always; `spent_s` is the CPU time that sampling took."""
+    """Samples from start to stop, with a first and a last one always; `spent_s` is the CPU time
+    that sampling took.
+    """
 
-    def __init__(self, recorder: Recorder, every_s: float, task: Task, whole_machine: bool = False) -> None:
-        self.recorder, self.every_s, self.task, self.whole_machine = recorder, every_s, task, whole_machine
+    def __init__(
+        self, recorder: Recorder, every_s: float, task: Task, whole_machine: bool = False
+    ) -> None:
+        self.recorder, self.every_s, self.task, self.whole_machine = (
+            recorder,
+            every_s,
+            task,
+            whole_machine,
+        )
         self.sockets: Sockets | Interface = Sockets()
         self.spent_s = 0.0
         self.pss_peak_bytes: int | None = None
@@ -62,8 +75,13 @@ class Sampler:
         machine = {}
         if self._machine_start:
             end = container.usage()
-            peak = max((m for m in (self._memory_peak_bytes, end["memory_bytes"]) if m is not None), default=None)
-            machine = {"machine": container.difference(self._machine_start, end, used["measured_s"], peak)}
+            peak = max(
+                (m for m in (self._memory_peak_bytes, end["memory_bytes"]) if m is not None),
+                default=None,
+            )
+            machine = {
+                "machine": container.difference(self._machine_start, end, used["measured_s"], peak)
+            }
         spent = self.recorder.spent_s + self.spent_s
         return {**used, "pss_peak_bytes": self.pss_peak_bytes, "measuring_s": spent, **machine}
 
@@ -71,7 +89,9 @@ class Sampler:
         while True:
             began = time.thread_time()
             last = self._over.is_set()
-            with contextlib.suppress(RunFailed, OSError, psutil.Error):  # a full disk is reported by the worker's own events
+            with contextlib.suppress(
+                RunFailed, OSError, psutil.Error
+            ):  # a full disk is reported by the worker's own events
                 self._sample()
             self.spent_s += time.thread_time() - began
             if last:
@@ -88,7 +108,9 @@ class Sampler:
         if self.whole_machine and now.wall_s >= self._next_machine:
             self._next_machine = now.wall_s + MACHINE_EVERY_S
             used = container.usage()
-            self._memory_peak_bytes = max(self._memory_peak_bytes or 0, used["memory_bytes"] or 0) or None
+            self._memory_peak_bytes = (
+                max(self._memory_peak_bytes or 0, used["memory_bytes"] or 0) or None
+            )
             fields["machine"] = {k: v for k, v in used.items() if k != "source"}
         self.recorder.write(
             "sample",

@@ -1,7 +1,8 @@
-"""What a record must look like. Records come from disks, where files are damaged: a wrong one is told from a right one here.
+"""What a record must look like. Records come from disks, where files are damaged: a wrong one is
+told from a right one here.
 
-A shape is a kind (`number`, `text`, ...), a dict of named fields, a list with the one shape of all its elements, or one of
-those wrapped in `Values`, `Maybe`, `OrNull` or `IfThere`.
+A shape is a kind (`number`, `text`, ...), a dict of named fields, a list with the one shape of all
+its elements, or one of those wrapped in `Values`, `Maybe`, `OrNull` or `IfThere`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,11 @@ def fault(value: Any, shape: Any) -> str | None:
     if found is None:
         return None
     where, there, wanted = found[0].removeprefix(".") or "it", found[1], found[2]
-    return f"{where} is missing" if there is MISSING else f"{where} is {repr(there)[:40]}, not {wanted}"
+    return (
+        f"{where} is missing"
+        if there is MISSING
+        else f"{where} is {repr(there)[:40]}, not {wanted}"
+    )
 
 
 def _wrong(value: Any, shape: Any) -> Wrong | None:

@@ -1,7 +1,9 @@
-"""A run as a timeline in the Chrome trace format: open `trace.json` in Perfetto or chrome://tracing.
+"""A run as a timeline in the Chrome trace format: open `trace.json` in Perfetto or
+chrome://tracing.
 
-One process per worker. A step is cut where its parts end: forward and backward, waiting for the last worker, the exchange,
-the update; what is not training (evaluation, checkpoints) has spans of its own; CPU and memory are counters.
+One process per worker. A step is cut where its parts end: forward and backward, waiting for the
+last worker, the exchange, the update; what is not training (evaluation, checkpoints) has spans of
+its own; CPU and memory are counters.
 """
 
 from __future__ import annotations
@@ -14,31 +16,51 @@ from paceline.record.reader import Event, arrivals_by_step
 from paceline.record.writer import write_whole
 
 MICRO = 1e6
-MOST_STEPS = 10_000  # of a worker: what comes after is as what came before, and a viewer has its limits
+MOST_STEPS = (
+    10_000  # of a worker: what comes after is as what came before, and a viewer has its limits
+)
 STEPS, RESOURCES = 1, 2  # the threads of a worker, as the format calls its rows
 Part = tuple[str, str, float, float, dict[str, Any]]  # name, category, start, seconds, more
 
 
 def write_trace(workers: list[list[Event]], path: Path) -> None:
-    write_whole(path, json.dumps({"traceEvents": spans(workers), "displayTimeUnit": "ms"}, separators=(",", ":")))
+    write_whole(
+        path,
+        json.dumps({"traceEvents": spans(workers), "displayTimeUnit": "ms"}, separators=(",", ":")),
+    )
 
 
 def spans(workers: list[list[Event]]) -> list[dict[str, Any]]:
     """The events of the format: metadata first, then complete spans ("X") and counters ("C")."""
-    session = max((e["session"] for events in workers for e in events), default=0)  # clocks of earlier ones may differ
+    session = max(
+        (e["session"] for events in workers for e in events), default=0
+    )  # clocks of earlier ones may differ
     workers = [[e for e in events if e["session"] == session] for events in workers]
-    present = [events for events in workers if any(e["kind"] == "start" and "clock" in e for e in events)]
+    present = [
+        events for events in workers if any(e["kind"] == "start" and "clock" in e for e in events)
+    ]
     last = arrivals_by_step([w for w in present if not _serves(w)])
     origins = [_origin(events) for events in present]
-    zero = min((e["t"] for events in present for e in events if e["kind"] in ("start", "sample")), default=0.0)
+    zero = min(
+        (e["t"] for events in present for e in events if e["kind"] in ("start", "sample")),
+        default=0.0,
+    )
     found: list[dict[str, Any]] = []
     for events, (clock, wall) in zip(present, origins, strict=True):
         rank = events[0]["rank"]
         name = f"{'server' if _serves(events) else 'worker'} {rank}"
-        found.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": name}})
-        found.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": STEPS, "args": {"name": "steps"}})
-        shift = wall - clock - zero  # from this worker's own clock to seconds since the run's first event
-        shown = [e for e in events if e["kind"] == "aside"] + [e for e in events if e["kind"] == "step"][:MOST_STEPS]
+        found.append(
+            {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": name}}
+        )
+        found.append(
+            {"ph": "M", "name": "thread_name", "pid": rank, "tid": STEPS, "args": {"name": "steps"}}
+        )
+        shift = (
+            wall - clock - zero
+        )  # from this worker's own clock to seconds since the run's first event
+        shown = [e for e in events if e["kind"] == "aside"] + [
+            e for e in events if e["kind"] == "step"
+        ][:MOST_STEPS]
         found += [_span(rank, shift, part) for e in shown for part in _parts(e, last)]
         found += _counters(rank, zero, events)
     return found
@@ -65,7 +87,9 @@ def _parts(event: Event, last: dict[int, float]) -> list[Part]:
     sync = event["sync_s"]
     waited = min(max(0.0, last.get(event["step"], 0.0) - arrived), sync) if event["waits"] else 0.0
     talked = sync - waited
-    before = max(0.0, sync - (end - arrived))  # exchanged while the gradient was computed (or before it)
+    before = max(
+        0.0, sync - (end - arrived)
+    )  # exchanged while the gradient was computed (or before it)
     more = {"step": event["step"], "loss": event["loss"]}
     parts = [("step", "step", began, end - began, more)]
     at = began
@@ -94,12 +118,24 @@ def _counters(rank: int, zero: float, events: list[Event]) -> list[dict[str, Any
     found, before = [], None
     for e in (e for e in events if e["kind"] == "sample"):
         if before is not None and e["t"] > before["t"]:
-            used = e["cpu_user_s"] + e["cpu_system_s"] - before["cpu_user_s"] - before["cpu_system_s"]
-            values = {"CPU (%)": 100 * used / (e["t"] - before["t"]), "memory (MB)": e["rss_bytes"] / 1e6}
+            used = (
+                e["cpu_user_s"] + e["cpu_system_s"] - before["cpu_user_s"] - before["cpu_system_s"]
+            )
+            values = {
+                "CPU (%)": 100 * used / (e["t"] - before["t"]),
+                "memory (MB)": e["rss_bytes"] / 1e6,
+            }
             for name, value in values.items():
                 at = round((e["t"] - zero) * MICRO, 1)
                 found.append(
-                    {"ph": "C", "name": name, "pid": rank, "tid": RESOURCES, "ts": at, "args": {name: round(value, 1)}}
+                    {
+                        "ph": "C",
+                        "name": name,
+                        "pid": rank,
+                        "tid": RESOURCES,
+                        "ts": at,
+                        "args": {name: round(value, 1)},
+                    }
                 )
         before = e
     return found

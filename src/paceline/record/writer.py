@@ -1,8 +1,10 @@
-"""Events: one JSON object per line, written as they happen, so that a killed worker loses nothing but the last line.
+"""Events: one JSON object per line, written as they happen, so that a killed worker loses nothing
+but the last line.
 
-Kinds: `start` (a worker begins, or begins again from a checkpoint), `step`, `evaluation`, `checkpoint`, `choice` (what
-`auto` took), `distance` (from the mean of all replicas), `lost` (workers that have died), `sample` (what was used
-by then), `aside` (what was not training), `profile` (tables), `summary` (the counters, at the end).
+Kinds: `start` (a worker begins, or begins again from a checkpoint), `step`, `evaluation`,
+`checkpoint`, `choice` (what `auto` took), `distance` (from the mean of all replicas), `lost`
+(workers that have died), `sample` (what was used by then), `aside` (what was not training),
+`profile` (tables), `summary` (the counters, at the end).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Recorder:
         self._lock = threading.Lock()  # samples come from a thread of their own
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            torn = (
+                path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            )
             self._file: TextIO = path.open("a", buffering=1)
             if torn:  # a killed worker's last line stays its own
                 self._file.write("\n")
@@ -37,7 +41,13 @@ class Recorder:
 
     def write(self, kind: str, **fields: Any) -> None:
         began = time.perf_counter()
-        event = {"kind": kind, "rank": self.rank, "session": self.session, "t": time.time(), **fields}
+        event = {
+            "kind": kind,
+            "rank": self.rank,
+            "session": self.session,
+            "t": time.time(),
+            **fields,
+        }
         try:
             line = json.dumps(event, allow_nan=False) + "\n"
         except ValueError:  # nan or inf somewhere in it
@@ -46,7 +56,9 @@ class Recorder:
             try:
                 self._file.write(line)
             except OSError as error:
-                raise RunFailed(f"the records cannot be written: {error.strerror} ({self._file.name})") from None
+                raise RunFailed(
+                    f"the records cannot be written: {error.strerror} ({self._file.name})"
+                ) from None
             self.spent_s += time.perf_counter() - began
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
-"""Exchanging gradients while the backward pass still runs: buckets that become ready, in one fixed order on all workers.
+"""Exchanging gradients while the backward pass still runs: buckets that become ready, in one fixed
+order on all workers.
 
-The last layers' gradients come first, so buckets are filled from the end of the flat buffer. A thread exchanges each as soon
-as it is complete and all before it have been; what nobody touched counts as complete when the backward pass is over. It pays
-only where a core is free for that thread.
+The last layers' gradients come first, so buckets are filled from the end of the flat buffer. A
+thread exchanges each as soon as it is complete and all before it have been; what nobody touched
+counts as complete when the backward pass is over. It pays only where a core is free for that
+thread.
 """
 
 from __future__ import annotations
@@ -19,10 +21,15 @@ LEAST_BYTES = 1 << 20  # smaller buckets cost more than the overlap gains
 
 
 class Buckets:
-    """`exchange(stretch of a gradient buffer)` for every bucket of every step, on a thread of its own."""
+    """`exchange(stretch of a gradient buffer)` for every bucket of every step, on a thread of its
+    own.
+    """
 
     def __init__(
-        self, regions: Sequence[RegionLike], exchange: Callable[[Tensor], None], least_bytes: int = LEAST_BYTES
+        self,
+        regions: Sequence[RegionLike],
+        exchange: Callable[[Tensor], None],
+        least_bytes: int = LEAST_BYTES,
     ) -> None:
         self._exchange = exchange
         self.stretches: list[Tensor] = []
@@ -52,12 +59,17 @@ class Buckets:
             self._missing, self._next = list(self._sizes), 0
 
     def complete(self, name: str) -> None:
-        """This parameter's gradient is in its place, for the first and last time in this backward pass."""
-        if name in self._reported:  # its bucket may have been exchanged already, so what was added now would be lost
+        """This parameter's gradient is in its place, for the first and last time in this backward
+        pass.
+        """
+        if (
+            name in self._reported
+        ):  # its bucket may have been exchanged already, so what was added now would be lost
             raise BadRequest(
-                f"{name} got its gradient twice in one backward pass (re-entrant activation checkpointing of a layer that is "
-                "used twice does that), and overlap exchanges a gradient as soon as it comes: use --overlap off, or "
-                "checkpoint(..., use_reentrant=False)"
+                f"{name} got its gradient twice in one backward pass (re-entrant activation"
+                " checkpointing of a layer that is used twice does that), and overlap exchanges a"
+                " gradient as soon as it comes: use --overlap off, or checkpoint(...,"
+                " use_reentrant=False)"
             )
         self._reported.add(name)
         bucket = self._bucket_of[name]
@@ -71,14 +83,18 @@ class Buckets:
         with self._turn:
             self._missing = [0] * len(self._sizes)
             self._turn.notify_all()
-            self._turn.wait_for(lambda: self._next == len(self.stretches) or self._error is not None)
+            self._turn.wait_for(
+                lambda: self._next == len(self.stretches) or self._error is not None
+            )
         if self._error is not None:
             raise self._error
 
     def _work(self) -> None:
         while True:
             with self._turn:
-                self._turn.wait_for(lambda: self._next < len(self.stretches) and self._missing[self._next] == 0)
+                self._turn.wait_for(
+                    lambda: self._next < len(self.stretches) and self._missing[self._next] == 0
+                )
                 number = self._next
             try:
                 self._exchange(self.stretches[number])

@@ -1,4 +1,6 @@
-"""Whether a model's memory is laid out as `channels_last`: tried on throwaway copies before the first step."""
+"""Whether a model's memory is laid out as `channels_last`: tried on throwaway copies before the
+first step.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,32 @@ from paceline.common.seeding import random_states, set_random_states
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 LIMIT_S = 2.0  # other workers wait for the answer
-PASS_S = 0.3  # ... so a pass takes a third of a second at most: a slower model is tried with fewer rows
+PASS_S = (
+    0.3  # ... so a pass takes a third of a second at most: a slower model is tried with fewer rows
+)
 FASTER = 1.1
 
 
-def measure_memory_format(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> str:
-    """channels_last where it is more than 10% faster and gives the same answers; the random state is left as it was.
+def measure_memory_format(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+) -> str:
+    """channels_last where it is more than 10% faster and gives the same answers; the random state
+    is left as it was.
 
-    A model that cannot do it stays as it is: `x.view(n, -1)` after a convolution fails on channels_last, and so may anything
-    else that a person's code does with strides. What goes wrong with the plain layout too shows in the first step.
+    A model that cannot do it stays as it is: `x.view(n, -1)` after a convolution fails on
+    channels_last, and so may anything else that a person's code does with strides. What goes wrong
+    with the plain layout too shows in the first step.
     """
-    if not (isinstance(inputs, Tensor) and inputs.dim() == 4) or not any(p.dim() == 4 for p in model.parameters()):
+    if not (isinstance(inputs, Tensor) and inputs.dim() == 4) or not any(
+        p.dim() == 4 for p in model.parameters()
+    ):
         return "contiguous"
     before = random_states()
     try:
-        copies = {name: copy.deepcopy(model).to(memory_format=value) for name, value in FORMATS.items()}  # type: ignore[call-overload]
+        copies = {
+            name: copy.deepcopy(model).to(memory_format=value)  # type: ignore[call-overload]
+            for name, value in FORMATS.items()
+        }
         if not _same_answers(copies, inputs):
             return "contiguous"
         times = _seconds(copies, loss, inputs, targets)
@@ -36,7 +49,11 @@ def measure_memory_format(model: nn.Module, loss: Callable[[Any, Any], Tensor], 
         return "contiguous"
     finally:
         set_random_states(before)
-    return "channels_last" if min(times["contiguous"]) > FASTER * min(times["channels_last"]) else "contiguous"
+    return (
+        "channels_last"
+        if min(times["contiguous"]) > FASTER * min(times["channels_last"])
+        else "contiguous"
+    )
 
 
 def _same_answers(copies: dict[str, nn.Module], inputs: Tensor) -> bool:
@@ -51,7 +68,9 @@ def _same_answers(copies: dict[str, nn.Module], inputs: Tensor) -> bool:
     one, other = said.values()
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
         return type(one) is type(other)
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=1e-3, atol=1e-3 * float(one.abs().max())
+    )
 
 
 def _seconds(

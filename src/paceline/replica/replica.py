@@ -1,4 +1,6 @@
-"""One worker's copy: model, optimizer, and the flat buffers that the model's tensors are views of (flat.py)."""
+"""One worker's copy: model, optimizer, and the flat buffers that the model's tensors are views of
+(flat.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from paceline.types import Batch
 
 
 class Replica:
-    """Model, loss and optimizer of one worker. `forward` is what is called; a strategy may wrap it (DDP)."""
+    """Model, loss and optimizer of one worker. `forward` is what is called; a strategy may wrap it
+    (DDP).
+    """
 
     def __init__(
         self,
@@ -36,7 +40,9 @@ class Replica:
         self.clip_norm: float | None = None  # of the gradients, after they have been exchanged
         self.common_buffers: list[Tensor] = []
         refuse_foreign_parameters(model, optimizer)
-        if not model.training:  # otherwise it is as its author made it: a frozen batch norm stays frozen
+        if (
+            not model.training
+        ):  # otherwise it is as its author made it: a frozen batch norm stays frozen
             model.train()
         self.flat = FlatModel(model, optimizer, allocate) if flat else None
         self._initial_lrs = [g["lr"] for g in optimizer.param_groups]
@@ -68,11 +74,15 @@ class Replica:
         if batch.inputs is not None:
             loss = self.loss(self.forward(self.formatted(batch.inputs)), batch.targets)
             if loss.dim():
-                raise BadRequest(f"the loss must be one number, the mean over the rows; it has shape {tuple(loss.shape)}")
+                raise BadRequest(
+                    "the loss must be one number, the mean over the rows; it has shape"
+                    f" {tuple(loss.shape)}"
+                )
             value = loss.item()
             if not value - value == 0.0:
                 raise NotFinite(
-                    f"the loss is {value} at step {batch.step + 1}: try a smaller lr, or look for bad numbers in the data"
+                    f"the loss is {value} at step {batch.step + 1}: try a smaller lr, or look for"
+                    " bad numbers in the data"
                 )
             (loss if scale == 1.0 else loss * scale).backward()
         if self.flat:
@@ -91,7 +101,9 @@ class Replica:
         return inputs
 
     def exchange_in_buckets(self, exchange: Callable[[Tensor], None]) -> None:
-        """From now on gradients are exchanged while the backward pass runs; `await_exchange` before they are used."""
+        """From now on gradients are exchanged while the backward pass runs; `await_exchange` before
+        they are used.
+        """
         assert self.flat is not None
         self.flat.buckets = Buckets(self.flat.regions, exchange)
 
@@ -100,7 +112,9 @@ class Replica:
             self.flat.buckets.finish()
 
     def attach_gradients(self) -> None:
-        """The flat gradients are the parameters', whatever was there: for who has filled them from elsewhere."""
+        """The flat gradients are the parameters', whatever was there: for who has filled them from
+        elsewhere.
+        """
         if self.flat:
             for parameter, place in self.flat.trainable:
                 parameter.grad = place
@@ -108,8 +122,8 @@ class Replica:
     def update(self, marked: bool = True) -> None:
         """One step of the optimizer on the gradients that are there now.
 
-        `marked` says that the marks of untouched parameters have survived the exchange; after a lossy codec they have
-        not, and every parameter counts as touched.
+        `marked` says that the marks of untouched parameters have survived the exchange; after a
+        lossy codec they have not, and every parameter counts as touched.
         """
         if self.flat and marked:
             self.flat.skip_untouched()
@@ -158,7 +172,9 @@ class Replica:
 
     @contextmanager
     def holding(self, weights: Sequence[Tensor] | None) -> Iterator[None]:
-        """For a while, these weights (one flat tensor per region) instead of its own; None: its own."""
+        """For a while, these weights (one flat tensor per region) instead of its own; None: its
+        own.
+        """
         if weights is None:
             yield
             return
@@ -177,11 +193,21 @@ class Replica:
         self.gather_buffers()
         for tensor in self.model.state_dict().values():
             if isinstance(tensor, Tensor):
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                digest.update(
+                    tensor.detach()
+                    .cpu()
+                    .contiguous()
+                    .reshape(-1)
+                    .view(torch.uint8)
+                    .numpy()
+                    .tobytes()
+                )
         return int.from_bytes(digest.digest(), "little") >> 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """As the plain model's: own storage, contiguous, on the CPU; names without torch.compile's prefix."""
+        """As the plain model's: own storage, contiguous, on the CPU; names without torch.compile's
+        prefix.
+        """
         self.gather_buffers()
         return {
             k.removeprefix("_orig_mod."): v.detach().cpu().contiguous().clone()
@@ -190,30 +216,44 @@ class Replica:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        prefix = "_orig_mod." if any(k.startswith("_orig_mod.") for k in self.model.state_dict()) else ""
+        prefix = (
+            "_orig_mod." if any(k.startswith("_orig_mod.") for k in self.model.state_dict()) else ""
+        )
         found = self.model.load_state_dict({prefix + k: v for k, v in state.items()}, strict=False)
-        missing = [k for k in (*found.missing_keys, *found.unexpected_keys) if not k.endswith("_extra_state")]
+        missing = [
+            k
+            for k in (*found.missing_keys, *found.unexpected_keys)
+            if not k.endswith("_extra_state")
+        ]
         if missing:
             raise BadRequest(f"these weights do not fit the model: {', '.join(missing[:3])}")
 
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise BadRequest("LBFGS evaluates the loss several times per step, which no strategy can keep together: choose another")
+        raise BadRequest(
+            "LBFGS evaluates the loss several times per step, which no strategy can keep together:"
+            " choose another"
+        )
 
 
 def refuse_foreign_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer may hold parameters of the model only: others would be each worker's own, and nothing would reset them."""
+    """An optimizer may hold parameters of the model only: others would be each worker's own, and
+    nothing would reset them.
+    """
     own = {id(p) for p in model.parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             if id(parameter) not in own:
                 names = group.get("param_names") or []
-                name = names[index] if index < len(names) else f"parameter {index} of group {number}"
+                name = (
+                    names[index] if index < len(names) else f"parameter {index} of group {number}"
+                )
                 raise BadRequest(
-                    f"the optimizer holds a parameter that is not the model's: {name}, of shape {tuple(parameter.shape)}. "
-                    "Workers exchange the model's parameters: register it in the model (self.x = nn.Parameter(...)), "
-                    "or give it an optimizer of its own"
+                    f"the optimizer holds a parameter that is not the model's: {name}, of shape"
+                    f" {tuple(parameter.shape)}. Workers exchange the model's parameters: register"
+                    " it in the model (self.x = nn.Parameter(...)), or give it an optimizer of"
+                    " its own"
                 )
 
 

@@ -1,4 +1,6 @@
-"""What was lost and what was gained against serial, in the metric that was asked for: is it told, and is it large?"""
+"""What was lost and what was gained against serial, in the metric that was asked for: is it told,
+and is it large?
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from paceline.report.noise import TO_ACCURACY, Verdict, judge
 from paceline.report.score import Score, score_of, scored
 from paceline.report.words import listed, seconds, workers
 
-UPDATES_ALONE = ("hogwild", "ps:consistency=async", "ps:consistency=ssp")  # every worker's gradient is an update of its own
+UPDATES_ALONE = (
+    "hogwild",
+    "ps:consistency=async",
+    "ps:consistency=ssp",
+)  # every worker's gradient is an update of its own
 
 Found = tuple[Line, Line, Verdict]
 
@@ -25,14 +31,21 @@ def accuracy_paid(study: Study) -> Iterator[Comment]:
         yield _told(study, score, large, "lost")
     elif worse:
         yield _told(study, score, worse, "little")
-    elif (several := [f for line, _, f in found if line.workers > 1]) and all(f.runs >= 2 for f in several):
+    elif (several := [f for line, _, f in found if line.workers > 1]) and all(
+        f.runs >= 2 for f in several
+    ):
         least = "0.05 points" if score.is_accuracy else "0.1%"
         if not score.is_accuracy:
-            text = f"No strategy's {score.name} was worse than serial's by more than {least if told else 'noise'}."
+            text = (
+                f"No strategy's {score.name} was worse than serial's by more than"
+                f" {least if told else 'noise'}."
+            )
         elif told:
             text = f"No strategy lost more than {least} of accuracy against serial training."
         else:
-            text = "No strategy lost accuracy against serial training that could be told from noise."
+            text = (
+                "No strategy lost accuracy against serial training that could be told from noise."
+            )
         yield Comment("accuracy", text)
 
 
@@ -58,7 +71,11 @@ def _told(study: Study, score: Score, found: list[Found], what: str) -> Comment:
     line, serial, verdict = max(found, key=lambda f: abs(score.worse(f[2])))
     names = listed(list(dict.fromkeys(x.label for x, _, _ in found)))
     gap, own = score.gap(line, serial), score.spread(line)
-    side = {"gained": "above"}.get(what, "below") if score.is_accuracy else {"gained": "better than"}.get(what, "worse than")
+    side = (
+        {"gained": "above"}.get(what, "below")
+        if score.is_accuracy
+        else {"gained": "better than"}.get(what, "worse than")
+    )
     name = "Accuracy" if score.is_accuracy else score.name
     start = {
         "lost": f"{name} was lost against serial by {names}: up to",
@@ -67,8 +84,8 @@ def _told(study: Study, score: Score, found: list[Found], what: str) -> Comment:
     }[what]
     each_time = f", {verdict.each_time}" if verdict.split else ""
     text = (
-        f"{start} {gap} {side} serial (`{line.label}` with {workers(line.workers)}, {score.text(own.mean if own else None)}"
-        f"{each_time}){verdict.seen}."
+        f"{start} {gap} {side} serial (`{line.label}` with {workers(line.workers)},"
+        f" {score.text(own.mean if own else None)}{each_time}){verdict.seen}."
     )
     if what == "gained":
         text += _sooner(study, line, serial) + _reason(line, serial)
@@ -79,18 +96,28 @@ def _told(study: Study, score: Score, found: list[Found], what: str) -> Comment:
 
 def _sooner(study: Study, line: Line, serial: Line) -> str:
     verdict = judge(TO_ACCURACY, study)(line, serial)
-    if verdict is None or not verdict.lower or study.target is None or not line.time_to_accuracy or not serial.time_to_accuracy:
+    if (
+        verdict is None
+        or not verdict.lower
+        or study.target is None
+        or not line.time_to_accuracy
+        or not serial.time_to_accuracy
+    ):
         return ""
     own, theirs = line.time_to_accuracy.mean, serial.time_to_accuracy.mean
     return f" It reached {100 * study.target:g}% in {seconds(own)}, serial in {seconds(theirs)}."
 
 
 def _reason(line: Line, serial: Line) -> str:
-    """More updates: with the same global batch, each of the P workers updates the weights by itself."""
-    batches = [sum(x.completed[0].record["config"].get("batch_sizes") or [0]) for x in (line, serial)]
+    """More updates: with the same global batch, each of the P workers updates the weights by
+    itself.
+    """
+    batches = [
+        sum(x.completed[0].record["config"].get("batch_sizes") or [0]) for x in (line, serial)
+    ]
     if not line.strategy.startswith(UPDATES_ALONE) or batches[0] != batches[1]:
         return ""
     return (
-        f" With the same global batch its {line.workers} workers make {line.workers} updates, each from a part of the batch, "
-        "where serial makes one."
+        f" With the same global batch its {line.workers} workers make {line.workers} updates, each"
+        " from a part of the batch, where serial makes one."
     )

@@ -1,4 +1,5 @@
-"""The answer in a few sentences: the fastest, the fastest that keeps serial's score, what adding workers buys.
+"""The answer in a few sentences: the fastest, the fastest that keeps serial's score, what adding
+workers buys.
 
 Every setting is compared with serial on the same work: the same model, data, batch, learning rate.
 """
@@ -19,36 +20,55 @@ def answer(study: Study) -> list[str]:
     lines = compared(study)
     if not lines:
         return [*_answer_without_comparison(study), *_largest_class(study)]
-    found = [soonest(study), _fastest(study, lines), *_largest_class(study), _keeps_score(study, lines)]
+    found = [
+        soonest(study),
+        _fastest(study, lines),
+        *_largest_class(study),
+        _keeps_score(study, lines),
+    ]
     return [f for f in (*found, _adding_workers(study, lines)) if f]
 
 
 def compared(study: Study) -> list[Line]:
     """Settings with several workers whose serial was run."""
-    return [x for x in study.lines if x.strategy != "serial" and x.workers > 1 and study.serial_speedup(x) is not None]
+    return [
+        x
+        for x in study.lines
+        if x.strategy != "serial" and x.workers > 1 and study.serial_speedup(x) is not None
+    ]
 
 
 def leader(study: Study, lines: list[Line]) -> Line:
-    """The setting that the first sentence is about: the fastest of those that are told to be faster than serial, if any are."""
+    """The setting that the first sentence is about: the fastest of those that are told to be faster
+    than serial, if any are.
+    """
     faster = [x for x in lines if _is_faster(study, x)]
-    return max(faster or lines, key=lambda x: (mean_of(study.serial_speedup(x)), -(x.sample_s or math.inf)))
+    return max(
+        faster or lines, key=lambda x: (mean_of(study.serial_speedup(x)), -(x.sample_s or math.inf))
+    )
 
 
 def like_the_leader(study: Study, lines: list[Line]) -> list[Line]:
     """Settings that cannot be told from the leader; none where nothing was run twice."""
     best = leader(study, lines)
-    verdicts = [(x, speed(study, x, best)) for x in lines if x is not best and x.context == best.context]
+    verdicts = [
+        (x, speed(study, x, best)) for x in lines if x is not best and x.context == best.context
+    ]
     return [x for x, v in verdicts if v is not None and v.runs >= 2 and not v.told]
 
 
 def best_lines(study: Study) -> list[Line]:
-    """Each setting once, with its own best number of workers: serial first, then the fastest first."""
+    """Each setting once, with its own best number of workers: serial first, then the
+    fastest first.
+    """
     found = []
     for label in study.series:
         own = [x for x in study.lines if x.label == label and x.sample_s]
         if own:
             found.append(min(own, key=lambda x: (not _is_faster(study, x), x.sample_s or math.inf)))
-    return sorted(found, key=lambda x: (x.strategy != "serial", x.threads, -mean_of(study.serial_speedup(x))))
+    return sorted(
+        found, key=lambda x: (x.strategy != "serial", x.threads, -mean_of(study.serial_speedup(x)))
+    )
 
 
 def _is_faster(study: Study, line: Line) -> bool:
@@ -65,15 +85,24 @@ def _answer_without_comparison(study: Study) -> list[str]:
         line = timed[0]
         ended = f", to {phrase}" if (phrase := score.phrase(line)) else ""
         took = seconds(line.train_s.mean if line.train_s else None)
-        return [f"`{line.label}` with {workers(line.workers)} trained for {took}{ended}{epsilon_of(line)}."]
+        return [
+            f"`{line.label}` with {workers(line.workers)} trained for"
+            f" {took}{ended}{epsilon_of(line)}."
+        ]
     found = []
     scores = {x.id: spread.mean for x in timed if (spread := score.spread(x)) is not None}
     if scores:
         pick, word = (max, "highest") if score.higher_is_better else (min, "lowest")
         best = pick((x for x in timed if x.id in scores), key=lambda x: scores[x.id])
-        found.append(f"`{best.id}` ended with the {word} {score.name}, {score.text(scores[best.id])}{epsilon_of(best)}.")
+        found.append(
+            f"`{best.id}` ended with the {word} {score.name},"
+            f" {score.text(scores[best.id])}{epsilon_of(best)}."
+        )
     quick = min(timed, key=lambda x: x.train_s.mean if x.train_s else math.inf)
-    found.append(f"`{quick.id}` took the least time, {seconds(quick.train_s.mean if quick.train_s else None)}.")
+    found.append(
+        f"`{quick.id}` took the least time,"
+        f" {seconds(quick.train_s.mean if quick.train_s else None)}."
+    )
     return found
 
 
@@ -88,27 +117,44 @@ def _fastest(study: Study, lines: list[Line]) -> str:
     each_time = f", faster {verdict.each_time}" if verdict.split else ""
     others = len(like_the_leader(study, lines))
     rest = f"; {others} other setting{'s' * (others > 1)} cannot be told from it" if others else ""
-    unsure = any(mean_of(study.serial_speedup(x)) > gain for x in lines)  # one that may be faster, or may not
+    unsure = any(
+        mean_of(study.serial_speedup(x)) > gain for x in lines
+    )  # one that may be faster, or may not
     return (
-        f"Fastest{' beyond noise' * unsure} was `{best.label}` with {workers(best.workers)}: {times(gain)} as fast as serial, "
-        f"{pace_against(best, serial)}{each_time}{_ends(study, best, serial)}{verdict.seen}{rest}."
+        f"Fastest{' beyond noise' * unsure} was `{best.label}` with {workers(best.workers)}:"
+        f" {times(gain)} as fast as serial,"
+        f" {pace_against(best, serial)}{each_time}{_ends(study, best, serial)}{verdict.seen}{rest}."
     )
 
 
-def _none_faster(study: Study, lines: list[Line], best: Line, serial: Line, verdict: Verdict) -> str:
+def _none_faster(
+    study: Study, lines: list[Line], best: Line, serial: Line, verdict: Verdict
+) -> str:
     """All were slower, or none is known to have been faster."""
-    gain, pace, ends = mean_of(study.serial_speedup(best)), pace_against(best, serial), _ends(study, best, serial)
+    gain, pace, ends = (
+        mean_of(study.serial_speedup(best)),
+        pace_against(best, serial),
+        _ends(study, best, serial),
+    )
     none = "No setting with several workers was"
     if all(mean_of(study.serial_speedup(x)) < 1 for x in lines):
         if not verdict.told and verdict.runs >= 2:
-            return f"{none} faster than serial; the nearest, `{best.id}`, cannot be told from it: {pace}{ends}."
+            return (
+                f"{none} faster than serial; the nearest, `{best.id}`, cannot be told from it:"
+                f" {pace}{ends}."
+            )
         each_time = f", slower {verdict.each_time}" if verdict.split else ""
         took = f"it took {times(1 / gain)} as long, {pace}{each_time}{ends}{verdict.seen}"
         if len(lines) == 1:
             return f"`{best.id}` was slower than serial: {took}."
-        return f"All {len(lines)} settings with several workers were slower than serial; the nearest was `{best.id}`: {took}."
+        return (
+            f"All {len(lines)} settings with several workers were slower than serial; the nearest"
+            f" was `{best.id}`: {took}."
+        )
     beyond = (
-        "faster than serial beyond noise" if verdict.runs >= 2 else "more than 10% faster than serial in the one run of each"
+        "faster than serial beyond noise"
+        if verdict.runs >= 2
+        else "more than 10% faster than serial in the one run of each"
     )
     return f"{none} {beyond}; the nearest was `{best.id}`: {pace}{ends}."
 
@@ -120,7 +166,10 @@ def _ends(study: Study, line: Line, serial: Line) -> str:
     if own is None or reference is None:
         return epsilon_of(line)
     name = "" if score.is_accuracy else f"{score.name} "
-    return f", ending at {name}{score.text(own.mean)} (serial: {score.text(reference.mean)}){epsilon_of(line)}"
+    return (
+        f", ending at {name}{score.text(own.mean)} (serial:"
+        f" {score.text(reference.mean)}){epsilon_of(line)}"
+    )
 
 
 def _keeps_score(study: Study, lines: list[Line]) -> str:
@@ -131,7 +180,10 @@ def _keeps_score(study: Study, lines: list[Line]) -> str:
         return ""
     keeping = [x for x in faster if not lost(study, x, study.serial(x), score.large)]
     if not keeping:
-        return f"Every setting that was faster than serial lost {'accuracy' if score.is_accuracy else 'in ' + score.name}."
+        return (
+            "Every setting that was faster than serial lost"
+            f" {'accuracy' if score.is_accuracy else 'in ' + score.name}."
+        )
     kept = max(keeping, key=lambda x: mean_of(study.serial_speedup(x)))
     serial = study.serial(kept)
     assert serial is not None
@@ -148,14 +200,17 @@ def _keeps_score(study: Study, lines: list[Line]) -> str:
 
 def _largest_class(study: Study) -> list[str]:
     """Settings whose accuracy is that of a model which knows one class only."""
-    found = {x.id: only_the_largest_class(x.completed[0].record) for x in study.lines if x.completed}
+    found = {
+        x.id: only_the_largest_class(x.completed[0].record) for x in study.lines if x.completed
+    }
     same = {name: told for name, told in found.items() if told}
     if not same:
         return []
     accuracy = next(x.accuracy for x in study.lines if x.id in same)
     return [
-        f"The accuracy of {listed(list(same))}, {percent(accuracy.mean if accuracy else None)}, is the share of the largest "
-        f"class ({next(iter(same.values()))}): a model that always answers with that class has it, too."
+        f"The accuracy of {listed(list(same))}, {percent(accuracy.mean if accuracy else None)}, is"
+        f" the share of the largest class ({next(iter(same.values()))}): a model that always"
+        " answers with that class has it, too."
     ]
 
 
@@ -178,9 +233,21 @@ def _adding_workers(study: Study, lines: list[Line]) -> str:
             unclear.append(label)
     cores = f"this machine has {study.cores} cores{'; seen in one run' * once}"
     if not best:
-        many = f"for {listed(unclear, 4)}" if len(unclear) < 3 else f"for any of the {len(unclear)} strategies"
-        return f"Which number of workers is fastest cannot be told {many} ({cores})." if unclear else ""
-    rest = f" For {listed(unclear, 4)} these runs cannot tell which number is fastest." if unclear else ""
+        many = (
+            f"for {listed(unclear, 4)}"
+            if len(unclear) < 3
+            else f"for any of the {len(unclear)} strategies"
+        )
+        return (
+            f"Which number of workers is fastest cannot be told {many} ({cores})."
+            if unclear
+            else ""
+        )
+    rest = (
+        f" For {listed(unclear, 4)} these runs cannot tell which number is fastest."
+        if unclear
+        else ""
+    )
     counts = sorted(set(best.values()))
     tried = max(x.workers for x in lines)
     if len(counts) == 1:
@@ -190,9 +257,15 @@ def _adding_workers(study: Study, lines: list[Line]) -> str:
         if counts[0] == 1:
             return f"Adding workers did not pay: {every} {was} fastest with one ({cores}).{rest}"
         more = ", the most that were tried" if counts[0] == tried else f"; up to {tried} were tried"
-        return f"{every[0].upper() + every[1:]} {was} fastest with {workers(counts[0])}{more} ({cores}).{rest}"
+        return (
+            f"{every[0].upper() + every[1:]} {was} fastest with {workers(counts[0])}{more}"
+            f" ({cores}).{rest}"
+        )
     common = max(counts, key=lambda c: sum(v == c for v in best.values()))
     others = [f"{label} ({count})" for label, count in best.items() if count != common]
     alike = sum(v == common for v in best.values())
-    share = f"{alike} of {len(best)} strategies {'was' if alike == 1 else 'were'} fastest with {workers(common)}"
+    share = (
+        f"{alike} of {len(best)} strategies {'was' if alike == 1 else 'were'} fastest with"
+        f" {workers(common)}"
+    )
     return f"{share} ({cores}); fastest with another number were {listed(others, 4)}.{rest}"

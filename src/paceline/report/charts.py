@@ -1,7 +1,9 @@
-"""The charts, as descriptions in Vega-Lite: the page draws them, and so do the pictures in `figures/`.
+"""The charts, as descriptions in Vega-Lite: the page draws them, and so do the pictures in
+`figures/`.
 
-A chart names the table that it is made from; nothing in it is computed that is not in the table. Three variables are set by
-the page: `shown` (the series that are chosen), `workers` and `line` (what the detailed charts show).
+A chart names the table that it is made from; nothing in it is computed that is not in the table.
+Three variables are set by the page: `shown` (the series that are chosen), `workers` and `line`
+(what the detailed charts show).
 """
 
 from __future__ import annotations
@@ -75,11 +77,19 @@ class Charts:
 
     def shown_at_first(self, chart: Chart) -> list[Row]:
         """The rows that a picture of the chart shows: a picture has no choice of setting."""
-        return [r for r in self.tables[chart.table] if r.get("line", self.default_line) == self.default_line]
+        return [
+            r
+            for r in self.tables[chart.table]
+            if r.get("line", self.default_line) == self.default_line
+        ]
 
     def _fastest(self) -> str:
         """Of those with several workers: what the detailed charts show first."""
-        many = [r for r in self.lines if r["workers"] == self.default_workers and r["strategy"] != "serial"] or self.lines
+        many = [
+            r
+            for r in self.lines
+            if r["workers"] == self.default_workers and r["strategy"] != "serial"
+        ] or self.lines
         timed = [r for r in many if r["train_s"] is not None]
         return str(min(timed, key=lambda r: r["train_s"])["id"]) if timed else ""
 
@@ -89,10 +99,23 @@ class Charts:
             return []
         self.tables["networks"] = rows
         ways = len({r["way"] for r in rows})
-        note = "Time to the target accuracy relative to plain all-reduce on the same links: below 1 (blue) is sooner."
+        note = (
+            "Time to the target accuracy relative to plain all-reduce on the same links: below 1"
+            " (blue) is sooner."
+        )
         title = "Time to accuracy, against plain all-reduce"
         spec = self._spec(map_layers(rows), height=MAP_ROW * ways)
-        return [Chart("network_map", "At which bandwidth does what win", title, note, "networks", spec, own_legend=True)]
+        return [
+            Chart(
+                "network_map",
+                "At which bandwidth does what win",
+                title,
+                note,
+                "networks",
+                spec,
+                own_legend=True,
+            )
+        ]
 
     # --- against the number of workers
 
@@ -167,8 +190,15 @@ class Charts:
         x = quantity("x", "workers", domain=[low - 0.4, high + 0.4], nice=False)
         x["axis"] = {"values": self.workers, "format": "d", "grid": False}
         y = quantity(name, y_title, number, zero=zero)
-        if laws and name.startswith("speedup"):  # the ideal may leave the picture; what was measured may not
-            y["scale"] = {"domain": [0, 1.15 * max(*(r[f"{name}_high"] for r in rows), min(high, self.study.cores))]}
+        if laws and name.startswith(
+            "speedup"
+        ):  # the ideal may leave the picture; what was measured may not
+            y["scale"] = {
+                "domain": [
+                    0,
+                    1.15 * max(*(r[f"{name}_high"] for r in rows), min(high, self.study.cores)),
+                ]
+            }
         tooltip = tips(
             ("series", "setting", ""), ("workers", "workers", ""), (name, title, number), (f"{name}_low", "lowest", number),
             (f"{name}_high", "highest", number), ("runs", "runs", ""), ("oversubscribed", "oversubscribed", ""),
@@ -222,7 +252,13 @@ class Charts:
         )  # fmt: skip
         layers = ranged(only(name, "full"), x, y, colour, shape, tooltip)
         note = "Both axes are logarithmic." if both else ""
-        where = (f"{name}_by_{axis}", f"Along {axis}", f"{title} against {axis}", note, f"axis_{axis}")
+        where = (
+            f"{name}_by_{axis}",
+            f"Along {axis}",
+            f"{title} against {axis}",
+            note,
+            f"axis_{axis}",
+        )
         return Chart(*where, self._spec(layers), own_legend=True)
 
     def _by_setting(self) -> list[Chart | None]:
@@ -237,19 +273,33 @@ class Charts:
             self._dots("sent_bytes", "Cost", "Bytes per worker and step", ".3s"),
         ]
 
-    def _dots(self, name: str, section: str, title: str, number: str, zero: bool = True) -> Chart | None:
+    def _dots(
+        self, name: str, section: str, title: str, number: str, zero: bool = True
+    ) -> Chart | None:
         rows = [r for r in self.lines if r.get(name) is not None]
         if len(rows) < 2:
             return None
         x, y = quantity(name, title, number, zero=zero), _names("id", [r["id"] for r in self.lines])
         tooltip = tips(("id", "setting", ""), (name, title, number), ("runs", "runs", ""))
         dot = {"x": x, "y": y, "color": self._colour(), "tooltip": tooltip}
-        span = {"x": {**x, "field": f"{name}_low"}, "x2": {"field": f"{name}_high"}, "y": y, "color": self._colour()}
+        span = {
+            "x": {**x, "field": f"{name}_low"},
+            "x2": {"field": f"{name}_high"},
+            "y": y,
+            "color": self._colour(),
+        }
         layers: list[Spec] = [
             {**only(name), "mark": {"type": "point", "filled": True, "size": 80}, "encoding": dot},
             {**only(name), "mark": "rule", "encoding": span},
         ]
-        return Chart(f"{name}_by_setting", section, title, "", "lines", self._spec(layers, height=ROW * len(rows)))
+        return Chart(
+            f"{name}_by_setting",
+            section,
+            title,
+            "",
+            "lines",
+            self._spec(layers, height=ROW * len(rows)),
+        )
 
     # --- over time
 
@@ -257,12 +307,16 @@ class Charts:
         chosen = (
             None
             if self.score == "accuracy"
-            else self._curve("metric", "train_s", f"{self.score} over training time", SECONDS, ".4g")
+            else self._curve(
+                "metric", "train_s", f"{self.score} over training time", SECONDS, ".4g"
+            )
         )
         return [
             chosen,
             self._curve("accuracy", "train_s", "Accuracy over training time", SECONDS, ".1%"),
-            self._curve("accuracy", "samples", "Accuracy over samples", "samples seen by all workers", ".1%"),
+            self._curve(
+                "accuracy", "samples", "Accuracy over samples", "samples seen by all workers", ".1%"
+            ),
             self._curve("loss", "train_s", "Test loss over training time", SECONDS, ".3f"),
         ]
 
@@ -276,10 +330,19 @@ class Charts:
             "color": self._colour(),
             "detail": {"field": "run"},
         }
-        tooltip = tips(("series", "setting", ""), ("workers", "workers", ""), (over, x_title, ",.4~g"), (name, name, number))
+        tooltip = tips(
+            ("series", "setting", ""),
+            ("workers", "workers", ""),
+            (over, x_title, ",.4~g"),
+            (name, name, number),
+        )
         here: Spec = {"transform": [{"filter": CHOSEN_WORKERS}]}
         layers: list[Spec] = [
-            {**here, "mark": {"type": "line", "strokeWidth": 1.5, "strokeOpacity": 0.85}, "encoding": encoding},
+            {
+                **here,
+                "mark": {"type": "line", "strokeWidth": 1.5, "strokeOpacity": 0.85},
+                "encoding": encoding,
+            },
             {
                 **here,
                 "mark": {"type": "point", "filled": True, "size": 24},
@@ -289,34 +352,74 @@ class Charts:
         if name == "accuracy" and self.study.target is not None:
             layers.insert(0, level(self.study.target))
         note = "One line per run, for the number of workers chosen above; serial for comparison."
-        return Chart(f"{name}_over_{over}", "Over time", title, note, "curves", self._spec(layers, workers=True))
+        return Chart(
+            f"{name}_over_{over}",
+            "Over time",
+            title,
+            note,
+            "curves",
+            self._spec(layers, workers=True),
+        )
 
     # --- where the time goes
 
     def _time(self) -> list[Chart | None]:
         self.tables["parts"] = [
-            {"series": r["series"], "workers": r["workers"], "part": part, "place": PLACES[part], "ms": ms}
+            {
+                "series": r["series"],
+                "workers": r["workers"],
+                "part": part,
+                "place": PLACES[part],
+                "ms": ms,
+            }
             for r in self.lines
             for part, ms in _parts(r).items()
         ]
         found: list[Chart | None] = []
         if self.tables["parts"]:
-            y, x = _names("series", self.series), quantity("ms", "ms of one step, mean over workers")
-            tooltip = tips(
-                ("series", "setting", ""), ("workers", "workers", ""), ("part", "part", ""), ("ms", "milliseconds", ".2f")
+            y, x = (
+                _names("series", self.series),
+                quantity("ms", "ms of one step, mean over workers"),
             )
-            spec = self._spec([_stacked(x, y, CHOSEN_WORKERS, tooltip)], workers=True, height=ROW * len(self.series))
+            tooltip = tips(
+                ("series", "setting", ""),
+                ("workers", "workers", ""),
+                ("part", "part", ""),
+                ("ms", "milliseconds", ".2f"),
+            )
+            spec = self._spec(
+                [_stacked(x, y, CHOSEN_WORKERS, tooltip)],
+                workers=True,
+                height=ROW * len(self.series),
+            )
             note = (
-                "Computing, making and reading messages (codec), exchanging, waiting; for the number of workers chosen above."
+                "Computing, making and reading messages (codec), exchanging, waiting; for the"
+                " number of workers chosen above."
             )
             title = "Where the time of a step goes"
-            found.append(Chart("time_per_step", "Where the time goes", title, note, "parts", spec, own_legend=True))
+            found.append(
+                Chart(
+                    "time_per_step",
+                    "Where the time goes",
+                    title,
+                    note,
+                    "parts",
+                    spec,
+                    own_legend=True,
+                )
+            )
         if self.tables["workers"]:
             y, x = _names("worker", []), quantity("seconds", "seconds of the training")
-            tooltip = tips(("worker", "worker", ""), ("part", "part", ""), ("seconds", "seconds", ".3f"))
-            spec = self._spec([_stacked(x, y, "datum.line == line", tooltip)], line=True, height=SMALL)
+            tooltip = tips(
+                ("worker", "worker", ""), ("part", "part", ""), ("seconds", "seconds", ".3f")
+            )
+            spec = self._spec(
+                [_stacked(x, y, "datum.line == line", tooltip)], line=True, height=SMALL
+            )
             title = "Where each worker's time went"
-            found.append(Chart("time_per_worker", "Each worker", title, "", "workers", spec, own_legend=True))
+            found.append(
+                Chart("time_per_worker", "Each worker", title, "", "workers", spec, own_legend=True)
+            )
         return found
 
     def _resources(self) -> list[Chart | None]:
@@ -340,7 +443,9 @@ class Charts:
             "x": quantity("t", "seconds since the worker started", zero=True),
             "y": quantity(name, unit, zero=True),
             "color": colour,
-            "tooltip": tips(("worker", "worker", ""), ("t", "second", ".1f"), (name, unit, ",.4~g")),
+            "tooltip": tips(
+                ("worker", "worker", ""), ("t", "second", ".1f"), (name, unit, ",.4~g")
+            ),
         }
         layer: Spec = {
             "transform": [{"filter": f"datum.line == line && isValid(datum['{name}'])"}],
@@ -353,12 +458,20 @@ class Charts:
     # --- what all charts share
 
     def _colour(self) -> Spec:
-        return {**colours_of("series", {s: c for s, (c, _) in self.colours.items()}), "legend": None}
+        return {
+            **colours_of("series", {s: c for s, (c, _) in self.colours.items()}),
+            "legend": None,
+        }
 
     def _shape(self) -> Spec:
-        return {**colours_of("series", {s: shape for s, (_, shape) in self.colours.items()}), "legend": None}
+        return {
+            **colours_of("series", {s: shape for s, (_, shape) in self.colours.items()}),
+            "legend": None,
+        }
 
-    def _spec(self, layers: list[Spec], *, workers: bool = False, line: bool = False, height: int = HEIGHT) -> Spec:
+    def _spec(
+        self, layers: list[Spec], *, workers: bool = False, line: bool = False, height: int = HEIGHT
+    ) -> Spec:
         params: list[dict[str, Any]] = [{"name": "shown", "value": self.series}]
         if workers:
             params.append({"name": "workers", "value": self.default_workers})
@@ -371,33 +484,63 @@ def _parts(row: Row) -> dict[str, float]:
     """What a step's time consists of; DDP's exchange hides inside the backward pass."""
     if row["sync_ms"] is None and row["compute_ms"] is not None:
         return {palette.TOGETHER: row["compute_ms"]}
-    return {part: row[f"{part}_ms"] for part in ("compute", "codec", "sync", "idle") if row.get(f"{part}_ms")}
+    return {
+        part: row[f"{part}_ms"]
+        for part in ("compute", "codec", "sync", "idle")
+        if row.get(f"{part}_ms")
+    }
 
 
 def _names(field_name: str, order: list[str]) -> Spec:
     """Names down the side."""
     sort = {"sort": order} if order else {}
-    return {"field": field_name, "type": "nominal", "title": None, "axis": {"labelLimit": 240}, **sort}
+    return {
+        "field": field_name,
+        "type": "nominal",
+        "title": None,
+        "axis": {"labelLimit": 240},
+        **sort,
+    }
 
 
 def _stacked(x: Spec, y: Spec, which: str, tooltip: list[Spec]) -> Spec:
     """The parts of a time, one after the other."""
     colour, order = colours_of("part", dict(palette.PARTS)), {"field": "place", "sort": "ascending"}
     encoding = {"x": x, "y": y, "color": colour, "order": order, "tooltip": tooltip}
-    return {"transform": [{"filter": which}], "mark": {"type": "bar", "height": {"band": 0.7}}, "encoding": encoding}
+    return {
+        "transform": [{"filter": which}],
+        "mark": {"type": "bar", "height": {"band": 0.7}},
+        "encoding": encoding,
+    }
 
 
 def _most_useful(workers: Sequence[int], cores: int) -> int:
     """The largest number of workers that have a core each; else the smallest there is."""
     fitting = [w for w in workers if w <= cores]
-    return max(fitting) if fitting and max(fitting) > 1 else min((w for w in workers if w > 1), default=max(workers, default=1))
+    return (
+        max(fitting)
+        if fitting and max(fitting) > 1
+        else min((w for w in workers if w > 1), default=max(workers, default=1))
+    )
 
 
 def static_spec(chart: Chart, charts: Charts, rows: list[Row]) -> Spec:
     """As a picture: with its title, its own data and a legend."""
-    spec: Spec = {**chart.spec, "width": 640, "title": chart.title, "data": {"values": rows}, "background": "white"}
+    spec: Spec = {
+        **chart.spec,
+        "width": 640,
+        "title": chart.title,
+        "data": {"values": rows},
+        "background": "white",
+    }
     if not chart.own_legend:
         shown = [s for s in charts.series if any(r.get("series") == s for r in rows)]
-        legend = {"title": None, "orient": "bottom", "columns": 3, "labelLimit": 220, "values": shown}
+        legend = {
+            "title": None,
+            "orient": "bottom",
+            "columns": 3,
+            "labelLimit": 220,
+            "values": shown,
+        }
         spec["layer"] = [with_legend(layer, legend) for layer in chart.spec["layer"]]
     return spec

@@ -19,12 +19,20 @@ from paceline.report.words import count, times, with_range
 
 
 def compare(one: str | Path, other: str | Path, path: str | Path) -> Path:
-    """A page on the settings that two studies (or runs, or folders of runs) both have, written to `path`."""
+    """A page on the settings that two studies (or runs, or folders of runs) both have, written to
+    `path`.
+    """
     path = Path(path)
     a, b = read_study(one), read_study(other)
-    pairs = [(x, y) for x in a.lines if (y := b.line(x.label, x.workers)) is not None and x.train_s and y.train_s]
+    pairs = [
+        (x, y)
+        for x in a.lines
+        if (y := b.line(x.label, x.workers)) is not None and x.train_s and y.train_s
+    ]
     if not pairs:
-        raise BadRequest(f"{one} and {other} have no setting in common: there is nothing to compare")
+        raise BadRequest(
+            f"{one} and {other} have no setting in common: there is nothing to compare"
+        )
     write_whole(path, _page(a, b, pairs))
     return path
 
@@ -35,7 +43,12 @@ def ratio(x: Line, y: Line) -> Spread:
     assert y.train_s is not None
     scale = y.samples / x.samples if x.samples else 1.0
     own, new = x.train_s, y.train_s
-    return Spread(scale * own.mean / new.mean, scale * own.low / new.high, scale * own.high / new.low, min(own.n, new.n))
+    return Spread(
+        scale * own.mean / new.mean,
+        scale * own.low / new.high,
+        scale * own.high / new.low,
+        min(own.n, new.n),
+    )
 
 
 def verdict(a: Study, b: Study, x: Line, y: Line) -> str:
@@ -48,7 +61,11 @@ def verdict(a: Study, b: Study, x: Line, y: Line) -> str:
     own, new = score.spread(x), score.spread(y)
     if change is not None and own and new and change.told:
         by = new.mean - own.mean
-        told.append(f"{score.name} {100 * by:+.2f} points" if score.is_accuracy else f"{score.name} {by:+.3g}")
+        told.append(
+            f"{score.name} {100 * by:+.2f} points"
+            if score.is_accuracy
+            else f"{score.name} {by:+.3g}"
+        )
     if told:
         return ", ".join(told)
     once = pace is None or pace.runs < 2
@@ -56,25 +73,37 @@ def verdict(a: Study, b: Study, x: Line, y: Line) -> str:
 
 
 def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
-    faster = [(x, y) for x, y in pairs if (found := judge(SPEED, a, b)(y, x)) is not None and found.told]
+    faster = [
+        (x, y) for x, y in pairs if (found := judge(SPEED, a, b)(y, x)) is not None and found.told
+    ]
     up, down = [p for p in faster if ratio(*p).mean > 1], [p for p in faster if ratio(*p).mean < 1]
     told = [
-        f"{count(len(pairs), 'setting')} {'are' if len(pairs) != 1 else 'is'} in both: {len(up)} became faster, {len(down)} "
-        f"slower, of {len(pairs) - len(faster)} these runs tell no change."
+        f"{count(len(pairs), 'setting')} {'are' if len(pairs) != 1 else 'is'} in both: {len(up)}"
+        f" became faster, {len(down)} slower, of {len(pairs) - len(faster)} these runs tell no"
+        " change."
     ]
     for name, group, pick in (("gain", up, max), ("loss", down, min)):
         if group:
             most = pick(group, key=lambda p: ratio(*p).mean)
-            told.append(f"The largest {name} was `{most[0].id}`: {times(ratio(*most).mean)} as fast as before.")
+            told.append(
+                f"The largest {name} was `{most[0].id}`: {times(ratio(*most).mean)} as fast as"
+                " before."
+            )
     others = changed_options(pairs)
     if others:
-        told.append(f"They differ in more than time, so what changed may come from that: {', '.join(others)}.")
+        told.append(
+            "They differ in more than time, so what changed may come from that:"
+            f" {', '.join(others)}."
+        )
     machines = [
-        f"{s.environment.get('cpu')}, {s.environment.get('cores')} cores, torch {s.environment.get('torch')}" for s in (a, b)
+        f"{s.environment.get('cpu')}, {s.environment.get('cores')} cores, torch"
+        f" {s.environment.get('torch')}"
+        for s in (a, b)
     ]
     if machines[0] != machines[1]:
         told.append(
-            f"They were measured on different machines ({machines[0]}; {machines[1]}): differences may come from those."
+            f"They were measured on different machines ({machines[0]}; {machines[1]}): differences"
+            " may come from those."
         )
     return told
 
@@ -98,7 +127,9 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
     cells: list[list[str]] = []
     for x, y in pairs:
         found = ratio(x, y)
-        rows.append({"id": x.id, "ratio": found.mean, "ratio_low": found.low, "ratio_high": found.high})
+        rows.append(
+            {"id": x.id, "ratio": found.mean, "ratio_low": found.low, "ratio_high": found.high}
+        )
         cells.append(
             [
                 f"<code>{html.escape(x.id)}</code>",
@@ -115,19 +146,20 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
     both = {x.id for x, _ in pairs}
     missing = list(dict.fromkeys(x.id for x in (*a.lines, *b.lines) if x.id not in both))
     left_out = (
-        f"<p class=note>Completed in one of them only, or in none: {prose(', '.join(f'`{m}`' for m in missing))}</p>"
+        "<p class=note>Completed in one of them only, or in none:"
+        f" {prose(', '.join(f'`{m}`' for m in missing))}</p>"
         if missing
         else ""
     )
     body = (
-        f"<header><div><h1>{html.escape(title)}</h1><p class=soft>{html.escape(a.title)}</p></div>"
-        "<button id=theme type=button>light / dark</button></header><main><section class=answer id=answer>"
+        f"<header><div><h1>{html.escape(title)}</h1><p"
+        f" class=soft>{html.escape(a.title)}</p></div><button id=theme type=button>light /"
+        " dark</button></header><main><section class=answer id=answer>"
         + "".join(f"<p>{prose(s)}</p>" for s in summary(a, b, pairs))
-        + f"</section><section><h2>Speed</h2><figure><h3>{names[1]} against {names[0]}</h3>"
-        "<div class=chart data-chart=ratio></div>"
-        "<figcaption>Samples per second of the second over the first's; 1 is no change. Lines are the range of the "
-        "runs.</figcaption></figure>"
-        f"{table(head, cells)}{left_out}</section></main>"
+        + f"</section><section><h2>Speed</h2><figure><h3>{names[1]} against {names[0]}</h3><div"
+        " class=chart data-chart=ratio></div><figcaption>Samples per second of the second over"
+        " the first's; 1 is no change. Lines are the range of the"
+        f" runs.</figcaption></figure>{table(head, cells)}{left_out}</section></main>"
     )
     data: dict[str, Any] = {
         "series": [],
@@ -141,7 +173,13 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
 
 
 def _chart(order: list[str]) -> Spec:
-    y = {"field": "id", "type": "nominal", "title": None, "sort": order, "axis": {"labelLimit": 240}}
+    y = {
+        "field": "id",
+        "type": "nominal",
+        "title": None,
+        "sort": order,
+        "axis": {"labelLimit": 240},
+    }
     x, colour = quantity("ratio", "times as fast", zero=False), {"value": palette.COLOURS[0]}
     tooltip = tips(
         ("id", "setting", ""),
@@ -149,7 +187,12 @@ def _chart(order: list[str]) -> Spec:
         ("ratio_low", "lowest", ".2f"),
         ("ratio_high", "highest", ".2f"),
     )
-    span = {"x": {**x, "field": "ratio_low"}, "x2": {"field": "ratio_high"}, "y": y, "color": colour}
+    span = {
+        "x": {**x, "field": "ratio_low"},
+        "x2": {"field": "ratio_high"},
+        "y": y,
+        "color": colour,
+    }
     layers: list[Spec] = [
         {
             "data": {"values": [{}]},

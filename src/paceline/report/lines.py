@@ -1,7 +1,9 @@
-"""The records of a study, put together: one `Line` per setting, with what was measured over its seeds.
+"""The records of a study, put together: one `Line` per setting, with what was measured over its
+seeds.
 
-Speedup of P workers is `train_s(1) / train_s(P)` of the same setting, and against serial with one thread; where the amount of
-work differs (weak scaling) both are per sample. Efficiency is speedup / P.
+Speedup of P workers is `train_s(1) / train_s(P)` of the same setting, and against serial with one
+thread; where the amount of work differs (weak scaling) both are per sample. Efficiency is speedup /
+P.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class RunRecord:
     seed: int
     record: dict[str, Any]
     folder: Path
-    damaged: list[str] = field(default_factory=list)  # its events that could not be read, once they have been
+    damaged: list[str] = field(
+        default_factory=list
+    )  # its events that could not be read, once they have been
 
     @cached_property
     def events(self) -> list[list[Event]]:
@@ -76,7 +80,10 @@ class Line:
 
     @property
     def strategy(self) -> str:
-        return next((str(r.record["config"].get("strategy", "")) for r in self.runs), self.varied.get("strategy", ""))
+        return next(
+            (str(r.record["config"].get("strategy", "")) for r in self.runs),
+            self.varied.get("strategy", ""),
+        )
 
     @property
     def completed(self) -> list[RunRecord]:
@@ -94,7 +101,9 @@ class Line:
     @property
     def threads(self) -> int:
         given = next((r.record["config"].get("threads") for r in self.runs), 1)
-        return given if isinstance(given, int) else 1  # a run that was refused may not have come so far
+        return (
+            given if isinstance(given, int) else 1
+        )  # a run that was refused may not have come so far
 
     @property
     def oversubscribed(self) -> bool:
@@ -103,7 +112,13 @@ class Line:
     @property
     def context(self) -> tuple[tuple[str, str], ...]:
         """What serial would share with it."""
-        return tuple(sorted((k, v) for k, v in self.varied.items() if k not in (*SERIAL_DOES_NOT_KNOW, "threads")))
+        return tuple(
+            sorted(
+                (k, v)
+                for k, v in self.varied.items()
+                if k not in (*SERIAL_DOES_NOT_KNOW, "threads")
+            )
+        )
 
     # --- measured
 
@@ -149,22 +164,31 @@ class Line:
         reached, of = self.reached
         return self.result("steps_to_accuracy") if of and reached == of else None
 
-    def over_workers(self, of: Callable[[dict[str, Any]], float | None], role: str = "worker") -> Spread | None:
+    def over_workers(
+        self, of: Callable[[dict[str, Any]], float | None], role: str = "worker"
+    ) -> Spread | None:
         """The mean over the workers of a run, then the spread over the runs."""
         means = []
         for run in self.completed:
-            found = [v for w in run.record["workers"] if w["role"] == role and (v := of(w)) is not None]
+            found = [
+                v for w in run.record["workers"] if w["role"] == role and (v := of(w)) is not None
+            ]
             if found:
                 means.append(fmean(found))
         return Spread.of(means)
 
     def per_step(self, key: str, scale: float = 1.0) -> Spread | None:
         """A worker's seconds or bytes per step."""
-        return self.over_workers(lambda w: scale * w[key] / w["steps"] if w.get(key) is not None and w["steps"] else None)
+        return self.over_workers(
+            lambda w: scale * w[key] / w["steps"] if w.get(key) is not None and w["steps"] else None
+        )
 
     @property
     def servers(self) -> int:
-        return max((sum(w["role"] == "server" for w in r.record["workers"]) for r in self.completed), default=0)
+        return max(
+            (sum(w["role"] == "server" for w in r.record["workers"]) for r in self.completed),
+            default=0,
+        )
 
     def sent_per_step(self) -> float | None:
         """Payload of all ranks, servers included, for each step of a worker."""
@@ -230,18 +254,31 @@ class Study:
         return sorted(labels, key=lambda label: not label.startswith("serial"))
 
     def line(self, label: str, workers: int) -> Line | None:
-        return next((line for line in self.lines if line.label == label and line.workers == workers), None)
+        return next(
+            (line for line in self.lines if line.label == label and line.workers == workers), None
+        )
 
     def serial(self, line: Line) -> Line | None:
         """Serial with one thread on the same work."""
         same = [
-            x for x in self.lines if x.strategy == "serial" and x.threads == 1 and x.context == line.context and x.completed
+            x
+            for x in self.lines
+            if x.strategy == "serial"
+            and x.threads == 1
+            and x.context == line.context
+            and x.completed
         ]
         return same[0] if same else None
 
     def speedup(self, line: Line, base: Line | None) -> Spread | None:
         """How many times as fast as `base`, per sample."""
-        if base is None or base.train_s is None or line.train_s is None or not base.samples or not line.samples:
+        if (
+            base is None
+            or base.train_s is None
+            or line.train_s is None
+            or not base.samples
+            or not line.samples
+        ):
             return None
         reference = base.train_s.mean * line.samples / base.samples
         own = line.train_s
@@ -259,7 +296,14 @@ class Study:
         """Speedup over its own single worker (or serial, where that was not run) / P."""
         found = self.own_speedup(line) or self.serial_speedup(line)
         return (
-            Spread(found.mean / line.workers, found.low / line.workers, found.high / line.workers, found.n) if found else None
+            Spread(
+                found.mean / line.workers,
+                found.low / line.workers,
+                found.high / line.workers,
+                found.n,
+            )
+            if found
+            else None
         )
 
 
@@ -277,7 +321,9 @@ def read_study(folder: str | Path) -> Study:
         return _from_runs(folder, [folder])
     found = sorted(p.parent for p in folder.glob("*/run.json")) if folder.is_dir() else []
     if not found:
-        raise BadRequest(f"{folder} is not a study and holds no run: it has neither study.json nor run.json")
+        raise BadRequest(
+            f"{folder} is not a study and holds no run: it has neither study.json nor run.json"
+        )
     return _from_runs(folder, found)
 
 
@@ -286,7 +332,9 @@ def _from_study(folder: Path) -> Study:
     lines: dict[tuple[str, int], Line] = {}
     damaged: list[str] = []
     for run in about["runs"]:
-        line = lines.setdefault((run["label"], run["workers"]), Line(run["label"], run["workers"], run["varied"]))
+        line = lines.setdefault(
+            (run["label"], run["workers"]), Line(run["label"], run["workers"], run["varied"])
+        )
         own = folder / "runs" / run["name"]
         record = _record(own, damaged)
         if record is not None:
@@ -294,7 +342,13 @@ def _from_study(folder: Path) -> Study:
     there = [line for line in lines.values() if line.runs]
     if not there:
         raise BadRequest(f"{folder} holds no finished run yet")
-    return Study(about.get("definition", {}).get("title") or about.get("name", folder.name), folder, there, about, damaged)
+    return Study(
+        about.get("definition", {}).get("title") or about.get("name", folder.name),
+        folder,
+        there,
+        about,
+        damaged,
+    )
 
 
 def _record(folder: Path, damaged: list[str]) -> dict[str, Any] | None:
@@ -311,28 +365,40 @@ def _record(folder: Path, damaged: list[str]) -> dict[str, Any] | None:
 
 
 def _from_runs(folder: Path, folders: list[Path]) -> Study:
-    """Runs that nobody planned together: they are told apart by what differs in their configurations."""
+    """Runs that nobody planned together: they are told apart by what differs in their
+    configurations.
+    """
     damaged: list[str] = []
     records = [(f, r) for f in folders if (r := _record(f, damaged)) is not None]
     if not records:
         raise BadRequest(damaged[0])
     configs = [r["config"] for _, r in records]
-    names = [k for k in dict.fromkeys(k for c in configs for k in c) if k not in (*NOT_COMPARED, *FOLLOW)]
+    names = [
+        k for k in dict.fromkeys(k for c in configs for k in c) if k not in (*NOT_COMPARED, *FOLLOW)
+    ]
     differing = [k for k in names if len({str(c.get(k)) for c in configs}) > 1]
     groups: dict[tuple[str, ...], list[tuple[Path, dict[str, Any]]]] = {}
     for path, record in records:
         config = record["config"]
-        groups.setdefault((str(config["workers"]), *(str(config.get(k)) for k in ("strategy", *differing))), []).append(
-            (path, record)
-        )
+        groups.setdefault(
+            (str(config["workers"]), *(str(config.get(k)) for k in ("strategy", *differing))), []
+        ).append((path, record))
     lines: dict[tuple[str, int], Line] = {}
     for members in groups.values():
         own = [k for k in FOLLOW if len({str(r["config"].get(k)) for _, r in members}) > 1]
         for path, record in members:
             config = record["config"]
-            varied = {"strategy": str(config["strategy"])} | {k: str(config.get(k)) for k in (*differing, *own)}
+            varied = {"strategy": str(config["strategy"])} | {
+                k: str(config.get(k)) for k in (*differing, *own)
+            }
             label = label_of(varied)
-            line = lines.setdefault((label, int(config["workers"])), Line(label, int(config["workers"]), varied))
+            line = lines.setdefault(
+                (label, int(config["workers"])), Line(label, int(config["workers"]), varied)
+            )
             line.runs.append(RunRecord(path.name, int(config.get("seed") or 0), record, path))
-    title = f"{configs[0].get('model')} on {configs[0].get('data')}" if len(records) == 1 else folder.resolve().name
+    title = (
+        f"{configs[0].get('model')} on {configs[0].get('data')}"
+        if len(records) == 1
+        else folder.resolve().name
+    )
     return Study(title, folder, list(lines.values()), {}, damaged)

@@ -9,7 +9,13 @@ Row = dict[str, Any]
 NEUTRAL = "#888888"
 PLAIN_X: Spec = {"field": "p", "type": "quantitative", "scale": {"zero": False, "nice": False}}
 LEGEND: Spec = {"orient": "bottom", "columns": 4, "labelLimit": 240}
-AXIS_FORMATS = {".2%": ".4~%", ".1%": ".4~%", ".0%": ".4~%", ".3s": "~s", ".2e": "~g"}  # trimmed: as many digits as ticks need
+AXIS_FORMATS = {
+    ".2%": ".4~%",
+    ".1%": ".4~%",
+    ".0%": ".4~%",
+    ".3s": "~s",
+    ".2e": "~g",
+}  # trimmed: as many digits as ticks need
 
 
 def quantity(field: str, title: str, number: str = "", **scale: Any) -> Spec:
@@ -26,12 +32,19 @@ def colours_of(field: str, mapping: dict[str, str], title: str | None = None) ->
 
 def tips(*fields: tuple[str, str, str]) -> list[Spec]:
     """(field, title, format) as tooltips."""
-    return [{"field": f, "title": title, **({"format": form} if form else {})} for f, title, form in fields]
+    return [
+        {"field": f, "title": title, **({"format": form} if form else {})}
+        for f, title, form in fields
+    ]
 
 
 def only(name: str, series: str = "series") -> Spec:
     """What is known, of the series that are chosen."""
-    return {"transform": [{"filter": f"isValid(datum['{name}']) && indexof(shown, datum.{series}) >= 0"}]}
+    return {
+        "transform": [
+            {"filter": f"isValid(datum['{name}']) && indexof(shown, datum.{series}) >= 0"}
+        ]
+    }
 
 
 CHOSEN_WORKERS = (
@@ -40,12 +53,36 @@ CHOSEN_WORKERS = (
 )
 
 
-def ranged(here: Spec, x: Spec, y: Spec, colour: Spec, shape: Spec, tooltip: list[Spec], *, line: bool = True) -> list[Spec]:
-    """Means as points (hollow where oversubscribed), joined by lines, with the range of the runs."""
+def ranged(
+    here: Spec,
+    x: Spec,
+    y: Spec,
+    colour: Spec,
+    shape: Spec,
+    tooltip: list[Spec],
+    *,
+    line: bool = True,
+) -> list[Spec]:
+    """Means as points (hollow where oversubscribed), joined by lines, with the range of
+    the runs.
+    """
     name = y["field"]
-    span = {"x": x, "y": {**y, "field": f"{name}_low"}, "y2": {"field": f"{name}_high"}, "color": colour}
+    span = {
+        "x": x,
+        "y": {**y, "field": f"{name}_low"},
+        "y2": {"field": f"{name}_high"},
+        "color": colour,
+    }
     hollow = {"condition": {"test": "datum.oversubscribed", "value": 0}, "value": 1}
-    marked = {"x": x, "y": y, "color": colour, "fill": colour, "shape": shape, "fillOpacity": hollow, "tooltip": tooltip}
+    marked = {
+        "x": x,
+        "y": y,
+        "color": colour,
+        "fill": colour,
+        "shape": shape,
+        "fillOpacity": hollow,
+        "tooltip": tooltip,
+    }
     joined = {
         **here,
         "mark": {"type": "line", "strokeWidth": 1.5, "strokeOpacity": 0.8},
@@ -81,8 +118,16 @@ def cores_line(cores: int, most: int) -> list[Spec]:
     x = PLAIN_X
     text = {"type": "text", "align": "left", "dx": 4, "dy": 6, "baseline": "top", "color": NEUTRAL}
     return [
-        {"data": data, "mark": {"type": "rule", "color": NEUTRAL, "strokeDash": [2, 3]}, "encoding": {"x": x}},
-        {"data": data, "mark": text, "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}}},
+        {
+            "data": data,
+            "mark": {"type": "rule", "color": NEUTRAL, "strokeDash": [2, 3]},
+            "encoding": {"x": x},
+        },
+        {
+            "data": data,
+            "mark": text,
+            "encoding": {"x": x, "y": {"value": 0}, "text": {"field": "text"}},
+        },
     ]
 
 

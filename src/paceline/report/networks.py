@@ -1,4 +1,6 @@
-"""At which bandwidth does what win: every way of training at every speed of the network, against plain all-reduce there."""
+"""At which bandwidth does what win: every way of training at every speed of the network, against
+plain all-reduce there.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def rate_of(network: str) -> float:
 
 def way_of(line: Line) -> str:
     """What a setting is called whatever the network."""
-    own = {k: v for k, v in line.varied.items() if k != "network" and not (k == "codec" and v == "none")}
+    own = {
+        k: v
+        for k, v in line.varied.items()
+        if k != "network" and not (k == "codec" and v == "none")
+    }
     return label_of(own) + (f" x {line.workers}" if line.workers > 1 else "")
 
 
@@ -38,12 +44,18 @@ def is_plain(line: Line) -> bool:
     """All-reduce with nothing left out."""
     config = line.completed[0].record["config"] if line.completed else {}
     whole = not any(word in line.strategy for word in ("exchange=weights", "when=epoch"))
-    return line.strategy.split(":")[0] == "allreduce" and whole and str(config.get("codec", "none")) == "none"
+    return (
+        line.strategy.split(":")[0] == "allreduce"
+        and whole
+        and str(config.get("codec", "none")) == "none"
+    )
 
 
 def networks(study: Study) -> list[str]:
     """Those that were compared, from slow to fast."""
-    return sorted({line.varied["network"] for line in study.lines if "network" in line.varied}, key=rate_of)
+    return sorted(
+        {line.varied["network"] for line in study.lines if "network" in line.varied}, key=rate_of
+    )
 
 
 def plain_at(study: Study, line: Line) -> Line | None:
@@ -53,7 +65,9 @@ def plain_at(study: Study, line: Line) -> Line | None:
 
 
 def network_rows(study: Study) -> list[Row]:
-    """One row per way and network: the time to the target accuracy, relative to plain all-reduce there."""
+    """One row per way and network: the time to the target accuracy, relative to plain all-reduce
+    there.
+    """
     order = networks(study)
     if len(order) < 2 or not any(is_plain(line) for line in study.lines):
         return []
@@ -93,34 +107,60 @@ def map_layers(rows: list[Row]) -> list[Spec]:
     ways = list(dict.fromkeys(r["way"] for r in rows))
     y: Spec = {"field": "way", "type": "nominal", "title": None, "sort": ways, "axis": axis}
     scale: Spec = {"domain": [-1, 0, 1], "range": [FAST, EQUAL, SLOW]}
-    known: Spec = {"test": "isValid(datum.shade)", "field": "shade", "type": "quantitative", "scale": scale, "legend": None}
+    known: Spec = {
+        "test": "isValid(datum.shade)",
+        "field": "shade",
+        "type": "quantitative",
+        "scale": scale,
+        "legend": None,
+    }
     colour: Spec = {"condition": known, "value": "#999999"}
     tooltip = tips(
         ("way", "setting", ""), ("network", "link", ""), ("seconds", "seconds to the accuracy", ".2f"),
         ("relative", "of plain all-reduce's", ".2f"), ("reached", "runs that reached it", ""),
     )  # fmt: skip
-    dark = {"condition": {"test": "isValid(datum.shade) && abs(datum.shade) < 0.55", "value": "#222222"}, "value": "#ffffff"}
+    dark = {
+        "condition": {
+            "test": "isValid(datum.shade) && abs(datum.shade) < 0.55",
+            "value": "#222222",
+        },
+        "value": "#ffffff",
+    }
     return [
-        {"mark": {"type": "rect", "stroke": "white"}, "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip}},
-        {"mark": {"type": "text", "fontSize": 12}, "encoding": {"x": x, "y": y, "text": {"field": "text"}, "color": dark}},
+        {
+            "mark": {"type": "rect", "stroke": "white"},
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
+        },
+        {
+            "mark": {"type": "text", "fontSize": 12},
+            "encoding": {"x": x, "y": y, "text": {"field": "text"}, "color": dark},
+        },
     ]
 
 
 def soonest(study: Study) -> str:
-    """Which way was first at the accuracy on which links, in one sentence; nothing where networks were not compared."""
+    """Which way was first at the accuracy on which links, in one sentence; nothing where networks
+    were not compared.
+    """
     won: dict[str, list[str]] = {}
     once = False
     for network in networks(study) if network_rows(study) else ():
-        timed = [x for x in study.lines if x.varied.get("network") == network and x.time_to_accuracy and plain_at(study, x)]
+        timed = [
+            x
+            for x in study.lines
+            if x.varied.get("network") == network and x.time_to_accuracy and plain_at(study, x)
+        ]
         if not timed:
             continue
         best = min(timed, key=_to_accuracy)
         verdicts = {way_of(x): judge(TO_ACCURACY, study)(x, best) for x in timed if x is not best}
         same = [way for way, v in verdicts.items() if v is not None and not v.told]
         once |= any(v is not None and v.runs < 2 for v in verdicts.values())
-        won.setdefault(f"`{way_of(best)}`" + (f", from which {listed(same, 3)} cannot be told," if same else ""), []).append(
-            network
-        )
+        won.setdefault(
+            f"`{way_of(best)}`"
+            + (f", from which {listed(same, 3)} cannot be told," if same else ""),
+            [],
+        ).append(network)
     told = "; ".join(f"{way} on links of {' and '.join(where)}" for way, where in won.items())
     return f"Soonest at the accuracy: {told}{' (seen in one run)' * once}." if told else ""
 
@@ -134,14 +174,24 @@ def by_bandwidth(study: Study) -> Iterator[Comment]:
     rows = network_rows(study)
     counts = sorted({x.workers for x in study.lines if "network" in x.varied})
     for network, workers in itertools.product(networks(study) if rows else (), counts):
-        here = [x for x in study.lines if x.varied.get("network") == network and x.workers == workers and x.completed]
+        here = [
+            x
+            for x in study.lines
+            if x.varied.get("network") == network and x.workers == workers and x.completed
+        ]
         plain = next((x for x in here if is_plain(x)), None)
         timed = sorted((x for x in here if x.time_to_accuracy is not None), key=_to_accuracy)
         if plain is None or plain.time_to_accuracy is None or len(timed) < 2:
             continue
-        link = f"With links of {network}" if network != "unlimited" else "Without a limit on the links"
+        link = (
+            f"With links of {network}" if network != "unlimited" else "Without a limit on the links"
+        )
         yield _first_at(study, link, timed, plain)
-        coded = [x for x in timed if x.varied.get("codec", "none") != "none" and x.strategy == plain.strategy]
+        coded = [
+            x
+            for x in timed
+            if x.varied.get("codec", "none") != "none" and x.strategy == plain.strategy
+        ]
         if coded and network == networks(study)[-1]:
             yield _pays(study, link, coded, plain)
 
@@ -154,12 +204,20 @@ def _first_at(study: Study, link: str, timed: list[Line], plain: Line) -> Commen
         if verdict is not None and verdict.lower:
             own, theirs = _to_accuracy(best), _to_accuracy(plain)
             each_time = f", sooner {verdict.each_time}" if verdict.split else ""
-            text = f"{link} `{way_of(best)}` reached the accuracy {times(theirs / own)} as soon as plain all-reduce"
-            return Comment("network", f"{text} ({seconds(own)} against {seconds(theirs)}{each_time}){verdict.seen}.", figures)
+            text = (
+                f"{link} `{way_of(best)}` reached the accuracy {times(theirs / own)} as soon as"
+                " plain all-reduce"
+            )
+            return Comment(
+                "network",
+                f"{text} ({seconds(own)} against {seconds(theirs)}{each_time}){verdict.seen}.",
+                figures,
+            )
     once = any(len(x.completed) < 2 for x in timed)
     return Comment(
         "network",
-        f"{link} nothing was clearly sooner at the accuracy than plain all-reduce{' (seen in one run)' * once}.",
+        f"{link} nothing was clearly sooner at the accuracy than plain"
+        f" all-reduce{' (seen in one run)' * once}.",
         figures,
     )
 
@@ -170,13 +228,17 @@ def _pays(study: Study, link: str, coded: list[Line], plain: Line) -> Comment:
     paid = [(x, v) for x, v in verdicts if v.lower]
     if paid:
         return Comment(
-            "network", f"{link} compression still pays: {listed([way_of(x) for x, _ in paid])}{paid[0][1].seen}.", {}
+            "network",
+            f"{link} compression still pays:"
+            f" {listed([way_of(x) for x, _ in paid])}{paid[0][1].seen}.",
+            {},
         )
     fastest, verdict = verdicts[0]
     does = "does not pay" if verdict.higher else "makes no difference that these runs could tell"
     return Comment(
         "network",
-        f"{link} compression {does}: the best codec, `{fastest.varied['codec']}`, took "
-        f"{times(_to_accuracy(fastest) / _to_accuracy(plain))} the time of plain all-reduce{verdict.seen}.",
+        f"{link} compression {does}: the best codec, `{fastest.varied['codec']}`, took"
+        f" {times(_to_accuracy(fastest) / _to_accuracy(plain))} the time of plain"
+        f" all-reduce{verdict.seen}.",
         {way_of(x): seconds(_to_accuracy(x)) for x, _ in verdicts[:6]},
     )

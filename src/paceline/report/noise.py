@@ -1,15 +1,19 @@
-"""Telling differences from noise. One function makes every verdict: the answer, the comments, the pair table, `results.csv`.
+"""Telling differences from noise. One function makes every verdict: the answer, the comments, the
+pair table, `results.csv`.
 
-A few runs say little about how much equal runs differ, but many settings together say it well: the noise is the standard
-deviation within settings, pooled over those that fit the cores and, apart from them, over those that are oversubscribed (of the
-logarithm for times, so that it is relative), robustly, so that a setting that diverges with some seeds does not hide what the
-others show. A setting whose own runs lie farther apart is judged by those.
+A few runs say little about how much equal runs differ, but many settings together say it well: the
+noise is the standard deviation within settings, pooled over those that fit the cores and, apart
+from them, over those that are oversubscribed (of the logarithm for times, so that it is relative),
+robustly, so that a setting that diverges with some seeds does not hide what the others show. A
+setting whose own runs lie farther apart is judged by those.
 
-Two settings are told apart when a t-test with that noise says so with 99% confidence, or when every run of one is below every
-run of the other (two runs each at least): ranges that do not overlap are never called noise. Where nothing was run twice a
-difference is told as seen once, and only where it is large (`Quantity.once`).
+Two settings are told apart when a t-test with that noise says so with 99% confidence, or when every
+run of one is below every run of the other (two runs each at least): ranges that do not overlap are
+never called noise. Where nothing was run twice a difference is told as seen once, and only where it
+is large (`Quantity.once`).
 
-Whether a difference is told and whether it is large are two questions: see `score.py` for the second.
+Whether a difference is told and whether it is large are two questions: see `score.py` for the
+second.
 """
 
 from __future__ import annotations
@@ -43,21 +47,30 @@ T99 = (
 
 @dataclass(frozen=True)
 class Noise:
-    """How much equal runs differ: a standard deviation, and from how many degrees of freedom it is known."""
+    """How much equal runs differ: a standard deviation, and from how many degrees of freedom it is
+    known.
+    """
 
     deviation: float
     freedom: int
 
     @classmethod
     def pooled(cls, groups: list[list[float]]) -> Noise | None:
-        """Few groups: all deviations count. Many: the median of their variances, which a few wild ones do not move."""
+        """Few groups: all deviations count. Many: the median of their variances, which a few wild
+        ones do not move.
+        """
         several = [g for g in groups if len(g) > 1]
         freedom = sum(len(g) - 1 for g in several)
         if not freedom:
             return None
         if len(several) < FEW:
-            return cls(math.sqrt(sum((len(g) - 1) * variance(g) for g in several) / freedom), freedom)
-        return cls(math.sqrt(median(variance(g) / _median_of_variance(len(g) - 1) for g in several)), max(1, freedom // 2))
+            return cls(
+                math.sqrt(sum((len(g) - 1) * variance(g) for g in several) / freedom), freedom
+            )
+        return cls(
+            math.sqrt(median(variance(g) / _median_of_variance(len(g) - 1) for g in several)),
+            max(1, freedom // 2),
+        )
 
     def threshold(self, one: int, other: int) -> float:
         """Means of so many runs that are farther apart than this differ, with 99% confidence."""
@@ -70,7 +83,9 @@ def quantile(freedom: float) -> float:
 
 
 def _median_of_variance(freedom: int) -> float:
-    """Of the variance of normal numbers whose true variance is 1 (Wilson and Hilferty's approximation)."""
+    """Of the variance of normal numbers whose true variance is 1 (Wilson and Hilferty's
+    approximation).
+    """
     return float((1 - 2 / (9 * freedom)) ** 3)
 
 
@@ -79,10 +94,14 @@ class Quantity:
     """Something that settings are compared by."""
 
     name: str
-    values: Callable[[Line], Sequence[float]]  # one number per completed run; none where a run has no number
+    values: Callable[
+        [Line], Sequence[float]
+    ]  # one number per completed run; none where a run has no number
     relative: bool = True  # ratios are judged, not differences
     once: float = ONCE  # what is told although it was seen in one run each
-    alone_is_serial: bool = False  # strategies with one worker and no server are repeats of each other
+    alone_is_serial: bool = (
+        False  # strategies with one worker and no server are repeats of each other
+    )
 
 
 @dataclass(frozen=True)
@@ -166,7 +185,9 @@ class Judge:
         found = self._scaled(line)
         if not found:
             return None
-        mean = math.log(fmean(self.quantity.values(line))) if self.quantity.relative else fmean(found)
+        mean = (
+            math.log(fmean(self.quantity.values(line))) if self.quantity.relative else fmean(found)
+        )
         seeds = tuple(sorted(r.seed for r in line.completed))
         pooled = self.noise[line.oversubscribed]
         if pooled is None:
@@ -174,7 +195,15 @@ class Judge:
         own, common = variance(found) if len(found) > 1 else 0.0, pooled.deviation**2
         if own > WILD * common:
             return Known(mean, min(found), max(found), seeds, own, len(found) - 1, line.id)
-        return Known(mean, min(found), max(found), seeds, max(own, common), pooled.freedom, line.oversubscribed)
+        return Known(
+            mean,
+            min(found),
+            max(found),
+            seeds,
+            max(own, common),
+            pooled.freedom,
+            line.oversubscribed,
+        )
 
     def compare(self, a: Known, b: Known) -> Verdict:
         apart, runs = a.mean - b.mean, min(a.n, b.n)
@@ -200,7 +229,11 @@ def _limit(a: Known, b: Known) -> float:
 
 
 def _is_alone(line: Line) -> bool:
-    return line.workers == 1 and line.threads == 1 and line.over_workers(lambda w: 1.0, "server") is None
+    return (
+        line.workers == 1
+        and line.threads == 1
+        and line.over_workers(lambda w: 1.0, "server") is None
+    )
 
 
 def _per_sample(line: Line) -> list[float]:

@@ -1,4 +1,6 @@
-"""From the raw table to the trained model, stage by stage: where prepared data came from, and what each stage took."""
+"""From the raw table to the trained model, stage by stage: where prepared data came from, and what
+each stage took.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,37 @@ def origin_table(study: Study) -> str:
     parts = [_prepared(name, about) for name, about in sets.items()]
     shown = runs[:12]
     rows = "".join(_row(r.record) for r in shown)
-    head = "".join(f"<th>{h}</th>" for h in ("run", "preparing", "training", "all of the run", "metric", "accuracy", "epsilon"))
-    table = f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    more = f"<p class=soft>{len(runs) - len(shown)} more runs are in results.csv.</p>" if len(runs) > len(shown) else ""
-    return f"<section id=origin><h2>From the table to the model</h2>{''.join(parts)}{table}{more}</section>"
+    head = "".join(
+        f"<th>{h}</th>"
+        for h in ("run", "preparing", "training", "all of the run", "metric", "accuracy", "epsilon")
+    )
+    table = (
+        "<div"
+        f" class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+    more = (
+        f"<p class=soft>{len(runs) - len(shown)} more runs are in results.csv.</p>"
+        if len(runs) > len(shown)
+        else ""
+    )
+    return (
+        "<section id=origin><h2>From the table to the"
+        f" model</h2>{''.join(parts)}{table}{more}</section>"
+    )
 
 
 def _prepared(name: str, about: dict[str, Any]) -> str:
     found, rows = about.get("report"), about["rows"]  # a private run's record has no exact counts
     came = ""
     if found and "rows_in" in found:
-        dropped = "".join(f"{d['rows']:,} dropped ({html.escape(d['why'])}); " for d in found.get("dropped", []))
-        broken = f"{found['broken_lines']:,} broken lines left out; " if found.get("broken_lines") else ""
+        dropped = "".join(
+            f"{d['rows']:,} dropped ({html.escape(d['why'])}); " for d in found.get("dropped", [])
+        )
+        broken = (
+            f"{found['broken_lines']:,} broken lines left out; "
+            if found.get("broken_lines")
+            else ""
+        )
         came = f"{found['rows_in']:,} rows came in; {broken}{dropped}"
     stages = "".join(
         f"<tr><td>{html.escape(STAGES.get(stage, stage))}</td><td>{seconds:.2f} s</td></tr>"
@@ -44,9 +65,12 @@ def _prepared(name: str, about: dict[str, Any]) -> str:
     )
     where = f" at {html.escape(about['master'])}" if about["master"] else ""
     return (
-        f"<p><b>{html.escape(name)}</b>: {html.escape(about['name'])}, prepared by {html.escape(about['engine'])}{where} into "
-        f"{html.escape(str(about['shards']))} shards. {came}{rows['train']:,} to train on, {rows['test']:,} to test on.</p>"
-        f"<div class=scroll><table><thead><tr><th>stage</th><th>time</th></tr></thead><tbody>{stages}</tbody></table></div>"
+        f"<p><b>{html.escape(name)}</b>: {html.escape(about['name'])}, prepared by"
+        f" {html.escape(about['engine'])}{where} into "
+        f"{html.escape(str(about['shards']))} shards. {came}{rows['train']:,} to train on,"
+        f" {rows['test']:,} to test on.</p>"
+        "<div"
+        f" class=scroll><table><thead><tr><th>stage</th><th>time</th></tr></thead><tbody>{stages}</tbody></table></div>"
     )
 
 
@@ -58,7 +82,11 @@ def _row(record: dict[str, Any]) -> str:
         f"{sum(record['data']['seconds'].values()):.2f} s",
         f"{result['train_s']:.2f} s",
         f"{result['wall_s']:.2f} s",
-        f"{html.escape(metric['name'])} {metric['value']:.4f}" if metric and metric.get("value") is not None else "",
+        (
+            f"{html.escape(metric['name'])} {metric['value']:.4f}"
+            if metric and metric.get("value") is not None
+            else ""
+        ),
         percent(result["test_accuracy"]),
         f"{privacy['epsilon']:.3g} (delta {privacy['delta']:g})" if privacy else "none",
     )

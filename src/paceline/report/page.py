@@ -64,7 +64,9 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
         "default_line": charts.default_line,
         "charts": {c.name: {"table": c.table, "spec": c.spec} for c in drawn},
         "tables": {
-            name: rows for name, rows in charts.tables.items() if name == "lines" or any(c.table == name for c in drawn)
+            name: rows
+            for name, rows in charts.tables.items()
+            if name == "lines" or any(c.table == name for c in drawn)
         },
         "compared": [c for c in (_metric_compared(study), *COMPARED) if c],
         "verdicts": verdicts(study),
@@ -85,9 +87,12 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
             _results(study),
             _configuration(study),
             "</main>",
-            f"<footer>Made by Paceline {html.escape(str(study.environment.get('paceline', '')))} from the records in "
-            "this folder; "
-            f"<code>paceline report {html.escape(str(study.folder))}</code> makes it again.</footer>",
+            (
+                "<footer>Made by Paceline"
+                f" {html.escape(str(study.environment.get('paceline', '')))} from the records in"
+                f" this folder; <code>paceline report {html.escape(str(study.folder))}</code> makes"
+                " it again.</footer>"
+            ),
         )
     )
     return document(study.title, body, data, library, "page.js")
@@ -95,7 +100,11 @@ def page(study: Study, charts: Charts, drawn: Sequence[Chart], library: str) -> 
 
 def _metric_compared(study: Study) -> tuple[str, str, str, str] | None:
     score = score_of(study)
-    return None if score.is_accuracy else ("metric", f"test {score.name}", "", "high" if score.higher_is_better else "low")
+    return (
+        None
+        if score.is_accuracy
+        else ("metric", f"test {score.name}", "", "high" if score.higher_is_better else "low")
+    )
 
 
 def document(title: str, body: str, data: dict[str, Any], library: str, script: str) -> str:
@@ -105,7 +114,8 @@ def document(title: str, body: str, data: dict[str, Any], library: str, script: 
     folder = files("paceline.report")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon"'
+        ' href="data:,">\n'
         f"<title>{html.escape(title)}</title>\n<style>\n{folder.joinpath('page.css').read_text()}</style>\n</head>\n<body>\n{body}\n"
         f'<script type="application/json" id="data">{content}</script>\n'
         f"<script>{library}</script>\n"
@@ -120,9 +130,17 @@ def prose(text: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: Sequence[int] = ()) -> str:
     """Cells are HTML already."""
-    lines = ["<div class=scroll><table><thead><tr>", *(f"<th>{h}</th>" for h in head), "</tr></thead><tbody>"]
+    lines = [
+        "<div class=scroll><table><thead><tr>",
+        *(f"<th>{h}</th>" for h in head),
+        "</tr></thead><tbody>",
+    ]
     for number, row in enumerate(rows):
-        lines.append(f"<tr{' class=best' if number in marked else ''}>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>")
+        lines.append(
+            f"<tr{' class=best' if number in marked else ''}>"
+            + "".join(f"<td>{cell}</td>" for cell in row)
+            + "</tr>"
+        )
     return "".join([*lines, "</tbody></table></div>"])
 
 
@@ -135,16 +153,17 @@ def _head(study: Study) -> str:
     when = time.strftime("%d %B %Y", time.localtime(started)) if started else ""
     env = study.environment
     machine = (
-        f"{env.get('cpu', '')}, {env.get('cores', '?')} cores, torch {env.get('torch', '')}, Python {env.get('python', '')}"
+        f"{env.get('cpu', '')}, {env.get('cores', '?')} cores, torch {env.get('torch', '')}, Python"
+        f" {env.get('python', '')}"
     )
     done = sum(len(x.completed) for x in study.lines)
     work = f"{_all(study, 'model')} on {_all(study, 'data')}"
     facts = ", ".join(x for x in (count(done, "run"), count(study.seeds, "seed"), when) if x)
     facts = f"{html.escape(work)}: {facts}"
     return (
-        f"<header><div><h1>{html.escape(study.title)}</h1><p "
-        f"class=soft>{question}{'; ' if question else ''}{facts}.<br>{html.escape(machine)}</p></div>"
-        "<button id=theme type=button>light / dark</button></header>"
+        f"<header><div><h1>{html.escape(study.title)}</h1><p"
+        f" class=soft>{question}{'; ' if question else ''}{facts}.<br>{html.escape(machine)}</p></div><button"
+        " id=theme type=button>light / dark</button></header>"
     )
 
 
@@ -163,11 +182,18 @@ def _answer(study: Study) -> str:
         notes.append(f"For lack of time {study.about['cut_seeds']} were run.")
     if any(x.oversubscribed for x in best_lines(study)):
         notes.append(
-            f"† oversubscribed: more workers and servers than the {study.cores} cores; those times hold for this machine only."
+            f"† oversubscribed: more workers and servers than the {study.cores} cores; those times"
+            " hold for this machine only."
         )
     target, score = study.target, score_of(study)
     beside = not score.is_accuracy and any(x.accuracy for x in study.lines)
-    head = ["setting", "best<br>workers", "training", "against<br>serial", f"test<br>{html.escape(score.name)}"]
+    head = [
+        "setting",
+        "best<br>workers",
+        "training",
+        "against<br>serial",
+        f"test<br>{html.escape(score.name)}",
+    ]
     head += ["test<br>accuracy"] * beside
     head += [f"time to<br>{100 * target:g}%"] if target is not None else []
     head += ["bytes per worker<br>and step", "exchange,<br>waiting"]
@@ -186,20 +212,30 @@ def _answer(study: Study) -> str:
         row += [with_range(found["accuracy"], ".2f", 100, "%")] * beside
         if target is not None:
             row.append(
-                with_range(found["time_to_accuracy_s"], ".2f", 1, " s") if found["time_to_accuracy_s"] else "not reached"
+                with_range(found["time_to_accuracy_s"], ".2f", 1, " s")
+                if found["time_to_accuracy_s"]
+                else "not reached"
             )
         row += [size(sent.mean) if sent and line.workers > 1 else "–"]
         row += [
-            f"{percent(sync, 0)}, {percent(idle, 0)}" if sync is not None and idle is not None and line.workers > 1 else "–"
+            (
+                f"{percent(sync, 0)}, {percent(idle, 0)}"
+                if sync is not None and idle is not None and line.workers > 1
+                else "–"
+            )
         ]
         rows.append(row)
     under = "".join(f"<p class=note>{prose(n)}</p>" for n in notes)
     servers = any(x.servers for x in study.lines)
     means = (
-        "<p class=note>Means over the runs, with the lowest and the highest run in brackets; each setting at its own best "
-        f"number of workers.{' Bytes are those that a worker sends; what servers send is not in them.' * servers}</p>"
+        "<p class=note>Means over the runs, with the lowest and the highest run in brackets; each"
+        " setting at its own best "
+        "number of"
+        f" workers.{' Bytes are those that a worker sends; what servers send is not in them.' * servers}</p>"
     )
-    return f'<section class=answer id="answer">{sentences}{table(head, rows)}{means}{under}</section>'
+    return (
+        f'<section class=answer id="answer">{sentences}{table(head, rows)}{means}{under}</section>'
+    )
 
 
 def _name(line: Line) -> str:
@@ -213,7 +249,11 @@ def _workers(line: Line) -> str:
 def _score(study: Study, line: Line) -> str:
     """The metric that was asked for, with its range."""
     score = score_of(study)
-    return with_range(score.spread(line), ".2f", 100, "%") if score.is_accuracy else with_range(score.spread(line), ".4g")
+    return (
+        with_range(score.spread(line), ".2f", 100, "%")
+        if score.is_accuracy
+        else with_range(score.spread(line), ".4g")
+    )
 
 
 def _comments(found: Sequence[Comment]) -> str:
@@ -221,13 +261,27 @@ def _comments(found: Sequence[Comment]) -> str:
         return ""
     items = []
     for comment in found:
-        figures = "".join(f"<dt>{prose(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in comment.figures.items())
-        behind = f" <details class=figures><summary>figures</summary><dl>{figures}</dl></details>" if figures else ""
+        figures = "".join(
+            f"<dt>{prose(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in comment.figures.items()
+        )
+        behind = (
+            f" <details class=figures><summary>figures</summary><dl>{figures}</dl></details>"
+            if figures
+            else ""
+        )
         kind = ' class="warn"' if comment.kind in ("failed", "slower", "slow worker") else ""
         items.append(f"<li><span{kind}>{prose(comment.text)}</span>{behind}</li>")
     shown, rest = items[:10], items[10:]
-    more = f"<details><summary>{len(rest)} more</summary><ul class=comments>{''.join(rest)}</ul></details>" if rest else ""
-    return f'<section id="comments"><h2>What was seen</h2><ul class=comments>{"".join(shown)}</ul>{more}</section>'
+    more = (
+        f"<details><summary>{len(rest)} more</summary><ul"
+        f" class=comments>{''.join(rest)}</ul></details>"
+        if rest
+        else ""
+    )
+    return (
+        '<section id="comments"><h2>What was seen</h2><ul'
+        f" class=comments>{''.join(shown)}</ul>{more}</section>"
+    )
 
 
 def _controls(charts: Charts) -> str:
@@ -235,17 +289,32 @@ def _controls(charts: Charts) -> str:
     for series in charts.series:
         colour, shape = charts.colours[series]
         glyph = (
-            f'<svg width=14 height=14 viewBox="0 0 16 16" aria-hidden=true><path fill="{colour}" d="{GLYPHS[shape]}"/></svg>'
+            f'<svg width=14 height=14 viewBox="0 0 16 16" aria-hidden=true><path fill="{colour}"'
+            f' d="{GLYPHS[shape]}"/></svg>'
         )
         name = html.escape(series)
-        chips.append(f'<label class=chip><input type=checkbox checked data-series="{name}">{glyph}{name}</label>')
+        chips.append(
+            "<label class=chip><input type=checkbox checked"
+            f' data-series="{name}">{glyph}{name}</label>'
+        )
     counts = sorted({r["workers"] for r in charts.lines})
     options = "".join(
-        f"<option{' selected' if c == charts.default_workers else ''}>{html.escape(str(c))}</option>" for c in counts
+        f"<option{' selected' if c == charts.default_workers else ''}>{html.escape(str(c))}</option>"
+        for c in counts
     )
-    choose = f"<label class='chip pick'>workers <select id=workers>{options}</select></label>" if len(counts) > 1 else ""
-    both = "<button type=button data-choose=all>all</button><button type=button data-choose=none>none</button>"
-    return f'<div class=controls role="group" aria-label="what the charts show">{"".join(chips)}{both}{choose}</div>'
+    choose = (
+        f"<label class='chip pick'>workers <select id=workers>{options}</select></label>"
+        if len(counts) > 1
+        else ""
+    )
+    both = (
+        "<button type=button data-choose=all>all</button><button type=button"
+        " data-choose=none>none</button>"
+    )
+    return (
+        '<div class=controls role="group" aria-label="what the charts'
+        f' show">{"".join(chips)}{both}{choose}</div>'
+    )
 
 
 def _sections(charts: Charts, drawn: Sequence[Chart]) -> list[str]:
@@ -266,28 +335,34 @@ def _sections(charts: Charts, drawn: Sequence[Chart]) -> list[str]:
             f"data-chart={c.name}></div><figcaption>{html.escape(c.note)}</figcaption></figure>"
             for c in members
         )
-        parts.append(f"<section><h2>{html.escape(section)}</h2>{choose}<div class=grid>{figures}</div></section>")
+        parts.append(
+            f"<section><h2>{html.escape(section)}</h2>{choose}<div"
+            f" class=grid>{figures}</div></section>"
+        )
     return parts
 
 
 def _pairs(charts: Charts) -> str:
     if len(charts.lines) < 2:
         return ""
-    first = next((r["id"] for r in charts.lines if r["strategy"] == "serial"), charts.lines[0]["id"])
+    first = next(
+        (r["id"] for r in charts.lines if r["strategy"] == "serial"), charts.lines[0]["id"]
+    )
     second = charts.default_line if charts.default_line != first else charts.lines[1]["id"]
 
     def options(chosen: str) -> str:
         return "".join(
-            f"<option{' selected' if r['id'] == chosen else ''}>{html.escape(r['id'])}</option>" for r in charts.lines
+            f"<option{' selected' if r['id'] == chosen else ''}>{html.escape(r['id'])}</option>"
+            for r in charts.lines
         )
 
     return (
-        "<section><h2>Any two, side by side</h2><div class=row>"
-        f"<label>one <select id=one>{options(first)}</select></label><label>other <select "
-        f"id=other>{options(second)}</select></label></div>"
-        "<div class=scroll><table><thead><tr><th></th><th>one</th><th>other</th><th>other / one</th><th "
-        "class=text>verdict</th></tr></thead>"
-        "<tbody id=pair></tbody></table></div></section>"
+        "<section><h2>Any two, side by side</h2><div class=row><label>one <select"
+        f" id=one>{options(first)}</select></label><label>other <select"
+        f" id=other>{options(second)}</select></label></div><div"
+        " class=scroll><table><thead><tr><th></th><th>one</th><th>other</th><th>other /"
+        " one</th><th class=text>verdict</th></tr></thead><tbody"
+        " id=pair></tbody></table></div></section>"
     )
 
 
@@ -314,7 +389,9 @@ def _results(study: Study) -> str:
             continue
         m: dict[str, Any] = measured(study, line)
 
-        def mean(key: str, form: str, scale: float = 1.0, unit: str = "", m: dict[str, Any] = m) -> str:
+        def mean(
+            key: str, form: str, scale: float = 1.0, unit: str = "", m: dict[str, Any] = m
+        ) -> str:
             return "–" if m[key] is None else f"{m[key].mean * scale:{form}}{unit}"
 
         rows.append(
@@ -343,23 +420,34 @@ def _configuration(study: Study) -> str:
     definition = study.definition
     first = study.runs[0].record
     told = {k: v for k, v in first["environment"].items() if v not in (None, "")}
-    machine = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in told.items())
+    machine = "".join(
+        f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in told.items()
+    )
     parts = [f"<section><h2>To repeat it</h2><dl>{machine}</dl>"]
     if definition:
-        own_batch = "batch_size" in definition.get("base", {}) or "batch_size" in definition.get("axes", {})
+        own_batch = "batch_size" in definition.get("base", {}) or "batch_size" in definition.get(
+            "axes", {}
+        )
         batch = "the same batch for every worker" if own_batch else "the same global batch"
         strong = f"{batch} and the same samples for every number of workers (strong scaling)"
         weak = "the same batch and number of steps for each worker (weak scaling)"
         parts.append(
-            "<p>Fair means here: the same model, data, initial weights (by seed), memory format and evaluation for all; "
-            f"{weak if definition.get('scaling') == 'weak' else strong}; one thread per worker; runs in random order, seed by "
-            "seed; start-up, loading and evaluation not in the training time.</p>"
+            "<p>Fair means here: the same model, data, initial weights (by seed), memory format"
+            f" and evaluation for all; {weak if definition.get('scaling') == 'weak' else strong};"
+            " one thread per worker; runs in random order, seed by seed; start-up, loading and"
+            " evaluation not in the training time.</p>"
         )
-        parts.append(f"<details><summary>the study</summary><pre><code>{_json(definition)}</code></pre></details>")
+        parts.append(
+            "<details><summary>the"
+            f" study</summary><pre><code>{_json(definition)}</code></pre></details>"
+        )
         chosen = study.about.get("memory_format") or {}
         if chosen:
             told_formats = ", ".join(f"{v} for {k}" for k, v in chosen.items())
-            parts.append(f"<p class=note>Memory format, measured once and used for all: {html.escape(told_formats)}.</p>")
+            parts.append(
+                "<p class=note>Memory format, measured once and used for all:"
+                f" {html.escape(told_formats)}.</p>"
+            )
     parts.append(
         "<details><summary>the resolved configuration of the first "
         f"run</summary><pre><code>{_json(first['config'])}</code></pre></details>"

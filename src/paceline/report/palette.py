@@ -1,6 +1,8 @@
-"""One colour and one shape per series, the same in every chart, and told apart with any kind of colour vision.
+"""One colour and one shape per series, the same in every chart, and told apart with any kind of
+colour vision.
 
-Colours are Paul Tol's "bright" and "vibrant" schemes, which hold on white and on black; more series than those differ in shape.
+Colours are Paul Tol's "bright" and "vibrant" schemes, which hold on white and on black; more series
+than those differ in shape.
 """
 
 from __future__ import annotations
@@ -23,11 +25,19 @@ COLOURS = (
 )
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 TOGETHER = "computing and exchange, not told apart"
-PARTS = {"compute": "#4477AA", "codec": "#228833", "sync": "#EE7733", "idle": "#BBBBBB", TOGETHER: "#AA55CC"}
+PARTS = {
+    "compute": "#4477AA",
+    "codec": "#228833",
+    "sync": "#EE7733",
+    "idle": "#BBBBBB",
+    TOGETHER: "#AA55CC",
+}
 
 
 def assign(series: list[str]) -> dict[str, tuple[str, str]]:
-    """(colour, shape) by label. The first of each strategy takes that strategy's own colour, the others what is left."""
+    """(colour, shape) by label. The first of each strategy takes that strategy's own colour, the
+    others what is left.
+    """
     order = [name for name in strategies.names() if name != "serial"]
     own = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(order)}
     taken: dict[str, str] = {}

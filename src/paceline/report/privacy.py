@@ -1,4 +1,6 @@
-"""What privacy promises and what it costs: epsilon, the noise behind it, who is trusted, and the accuracy that is left."""
+"""What privacy promises and what it costs: epsilon, the noise behind it, who is trusted, and the
+accuracy that is left.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,17 @@ def privacy_table(study: Study) -> str:
         )
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     titles = "".join(f"<th>{h}</th>" for h in head)
-    body = f"<div class=scroll><table><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    meanings = "".join(f"<p><b>{html.escape(name)}.</b> {html.escape(text)}</p>" for name, text in _meanings(lines).items())
+    body = (
+        "<div"
+        f" class=scroll><table><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+    meanings = "".join(
+        f"<p><b>{html.escape(name)}.</b> {html.escape(text)}</p>"
+        for name, text in _meanings(lines).items()
+    )
     note = (
-        "<p class=soft>Noise is in units of the clip norm. Epsilon is of one run: whoever sees several runs on the same people "
-        "has seen several epsilons, which add up.</p>"
+        "<p class=soft>Noise is in units of the clip norm. Epsilon is of one run: whoever sees"
+        " several runs on the same people has seen several epsilons, which add up.</p>"
     )
     return f"<section id=privacy><h2>What privacy promises</h2>{body}{meanings}{note}</section>"
 
@@ -73,7 +81,10 @@ def _meanings(lines: list[Line]) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in sorted(lines, key=lambda x: -x.workers):
         told = promise(line)
-        found.setdefault(f"trust={told['trust']}" if line.workers > 1 else "one worker", " ".join(told["guarantee"]))
+        found.setdefault(
+            f"trust={told['trust']}" if line.workers > 1 else "one worker",
+            " ".join(told["guarantee"]),
+        )
     return found
 
 
@@ -100,7 +111,9 @@ def without_privacy(study: Study, line: Line) -> Line | None:
     serial = (
         x
         for x in plain
-        if x.strategy == "serial" and x.threads == 1 and rest(x.varied, *unknown) == rest(line.varied, *unknown)
+        if x.strategy == "serial"
+        and x.threads == 1
+        and rest(x.varied, *unknown) == rest(line.varied, *unknown)
     )
     return next(same, None) or next(serial, None)
 
@@ -110,10 +123,14 @@ def what_privacy_costs(study: Study) -> Iterator[Comment]:
     for line in private_lines(study):
         if not promise(line)["private"]:
             yield Comment(
-                "failed", f"`{line.id}` is not private: its noise follows from the seed (secure=false), which is in the record."
+                "failed",
+                f"`{line.id}` is not private: its noise follows from the seed (secure=false), which"
+                " is in the record.",
             )
     score = score_of(study)
-    scores = {x.id: spread.mean for x in private_lines(study) if (spread := score.spread(x)) is not None}
+    scores = {
+        x.id: spread.mean for x in private_lines(study) if (spread := score.spread(x)) is not None
+    }
     if scores:
         pick = max if score.higher_is_better else min
         best = pick((x for x in private_lines(study) if x.id in scores), key=lambda x: scores[x.id])
@@ -123,9 +140,10 @@ def what_privacy_costs(study: Study) -> Iterator[Comment]:
             told, reference = promise(best), score.spread(without)
             yield Comment(
                 "privacy",
-                f"At epsilon {told['epsilon']:.3g} (delta {told['delta']:g}) the best private setting, `{best.id}`, came to "
-                f"{score.text(scores[best.id])}; without privacy `{without.id}` came to "
-                f"{score.text(reference.mean if reference else None)}: {_cost(study, best, without, verdict)}.",
+                f"At epsilon {told['epsilon']:.3g} (delta {told['delta']:g}) the best private"
+                f" setting, `{best.id}`, came to {score.text(scores[best.id])}; without privacy"
+                f" `{without.id}` came to {score.text(reference.mean if reference else None)}:"
+                f" {_cost(study, best, without, verdict)}.",
                 {"trust": str(told["trust"]), "noise": f"{told['noise']:.3g}"},
             )
     yield from _more_workers(study)
@@ -135,19 +153,34 @@ def _cost(study: Study, line: Line, without: Line, verdict: Verdict) -> str:
     score = score_of(study)
     worse, gap = score.worse(verdict), score.gap(line, without)
     if not verdict.told:
-        unknown = "one run each cannot tell what" if verdict.runs < 2 else "these runs cannot tell from noise what"
-        return f"{unknown} privacy cost ({gap} {'lost' if worse > 0 else 'gained'})" if worse else "privacy cost nothing here"
+        unknown = (
+            "one run each cannot tell what"
+            if verdict.runs < 2
+            else "these runs cannot tell from noise what"
+        )
+        return (
+            f"{unknown} privacy cost ({gap} {'lost' if worse > 0 else 'gained'})"
+            if worse
+            else "privacy cost nothing here"
+        )
     each_time = f" {verdict.each_time}" if verdict.split else ""
     return (
-        f"privacy cost {gap}{each_time}" if worse > 0 else f"here privacy cost nothing ({gap} better{each_time})"
+        f"privacy cost {gap}{each_time}"
+        if worse > 0
+        else f"here privacy cost nothing ({gap} better{each_time})"
     ) + verdict.seen
 
 
 def _more_workers(study: Study) -> Iterator[Comment]:
-    """Where every message is protected, more workers add more noise: what that does to the score, where it is told."""
+    """Where every message is protected, more workers add more noise: what that does to the score,
+    where it is told.
+    """
     score = score_of(study)
     for label in study.series:
-        own = sorted((x for x in private_lines(study) if x.label == label and score.spread(x)), key=lambda x: x.workers)
+        own = sorted(
+            (x for x in private_lines(study) if x.label == label and score.spread(x)),
+            key=lambda x: x.workers,
+        )
         if len(own) < 2 or promise(own[-1])["trust"] != "peers":
             continue
         few, many = own[0], own[-1]
@@ -155,7 +188,8 @@ def _more_workers(study: Study) -> Iterator[Comment]:
             verdict = scored(study, many, few)
             yield Comment(
                 "privacy",
-                f"`{label}` lost {score.gap(many, few)} from {few.workers} to {many.workers} workers"
-                f"{verdict.seen if verdict else ''}: every one of them adds the whole noise, so their average has more of it; "
-                "trust=curator, or larger batches, take it away.",
+                f"`{label}` lost {score.gap(many, few)} from {few.workers} to {many.workers}"
+                f" workers{verdict.seen if verdict else ''}: every one of them adds the whole"
+                " noise, so their average has more of it; trust=curator, or larger batches, take"
+                " it away.",
             )

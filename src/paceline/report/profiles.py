@@ -24,20 +24,36 @@ def profiles_of(run: RunRecord) -> dict[str, Profile]:
 
 def profile_tables(study: Study) -> str:
     """HTML; nothing where no run was profiled."""
-    profiled = [(line, run, tables) for line in study.lines for run in line.completed[:1] if (tables := profiles_of(run))]
+    profiled = [
+        (line, run, tables)
+        for line in study.lines
+        for run in line.completed[:1]
+        if (tables := profiles_of(run))
+    ]
     if not profiled:
         return ""
-    serial = next((next(iter(t.values())) for line, _, t in profiled if line.strategy == "serial"), None)
+    serial = next(
+        (next(iter(t.values())) for line, _, t in profiled if line.strategy == "serial"), None
+    )
     several = [p for p in profiled if p[0].strategy != "serial"] or profiled
-    parts = ["<section><h2>Profiles</h2><p class=note>Milliseconds of one step, own time; calls in one step in brackets.</p>"]
+    parts = [
+        "<section><h2>Profiles</h2><p class=note>Milliseconds of one step, own time; calls in one"
+        " step in brackets.</p>"
+    ]
     for line, _, tables in several[:MOST_RUNS]:
-        columns = {**({"serial": serial} if serial is not None and line.strategy != "serial" else {}), **tables}
+        columns = {
+            **({"serial": serial} if serial is not None and line.strategy != "serial" else {}),
+            **tables,
+        }
         for kind, steps, title in (
             ("functions", "function_steps", "Python functions"),
             ("operators", "operator_steps", "operators"),
         ):
             name = html.escape(line.id)
-            parts.append(f"<details open><summary>{name}: {title}</summary>{_table(columns, kind, steps)}</details>")
+            parts.append(
+                f"<details open><summary>{name}:"
+                f" {title}</summary>{_table(columns, kind, steps)}</details>"
+            )
     return "".join([*parts, "</section>"])
 
 
@@ -46,7 +62,11 @@ def _table(columns: dict[str, Profile], kind: str, steps: str) -> str:
     for column, profile in columns.items():
         count = max(1, profile[steps])
         for row in profile[kind]:
-            rows.setdefault(row["name"], {})[column] = (row["own_s"] / count, row["calls"] / count, row["total_s"] / count)
+            rows.setdefault(row["name"], {})[column] = (
+                row["own_s"] / count,
+                row["calls"] / count,
+                row["total_s"] / count,
+            )
     order = sorted(rows, key=lambda name: -max(v[0] for v in rows[name].values()))[:MOST_ROWS]
     head = "".join(f"<th>{html.escape(c)}<br>own (calls)</th><th>total</th>" for c in columns)
     body = []
@@ -55,8 +75,13 @@ def _table(columns: dict[str, Profile], kind: str, steps: str) -> str:
         for column in columns:
             value = rows[name].get(column)
             own = "–" if value is None else f"{1e3 * value[0]:.3f} ({value[1]:.3g})"
-            cells.append(f"<td>{own}</td><td>{'–' if value is None else f'{1e3 * value[2]:.3f}'}</td>")
+            cells.append(
+                f"<td>{own}</td><td>{'–' if value is None else f'{1e3 * value[2]:.3f}'}</td>"
+            )
         body.append(f"<tr><td><code>{html.escape(name[:90])}</code></td>{''.join(cells)}</tr>")
     if not body:
         return "<p class=note>Too few steps were made for this one.</p>"
-    return f"<div class=scroll><table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    return (
+        "<div"
+        f" class=scroll><table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )

@@ -12,14 +12,23 @@ from paceline.record.writer import write_whole
 from paceline.report.charts import Chart, Charts, static_spec
 from paceline.report.lines import Study, read_study
 from paceline.report.page import page
-from paceline.report.tables import Row, curve_rows, line_rows, resource_rows, worker_rows, write_results
+from paceline.report.tables import (
+    Row,
+    curve_rows,
+    line_rows,
+    resource_rows,
+    worker_rows,
+    write_results,
+)
 
 Say = Callable[[str], None]
 SCALE = 2  # of the PNGs
 
 
 def render(folder: str | Path, figures: bool = True, say: Say = lambda _: None) -> Path:
-    """Write the report of a study (or of a run, or of a folder of runs) into its own folder; the page's path."""
+    """Write the report of a study (or of a run, or of a folder of runs) into its own folder; the
+    page's path.
+    """
     return write(read_study(folder), Path(folder), figures, say)
 
 
@@ -69,5 +78,7 @@ def _vl_convert() -> Any:
     try:
         import vl_convert
     except ImportError as error:
-        raise PacelineError(f"reports need vl-convert-python: pip install vl-convert-python ({error})") from None
+        raise PacelineError(
+            f"reports need vl-convert-python: pip install vl-convert-python ({error})"
+        ) from None
     return vl_convert

@@ -72,17 +72,28 @@ class Score:
 
 @cache
 def score_of(*studies: Study) -> Score:
-    """The metric that all runs were asked for; accuracy where that is it, or where runs have several."""
+    """The metric that all runs were asked for; accuracy where that is it, or where runs have
+    several.
+    """
     runs = [r.record for study in studies for line in study.lines for r in line.completed]
     found = [r["result"].get("metric") for r in runs]
     names = {m["name"] for m in found if m}
     name = names.pop() if len(names) == 1 and all(found) else "accuracy"
     if name == "accuracy":
-        accuracy = Quantity("accuracy", _values(lambda r: r["result"]["test_accuracy"]), relative=False, once=UNKNOWN_POINTS)
+        accuracy = Quantity(
+            "accuracy",
+            _values(lambda r: r["result"]["test_accuracy"]),
+            relative=False,
+            once=UNKNOWN_POINTS,
+        )
         return Score("accuracy", True, accuracy)
     of = _values(lambda r: (r["result"]["metric"] or {}).get("value"))
     relative = all(v > 0 for study in studies for line in study.lines for v in of(line))
-    quantity = Quantity(name, of, relative=relative) if relative else Quantity(name, of, relative=False, once=math.inf)
+    quantity = (
+        Quantity(name, of, relative=relative)
+        if relative
+        else Quantity(name, of, relative=False, once=math.inf)
+    )
     return Score(name, _higher_is_better(found[0] or {}), quantity)
 
 
@@ -123,9 +134,17 @@ def standing(study: Study, line: Line, serial: Line) -> str:
     worse, gap = score.worse(found), score.gap(line, serial)
     tiny = abs(worse) <= score.tiny
     if (tiny and worse <= 0) or (worse < 0 and not found.told):
-        return "no less accurate than serial" if score.is_accuracy else f"with no worse {score.name} than serial"
+        return (
+            "no less accurate than serial"
+            if score.is_accuracy
+            else f"with no worse {score.name} than serial"
+        )
     if tiny:
-        return "as accurate as serial, within 0.05 points" if score.is_accuracy else f"with serial's {score.name}, within 0.1%"
+        return (
+            "as accurate as serial, within 0.05 points"
+            if score.is_accuracy
+            else f"with serial's {score.name}, within 0.1%"
+        )
     if score.is_accuracy:
         where = f"{gap} {'below' if worse > 0 else 'above'} serial"
     else:
@@ -152,7 +171,9 @@ def largest_class(record: dict[str, Any]) -> tuple[str, float] | None:
 
 
 def only_the_largest_class(record: dict[str, Any]) -> str:
-    """Its name, where the accuracy is that of a model which always answers with it (within half a sample); else nothing."""
+    """Its name, where the accuracy is that of a model which always answers with it (within half a
+    sample); else nothing.
+    """
     found, accuracy = largest_class(record), record["result"]["test_accuracy"]
     if found is None or accuracy is None:
         return ""

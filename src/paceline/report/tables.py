@@ -1,4 +1,6 @@
-"""The tables behind every chart and every comparison: plain rows, computed once from the lines of a study."""
+"""The tables behind every chart and every comparison: plain rows, computed once from the lines of a
+study.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from paceline.request.config import label_of
 
 Row = dict[str, Any]
 MOST_POINTS = 60  # of one worker's resources over time
-DODGE = 0.035  # between series at the same number of workers, so that error bars do not hide each other
+DODGE = (
+    0.035  # between series at the same number of workers, so that error bars do not hide each other
+)
 
 RESULT_COLUMNS = (
     "test_accuracy", "test_loss", "train_loss", "steps", "samples", "train_s", "wall_s", "samples_per_s",
@@ -59,7 +63,9 @@ def measured(study: Study, line: Line) -> dict[str, Spread | None]:
         "metric": None if score_of(study).is_accuracy else score_of(study).spread(line),
         "accuracy": line.accuracy,
         "test_loss": line.result("test_loss"),
-        "epsilon": Spread.of([r.record["privacy"]["epsilon"] for r in line.completed if r.record.get("privacy")]),
+        "epsilon": Spread.of(
+            [r.record["privacy"]["epsilon"] for r in line.completed if r.record.get("privacy")]
+        ),
         "speedup": study.own_speedup(line),
         "speedup_serial": study.serial_speedup(line),
         "efficiency": study.efficiency(line),
@@ -91,7 +97,9 @@ TIMES = ("train_s", "samples_per_s", "speedup_serial")  # one worker of any stra
 
 
 def verdicts(study: Study) -> dict[str, list[str]]:
-    """Every pair of settings in every column: for each row of `line_rows` a letter per row before it (see `letter`)."""
+    """Every pair of settings in every column: for each row of `line_rows` a letter per row before
+    it (see `letter`).
+    """
     lines = [line for line in study.lines if line.completed]
     values: dict[str, dict[str, list[float]]] = {}
     for line in lines:
@@ -104,7 +112,9 @@ def verdicts(study: Study) -> dict[str, list[str]]:
     for name, own in values.items():
         judge = Judge(_column(study, name, own), study)
         known = [judge.known(x) for x in lines]
-        found[name] = ["".join(_letter_of(judge, a, b) for b in known[:i]) for i, a in enumerate(known)]
+        found[name] = [
+            "".join(_letter_of(judge, a, b) for b in known[:i]) for i, a in enumerate(known)
+        ]
     return found
 
 
@@ -119,7 +129,9 @@ def _column(study: Study, name: str, values: dict[str, list[float]]) -> Quantity
 
     if name != "accuracy" and all(v > 0 for own in values.values() for v in own):
         return Quantity(name, whole, alone_is_serial=name in TIMES)
-    return Quantity(name, whole, relative=False, once=UNKNOWN_POINTS if name == "accuracy" else math.inf)
+    return Quantity(
+        name, whole, relative=False, once=UNKNOWN_POINTS if name == "accuracy" else math.inf
+    )
 
 
 def _letter_of(judge: Judge, a: Known | None, b: Known | None) -> str:
@@ -127,7 +139,9 @@ def _letter_of(judge: Judge, a: Known | None, b: Known | None) -> str:
 
 
 def letter(verdict: Verdict) -> str:
-    """`r` told, in all rounds; `t` told by a t-test; `o` told, seen once; `n` within noise; `1` one run: cannot be told."""
+    """`r` told, in all rounds; `t` told by a t-test; `o` told, seen once; `n` within noise; `1` one
+    run: cannot be told.
+    """
     if verdict.told:
         return "o" if verdict.runs < 2 else "r" if verdict.split else "t"
     return "1" if verdict.runs < 2 else "n"
@@ -136,7 +150,11 @@ def letter(verdict: Verdict) -> str:
 def _spread(name: str, spread: Spread | None) -> Row:
     if spread is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {name: _round(spread.mean), f"{name}_low": _round(spread.low), f"{name}_high": _round(spread.high)}
+    return {
+        name: _round(spread.mean),
+        f"{name}_low": _round(spread.low),
+        f"{name}_high": _round(spread.high),
+    }
 
 
 def curve_rows(study: Study) -> list[Row]:
@@ -191,7 +209,15 @@ def worker_rows(study: Study) -> list[Row]:
                 values = [w[f"{part}_s"] for w in found if w.get(f"{part}_s") is not None]
                 if values and role == "worker":
                     mean = _round(sum(values) / len(values))
-                    rows.append({"line": line.id, "worker": f"{role} {rank}", "part": part, "place": place, "seconds": mean})
+                    rows.append(
+                        {
+                            "line": line.id,
+                            "worker": f"{role} {rank}",
+                            "part": part,
+                            "place": place,
+                            "seconds": mean,
+                        }
+                    )
     return rows
 
 
@@ -216,12 +242,17 @@ def _resources(run: RunRecord) -> list[Row]:
             if span <= 0:
                 continue
 
-            def rate(*keys: str, before: Event = before, now: Event = now, span: float = span) -> float | None:
+            def rate(
+                *keys: str, before: Event = before, now: Event = now, span: float = span
+            ) -> float | None:
                 if any(now.get(k) is None or before.get(k) is None for k in keys):
                     return None
                 return float(sum(now[k] - before[k] for k in keys)) / span
 
-            cpu, net = rate("cpu_user_s", "cpu_system_s"), rate("net_sent_bytes", "net_received_bytes")
+            cpu, net = (
+                rate("cpu_user_s", "cpu_system_s"),
+                rate("net_sent_bytes", "net_received_bytes"),
+            )
             disk = rate("disk_read_bytes", "disk_write_bytes")
             rows.append(
                 {
@@ -259,7 +290,11 @@ def axis_rows(study: Study, axis: str) -> list[Row]:
 
 def numeric_axes(study: Study) -> list[str]:
     """Axes of the grid, other than the workers, that have numbers as values."""
-    names = list(dict.fromkeys(k for line in study.lines for k in line.varied if k not in ("strategy", "threads")))
+    names = list(
+        dict.fromkeys(
+            k for line in study.lines for k in line.varied if k not in ("strategy", "threads")
+        )
+    )
     found = []
     for name in names:
         values = {line.varied[name] for line in study.lines if name in line.varied}
@@ -281,7 +316,16 @@ def write_results(study: Study, path: Path) -> None:
     varied = list(dict.fromkeys(k for line in study.lines for k in line.varied if k != "strategy"))
     file = io.StringIO(newline="")
     writer = csv.writer(file)
-    head = ["run", "label", "strategy", "workers", "threads", *(v for v in varied if v != "threads"), "seed", "status"]
+    head = [
+        "run",
+        "label",
+        "strategy",
+        "workers",
+        "threads",
+        *(v for v in varied if v != "threads"),
+        "seed",
+        "status",
+    ]
     worker = [
         "compute_s",
         "encode_s",
@@ -335,7 +379,9 @@ def against_serial(study: Study, line: Line) -> str:
     found = speed(study, line, study.serial(line)) if line.strategy != "serial" else None
     if found is None:
         return ""
-    return ("faster" if found.lower else "slower" if found.higher else "not told apart") + found.seen
+    return (
+        "faster" if found.lower else "slower" if found.higher else "not told apart"
+    ) + found.seen
 
 
 def field_of(key: str) -> Callable[[Row], float | None]:

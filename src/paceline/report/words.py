@@ -32,15 +32,23 @@ def size(value: float | None) -> str:
         return "–"
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
-            return f"{value / scale:,.1f} {unit}" if value < 100 * scale else f"{value / scale:,.0f} {unit}"
+            return (
+                f"{value / scale:,.1f} {unit}"
+                if value < 100 * scale
+                else f"{value / scale:,.0f} {unit}"
+            )
     return f"{value:.0f} B"
 
 
 def with_range(spread: Spread | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
-    """The mean, and the lowest and the highest run where there is more than one: `1.70 s (1.41-1.90)`."""
+    """The mean, and the lowest and the highest run where there is more than one: `1.70 s
+    (1.41-1.90)`.
+    """
     if spread is None:
         return "–"
-    mean, low, high = (f"{value * scale:{form}}" for value in (spread.mean, spread.low, spread.high))
+    mean, low, high = (
+        f"{value * scale:{form}}" for value in (spread.mean, spread.low, spread.high)
+    )
     return f"{mean}{unit}" if spread.n < 2 or low == high else f"{mean}{unit} ({low}-{high})"
 
 
@@ -54,7 +62,13 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     shown = [f"`{n}`" for n in names[:most]]
     if len(names) > most:
         shown.append(f"{len(names) - most} more")
-    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1] if shown else ""
+    return (
+        shown[0]
+        if len(shown) == 1
+        else ", ".join(shown[:-1]) + " and " + shown[-1]
+        if shown
+        else ""
+    )
 
 
 def workers(number: int) -> str:
@@ -66,6 +80,9 @@ def pace_against(line: Line, serial: Line) -> str:
     if line.train_s is None or serial.train_s is None:
         return ""
     if math.isclose(line.samples, serial.samples, rel_tol=0.01):
-        return f"{seconds(line.train_s.mean)} of training against serial's {seconds(serial.train_s.mean)}"
+        return (
+            f"{seconds(line.train_s.mean)} of training against serial's"
+            f" {seconds(serial.train_s.mean)}"
+        )
     rates = [x.samples / x.train_s.mean for x in (line, serial) if x.train_s]
     return f"{rates[0]:,.0f} samples/s against serial's {rates[1]:,.0f}"

@@ -1,4 +1,6 @@
-"""Whether what was asked for goes together: device, strategy, servers, transport, overlap; and what `auto` means here."""
+"""Whether what was asked for goes together: device, strategy, servers, transport, overlap; and what
+`auto` means here.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,26 @@ def check_device(name: str) -> None:
         torch.zeros(1, device=device).tolist()
     except Exception as error:  # each kind of device has errors of its own
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadRequest(f"device={shortened(name)} is not available here, use --device cpu: {reason}") from None
+        raise BadRequest(
+            f"device={shortened(name)} is not available here, use --device cpu: {reason}"
+        ) from None
     if device.type == "cpu" and device.index:
-        raise BadRequest(f"device={name}: there is one cpu for PyTorch, whatever its cores: write --device cpu")
+        raise BadRequest(
+            f"device={name}: there is one cpu for PyTorch, whatever its cores: write --device cpu"
+        )
 
 
 def check_strategy(config: Config, strategy: Strategy) -> None:
     if not isinstance(strategy, Strategy):
-        raise BadRequest(f"strategy {config.described()['strategy']} gave a {type(strategy).__name__}, not a Strategy")
+        raise BadRequest(
+            f"strategy {config.described()['strategy']} gave a {type(strategy).__name__}, not a"
+            " Strategy"
+        )
     most = strategy.most_workers
     if most is not None and config.workers > most:
-        others = ", ".join(e.name for e in strategies if getattr(e.make, "most_workers", None) is None)
+        others = ", ".join(
+            e.name for e in strategies if getattr(e.make, "most_workers", None) is None
+        )
         raise BadRequest(
             f"strategy {strategy.name} runs {most} worker, not {config.workers}: "
             f"use --workers {most}, or another strategy ({others})"
@@ -42,26 +53,40 @@ def servers_of(config: Config, strategy: Strategy) -> int:
     """How many ranks beside the workers: one by default where the strategy has servers."""
     if strategy.serves == "ranks":
         if config.servers == 0:
-            raise BadRequest(f"strategy {strategy.name} needs at least one server: servers=0 is none")
+            raise BadRequest(
+                f"strategy {strategy.name} needs at least one server: servers=0 is none"
+            )
         return 1 if config.servers is None else config.servers
     if config.servers:
-        raise BadRequest(f"strategy {strategy.name} has no servers: leave servers={config.servers} out")
+        raise BadRequest(
+            f"strategy {strategy.name} has no servers: leave servers={config.servers} out"
+        )
     return 0
 
 
 def overlap_of(config: Config, transport: str, threads: int, servers: int) -> str:
-    """`auto` is on where every worker has a core more than its threads, for the thread that exchanges."""
-    if transports.entry(transport).make.runs_as == "threads":  # type: ignore[attr-defined]
+    """`auto` is on where every worker has a core more than its threads, for the thread that
+    exchanges.
+    """
+    if transports.entry(transport).declared.runs_as == "threads":
         if config.overlap == "on":
-            raise BadRequest(f"overlap=on needs processes: ranks of transport {transport} take turns")
+            raise BadRequest(
+                f"overlap=on needs processes: ranks of transport {transport} take turns"
+            )
         return "off"
     if build_codec(config.codec).lossless is False:
         if config.overlap == "on":
-            raise BadRequest(f"overlap=on: codec {Spec.of(config.codec).name} needs all gradients at once")
+            raise BadRequest(
+                f"overlap=on: codec {Spec.of(config.codec).name} needs all gradients at once"
+            )
         return "off"
     if config.overlap != "auto":
         return config.overlap
-    return "on" if config.workers > 1 and config.workers * (threads + 1) + servers <= cores() else "off"
+    return (
+        "on"
+        if config.workers > 1 and config.workers * (threads + 1) + servers <= cores()
+        else "off"
+    )
 
 
 def transport_of(config: Config, strategy: Strategy) -> str:
@@ -70,16 +95,28 @@ def transport_of(config: Config, strategy: Strategy) -> str:
     if config.network is not None:
         name = _on_hosts(config, strategy, name)
     if name == "auto":  # all workers are on this host
-        name = "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"  # type: ignore[attr-defined]
-    # mpi says itself what it lacks: ranks that mpirun or srun has started need no mpirun on their own host
-    if name != "mpi" and (lacking := transports.entry(name).make.missing()) is not None:  # type: ignore[attr-defined]
-        raise BadRequest(f"transport {name} is not available here: {lacking}; use --transport auto")
-    if strategy.needs_shared_memory and config.workers > 1 and not transports.entry(name).make.shares_memory:  # type: ignore[attr-defined]
-        raise BadRequest(
-            f"strategy {strategy.name} needs memory that all workers share: one host, and --transport shm, not {name}"
+        name = (
+            "shm"
+            if transports.entry("shm").declared.available() and config.device == "cpu"
+            else "gloo"
         )
-    if strategy.needs_processes and transports.entry(name).make.runs_as == "threads":  # type: ignore[attr-defined]
-        raise BadRequest(f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}")
+    # mpi says itself what it lacks: ranks that mpirun or srun has started need no mpirun on their
+    # own host
+    if name != "mpi" and (lacking := transports.entry(name).declared.missing()) is not None:
+        raise BadRequest(f"transport {name} is not available here: {lacking}; use --transport auto")
+    if (
+        strategy.needs_shared_memory
+        and config.workers > 1
+        and not transports.entry(name).declared.shares_memory
+    ):
+        raise BadRequest(
+            f"strategy {strategy.name} needs memory that all workers share: one host, and"
+            f" --transport shm, not {name}"
+        )
+    if strategy.needs_processes and transports.entry(name).declared.runs_as == "threads":
+        raise BadRequest(
+            f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}"
+        )
     return name
 
 
@@ -89,7 +126,9 @@ def without_effect(config: Config, strategy: Strategy) -> list[str]:
     if config.workers == 1 and config.partition == "by-label":
         notices.append("partition=by-label changes nothing: one worker has all labels")
     if (size := _group(strategy)) is not None and size > config.workers > 1:
-        notices.append(f"hierarchical:group={size} with {config.workers} workers is one group, a tree")
+        notices.append(
+            f"hierarchical:group={size} with {config.workers} workers is one group, a tree"
+        )
     return notices
 
 
@@ -109,5 +148,8 @@ def _on_hosts(config: Config, strategy: Strategy, name: str) -> str:
     if (reason := missing()) is not None:
         raise BadRequest(f"network={config.network}: {reason}")
     if name not in ("auto", "gloo", "mpi"):
-        raise BadRequest(f"network={config.network}: hosts talk over the network, so transport gloo or mpi, not {name}")
+        raise BadRequest(
+            f"network={config.network}: hosts talk over the network, so transport gloo or mpi, not"
+            f" {name}"
+        )
     return "gloo" if name == "auto" else name

@@ -1,4 +1,6 @@
-"""The options of a run: the same names in flags, TOML and Python; file < flags; saved as resolved."""
+"""The options of a run: the same names in flags, TOML and Python; file < flags; saved as
+resolved.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,26 @@ from paceline.common.values import convert, format_value, is_path, shortened
 from paceline.errors import BadRequest, UnknownName
 from paceline.registry import Spec
 
-CHOICES = ("model", "data", "loss", "metric", "strategy", "codec", "optimizer", "lr_schedule", "transport")
+CHOICES = (
+    "model",
+    "data",
+    "loss",
+    "metric",
+    "strategy",
+    "codec",
+    "optimizer",
+    "lr_schedule",
+    "transport",
+)
 
 LARGEST_FACTOR = 1e30  # of a gradient or a weight: with more, float32 cannot hold even the factor
-NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")  # shown without the option's name
+NAMES_THEMSELVES = (
+    "strategy",
+    "model",
+    "optimizer",
+    "data",
+    "codec",
+)  # shown without the option's name
 SERIAL_DOES_NOT_KNOW = (
     "strategy", "workers", "servers", "transport", "network", "codec", "shard", "partition", "balance", "overlap",
     "faults", "init", "lr_scaling",
@@ -27,7 +45,9 @@ SERIAL_DOES_NOT_KNOW = (
 def label_of(options: Mapping[str, str]) -> str:
     """What a setting is called by the options that tell it from others: `allreduce, lr=0.1`."""
     said = {k: v for k, v in options.items() if (k, v) != ("codec", "none")}
-    return ", ".join(value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in said.items())
+    return ", ".join(
+        value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in said.items()
+    )
 
 
 def option(default: Any, kind: Any, help: str, group: str) -> Any:
@@ -36,87 +56,160 @@ def option(default: Any, kind: Any, help: str, group: str) -> Any:
 
 @dataclass
 class Config:
-    """Everything `paceline train` can be told. `None` means: decide it from the rest (and record what was decided)."""
+    """Everything `paceline train` can be told. `None` means: decide it from the rest (and record
+    what was decided).
+    """
 
     model: Any = option("cnn", str, "a registered model, or package.module:factory", "What")
     data: Any = option("mnist", str, "a registered data source, or package.module:factory", "What")
-    data_dir: str | None = option(None, str, "where data sets are looked for first (then ./data, then the cache)", "What")
-    data_share: float = option(1.0, float, "train on this part of the training set (0 to 1)", "What")
-    loss: Any = option("auto", str, "cross-entropy, mse, bce, ..., or package.module:factory", "What")
+    data_dir: str | None = option(
+        None, str, "where data sets are looked for first (then ./data, then the cache)", "What"
+    )
+    data_share: float = option(
+        1.0, float, "train on this part of the training set (0 to 1)", "What"
+    )
+    loss: Any = option(
+        "auto", str, "cross-entropy, mse, bce, ..., or package.module:factory", "What"
+    )
     metric: Any = option("auto", str, "accuracy, auc, ..., or package.module:factory", "What")
 
     strategy: Any = option(
-        None, str, "how the workers keep together: name:key=value,...  [default: allreduce; serial with one worker]", "How"
+        None,
+        str,
+        "how the workers keep together: name:key=value,...  [default: allreduce; serial with one"
+        " worker]",
+        "How",
     )
     workers: int = option(1, int, "how many workers", "How")
     servers: int | None = option(None, int, "parameter servers beside the workers (ps: 1)", "How")
-    transport: Any = option("auto", str, "what moves the bytes: auto, shm, gloo, mpi, nccl, inproc", "How")
+    transport: Any = option(
+        "auto", str, "what moves the bytes: auto, shm, gloo, mpi, nccl, inproc", "How"
+    )
     launcher: str = option(
         "auto",
         Literal["auto", "local", "spark", "torchrun", "mpirun", "srun"],
-        "who starts the workers: auto (a launcher that this runs inside, else this machine), local, spark",
+        "who starts the workers: auto (a launcher that this runs inside, else this machine), local,"
+        " spark",
         "How",
     )
-    master: str | None = option(None, str, "Spark's master, for --launcher spark: spark://host:port", "How")
+    master: str | None = option(
+        None, str, "Spark's master, for --launcher spark: spark://host:port", "How"
+    )
     network: str | None = option(
-        None, str, "a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms, unlimited, standing", "How"
+        None,
+        str,
+        "a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms, unlimited,"
+        " standing",
+        "How",
     )
     codec: Any = option("none", str, "what travels instead of float32", "How")
     shard: str | None = option(
-        None, Literal["global", "static"], "global: each step's batch is cut up; static: fixed chunks per worker", "How"
+        None,
+        Literal["global", "static"],
+        "global: each step's batch is cut up; static: fixed chunks per worker",
+        "How",
     )
     partition: str = option("iid", Literal["iid", "by-label"], "how static shards are cut", "How")
     balance: str | None = option(
-        None, str, "batch sizes by speed: measured, speeds (2,1,1), or seconds per batch (runtime:1.2,3.6)", "How"
+        None,
+        str,
+        "batch sizes by speed: measured, speeds (2,1,1), or seconds per batch (runtime:1.2,3.6)",
+        "How",
     )
     overlap: str = option(
-        "auto", Literal["auto", "on", "off"], "exchange gradients during the backward pass (auto: where a core is free)", "How"
+        "auto",
+        Literal["auto", "on", "off"],
+        "exchange gradients during the backward pass (auto: where a core is free)",
+        "How",
     )
     privacy: str | None = option(
-        None, str, "differential privacy: epsilon=3,delta=1e-5,clip=1.0, or noise=1.1,... (docs/privacy.md)", "How"
+        None,
+        str,
+        "differential privacy: epsilon=3,delta=1e-5,clip=1.0, or noise=1.1,... (docs/privacy.md)",
+        "How",
     )
-    faults: tuple[str, ...] = option((), str, "what goes wrong on purpose: slow:rank=1,factor=3 (may be repeated)", "How")
-    init: str = option("broadcast", Literal["broadcast", "seed"], "equal start by sending or by seeding", "How")
+    faults: tuple[str, ...] = option(
+        (), str, "what goes wrong on purpose: slow:rank=1,factor=3 (may be repeated)", "How"
+    )
+    init: str = option(
+        "broadcast", Literal["broadcast", "seed"], "equal start by sending or by seeding", "How"
+    )
 
-    batch_size: Any = option(None, str, "per worker: a number (64), a list (32,16), or all", "Optimisation")
-    global_batch_size: Any = option(None, str, "over all workers, instead of --batch-size; a number or all", "Optimisation")
-    optimizer: Any = option("momentum", str, "sgd, momentum, adagrad, rmsprop, adam, adamw", "Optimisation")
+    batch_size: Any = option(
+        None, str, "per worker: a number (64), a list (32,16), or all", "Optimisation"
+    )
+    global_batch_size: Any = option(
+        None, str, "over all workers, instead of --batch-size; a number or all", "Optimisation"
+    )
+    optimizer: Any = option(
+        "momentum", str, "sgd, momentum, adagrad, rmsprop, adam, adamw", "Optimisation"
+    )
     lr: float = option(0.01, float, "learning rate", "Optimisation")
     lr_schedule: Any = option("constant", str, "constant, step, cosine, warmup", "Optimisation")
     lr_scaling: str = option(
-        "none", str, "lr against the number of workers: none, linear, sqrt; with warm-up (linear:warmup=100)", "Optimisation"
+        "none",
+        str,
+        "lr against the number of workers: none, linear, sqrt; with warm-up (linear:warmup=100)",
+        "Optimisation",
     )
-    momentum: float | None = option(None, float, "0.9 for momentum, 0 for sgd and rmsprop", "Optimisation")
+    momentum: float | None = option(
+        None, float, "0.9 for momentum, 0 for sgd and rmsprop", "Optimisation"
+    )
     weight_decay: float = option(0.0, float, "L2 penalty (decoupled for adamw)", "Optimisation")
 
-    epochs: int | None = option(None, int, "passes over the data (1, or 100 with an --until rule)", "When to stop")
+    epochs: int | None = option(
+        None, int, "passes over the data (1, or 100 with an --until rule)", "When to stop"
+    )
     steps: int | None = option(None, int, "at most this many steps", "When to stop")
-    until_accuracy: float | None = option(None, float, "stop at this test accuracy (0 to 1)", "When to stop")
+    until_accuracy: float | None = option(
+        None, float, "stop at this test accuracy (0 to 1)", "When to stop"
+    )
     until_converged: float | None = option(
         None, float, "stop when an epoch changes the weights less (relative)", "When to stop"
     )
     target_accuracy: float | None = option(
         None, float, "note when this test accuracy is first reached, and go on", "When to stop"
     )
-    evaluate_every: str = option("epoch", str, "steps between evaluations, or epoch", "When to stop")
+    evaluate_every: str = option(
+        "epoch", str, "steps between evaluations, or epoch", "When to stop"
+    )
     evaluate_samples: int | None = option(
-        None, int, "test samples in the evaluations before the last (the last has all)", "When to stop"
+        None,
+        int,
+        "test samples in the evaluations before the last (the last has all)",
+        "When to stop",
     )
 
-    memory_format: str = option("auto", Literal["auto", "contiguous", "channels_last"], "auto measures first", "Machine")
+    memory_format: str = option(
+        "auto", Literal["auto", "contiguous", "channels_last"], "auto measures first", "Machine"
+    )
     threads: Any = option("auto", str, "threads per worker; auto = cores // workers", "Machine")
     device: str = option("cpu", str, "cpu, cuda, ...", "Machine")
     deadline_s: float = option(
-        30.0, float, "after so long a wait for a slow worker is told (and ends, where nothing tells that it lives)", "Machine"
+        30.0,
+        float,
+        "after so long a wait for a slow worker is told (and ends, where nothing tells that it"
+        " lives)",
+        "Machine",
     )
     seed: int = option(0, int, "of the weights, the order of the samples, dropout", "Machine")
 
     out: str | None = option(None, str, "folder for the records (default: runs/...)", "Records")
-    sample_every_s: float = option(0.5, float, "seconds between two looks at CPU, memory, network, disk; 0: none", "Records")
-    profile: bool = option(False, bool, "tables of operators and functions; disturbs the times", "Records")
-    checkpoint_every: str | None = option(None, str, "steps between checkpoints, or epoch", "Records")
-    resume: str | None = option(None, str, "go on from the last checkpoint of this run's folder", "Records")
-    plugin: tuple[str, ...] = option((), str, "a Python file that registers things of its own", "Records")
+    sample_every_s: float = option(
+        0.5, float, "seconds between two looks at CPU, memory, network, disk; 0: none", "Records"
+    )
+    profile: bool = option(
+        False, bool, "tables of operators and functions; disturbs the times", "Records"
+    )
+    checkpoint_every: str | None = option(
+        None, str, "steps between checkpoints, or epoch", "Records"
+    )
+    resume: str | None = option(
+        None, str, "go on from the last checkpoint of this run's folder", "Records"
+    )
+    plugin: tuple[str, ...] = option(
+        (), str, "a Python file that registers things of its own", "Records"
+    )
 
     @classmethod
     def options(cls) -> dict[str, dataclasses.Field[Any]]:
@@ -147,7 +240,9 @@ class Config:
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.batch_size is not None and self.global_batch_size is not None:
-            raise BadRequest("give batch_size (per worker) or global_batch_size (over all workers), not both")
+            raise BadRequest(
+                "give batch_size (per worker) or global_batch_size (over all workers), not both"
+            )
         for name, low, high in (
             ("lr", 0.0, LARGEST_FACTOR),
             ("weight_decay", 0.0, LARGEST_FACTOR),
@@ -160,14 +255,20 @@ class Config:
             _in_range(name, getattr(self, name), low, high)
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
             raise BadRequest(
-                f"momentum={self.momentum:g}: it must be 0 or more and less than 1 (with 1 nothing is ever forgotten)"
+                f"momentum={self.momentum:g}: it must be 0 or more and less than 1 (with 1 nothing"
+                " is ever forgotten)"
             )
         if self.master is not None and self.launcher != "spark":
             raise BadRequest(f"master={self.master} is Spark's: it needs launcher=spark")
         if self.partition == "by-label" and self.shard == "global":
-            raise BadRequest("partition=by-label needs shard=static: a global shard mixes all samples in every step")
+            raise BadRequest(
+                "partition=by-label needs shard=static: a global shard mixes all samples in every"
+                " step"
+            )
         if self.balance is not None and isinstance(self.batch_size, tuple):
-            raise BadRequest("give batch sizes by hand (batch_size=32,16) or by speed (balance=2,1), not both")
+            raise BadRequest(
+                "give batch sizes by hand (batch_size=32,16) or by speed (balance=2,1), not both"
+            )
         if self.threads != "auto":
             _positive("threads", self.threads)
             if self.threads > 1024:
@@ -201,9 +302,14 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
         if not dot:
             result[name] = value
         elif name not in CHOICES:
-            raise BadRequest(f"--set {setting}: {name} has no options of its own; these have: {', '.join(CHOICES)}")
+            raise BadRequest(
+                f"--set {setting}: {name} has no options of its own; these have:"
+                f" {', '.join(CHOICES)}"
+            )
         else:
-            chosen: Any = result.get(name) or known[name].default or strategy_for(2)  # only the strategy has no default
+            chosen: Any = (
+                result.get(name) or known[name].default or strategy_for(2)
+            )  # only the strategy has no default
             result[name] = Spec.of(chosen).with_option(inner, value)
     return result
 
@@ -240,7 +346,12 @@ def _choice(name: str, value: Any) -> Any:
     """A name with its options; or, from Python, the thing itself."""
     if isinstance(value, (str, Mapping, Spec)):
         return Spec.of(value)
-    if name in ("model", "optimizer", "metric", "strategy"):  # what else these may be is told where they are made
+    if name in (
+        "model",
+        "optimizer",
+        "metric",
+        "strategy",
+    ):  # what else these may be is told where they are made
         return value
     plain = (type(None), bool, int, float, str, date, time)
     wrong = isinstance(value, plain)
@@ -248,7 +359,8 @@ def _choice(name: str, value: Any) -> Any:
         wrong = name != "data" or all(isinstance(each, plain) for each in value)
     if wrong or name in ("transport", "codec"):
         raise BadRequest(
-            f'{name}={shortened(value)} is not a name: write it as text, {name} = "{Config.options()[name].default}", say'
+            f"{name}={shortened(value)} is not a name: write it as text, {name} ="
+            f' "{Config.options()[name].default}", say'
         )
     return value
 

@@ -26,7 +26,9 @@ class Speeds:
         if name == "measured":
             options = parse_pairs(rest, f"balance={text}") if rest else {}
             if unknown := set(options) - {"every"}:
-                raise BadRequest(f"balance={text}: measured knows every, not {', '.join(sorted(unknown))}")
+                raise BadRequest(
+                    f"balance={text}: measured knows every, not {', '.join(sorted(unknown))}"
+                )
             return cls(every=interval("balance: every", options.get("every", "20")))
         numbers = _numbers(rest if name == "runtime" else text, text)
         if len(numbers) != workers:

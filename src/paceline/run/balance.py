@@ -2,9 +2,10 @@
 
     b_p <- G v_p / (v_1 + ... + v_P)         v_p: samples per second of worker p, alone, without the exchange
 
-The global batch G stays, and gradients are weighted by samples, so the mathematics stays that of the global batch; every
-sample is seen once an epoch, by whoever has the time. Speeds are given (`2,1,1`, or seconds per batch: `runtime:1.2,3.6`), or
-measured while training: over the last steps, averaged with what was thought before.
+The global batch G stays, and gradients are weighted by samples, so the mathematics stays that of
+the global batch; every sample is seen once an epoch, by whoever has the time. Speeds are given
+(`2,1,1`, or seconds per batch: `runtime:1.2,3.6`), or measured while training: over the last steps,
+averaged with what was thought before.
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ from paceline.common.intervals import due
 from paceline.request.speeds import cut
 from paceline.transport.base import Transport
 
-FIRST_LOOKS = (5, 10, 15, 20)  # steps; what a batch costs whatever its size makes sizes settle in a few looks only
+FIRST_LOOKS = (
+    5,
+    10,
+    15,
+    20,
+)  # steps; what a batch costs whatever its size makes sizes settle in a few looks only
 KEEP = 0.5  # of what was thought before, at each later look
 
 
 def _typical(times: Sequence[float]) -> float:
-    """The mean, for it is the mean that others wait for; what is far out counts as three times the median."""
+    """The mean, for it is the mean that others wait for; what is far out counts as three times the
+    median.
+    """
     most = 3 * statistics.median(times)
     return statistics.fmean(min(t, most) for t in times)
 
@@ -46,11 +54,15 @@ class Balance:
     speeds: list[float] = field(default_factory=list)  # as they were last thought to be
     settled: bool = False  # it goes on from an earlier run
     _steps: int = 0
-    _times: list[float] = field(default_factory=list)  # seconds per sample of the steps since the last look
+    _times: list[float] = field(
+        default_factory=list
+    )  # seconds per sample of the steps since the last look
 
     def saw(self, samples: float, seconds: float) -> None:
         """One step of this worker, without what it waited for others."""
-        if samples and seconds > 0:  # clocks that are read one after the other can differ by a little less than nothing
+        if (
+            samples and seconds > 0
+        ):  # clocks that are read one after the other can differ by a little less than nothing
             self._times.append(seconds / samples)
 
     def look(self, step: int, epoch: int, epoch_ended: bool) -> bool:
@@ -68,7 +80,10 @@ class Balance:
         if not all(found):  # somebody has not worked since: nothing is known of it
             return False
         kept = KEEP if self.speeds and not early else 0.0
-        self.speeds = [kept * old + (1 - kept) * new for old, new in zip(self.speeds or found, found, strict=True)]
+        self.speeds = [
+            kept * old + (1 - kept) * new
+            for old, new in zip(self.speeds or found, found, strict=True)
+        ]
         sizes = cut(sum(self.shards.batch_sizes), self.speeds)
         changed, self.shards.batch_sizes = sizes != self.shards.batch_sizes, sizes
         return changed
@@ -79,4 +94,8 @@ class Balance:
     def load(self, state: dict[str, Any]) -> None:
         if sum(state["batch_sizes"]) != sum(self.shards.batch_sizes):
             return  # another global batch is asked for now
-        self.speeds, self.shards.batch_sizes, self.settled = state["speeds"], tuple(state["batch_sizes"]), bool(state["speeds"])
+        self.speeds, self.shards.batch_sizes, self.settled = (
+            state["speeds"],
+            tuple(state["batch_sizes"]),
+            bool(state["speeds"]),
+        )

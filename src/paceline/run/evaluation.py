@@ -1,4 +1,6 @@
-"""Evaluation on the test set by all workers together: each takes its part, and every sample counts exactly once."""
+"""Evaluation on the test set by all workers together: each takes its part, and every sample counts
+exactly once.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,26 @@ EVALUATION_BATCH = 500
 class Evaluation:
     """Of whatever weights the replica holds at the moment."""
 
-    def __init__(self, job: Job, replica: Replica, ctx: Context, test: Samples | None = None) -> None:
+    def __init__(
+        self, job: Job, replica: Replica, ctx: Context, test: Samples | None = None
+    ) -> None:
         self.job, self.test, self.replica, self.ctx = job, test or job.data.test, replica, ctx
         self.device = torch.device(job.config.device)
         self.described = job.config.described()
         self.metrics = _metrics(job)
 
     def smaller(self, samples: int | None) -> Evaluation:
-        """The same on so many samples of the test set, spread over it; the same ones every time and in every run."""
+        """The same on so many samples of the test set, spread over it; the same ones every time and
+        in every run.
+        """
         if self.test is None or samples is None or samples >= len(self.test):
             return self
         return Evaluation(self.job, self.replica, self.ctx, some_of(self.test, samples))
 
     def try_out(self) -> None:
-        """A loss or metric that does not fit is refused before the first step, not after the last."""
+        """A loss or metric that does not fit is refused before the first step, not after
+        the last.
+        """
         test = self.test
         if test is None:
             return
@@ -51,7 +59,9 @@ class Evaluation:
             except Exception as error:
                 names = f"loss {self.described['loss']} and metric {self.described['metric']}"
                 shapes = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
-                raise BadRequest(f"{names} do not fit {shapes}: {str(error).splitlines()[0]}") from error
+                raise BadRequest(
+                    f"{names} do not fit {shapes}: {str(error).splitlines()[0]}"
+                ) from error
 
     def measure(self) -> tuple[float, dict[str, float]]:
         """The mean loss, and every metric; the same numbers on all workers."""
@@ -60,16 +70,22 @@ class Evaluation:
         sums = torch.zeros(2, dtype=torch.float64)
         states = [m.start(samples) for m in self.metrics]
         with replica.evaluating(), torch.no_grad():
-            for indices in evaluation_slices(samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH):
+            for indices in evaluation_slices(
+                samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH
+            ):
                 inputs, targets = to_device(test.batch(indices), self.device)
                 outputs = replica.infer(inputs)
                 count = rows(targets)
-                sums += torch.tensor([float(replica.loss(outputs, targets)) * count, count], dtype=torch.float64)
+                sums += torch.tensor(
+                    [float(replica.loss(outputs, targets)) * count, count], dtype=torch.float64
+                )
                 for metric, state in zip(self.metrics, states, strict=True):
                     metric.update(state, indices, outputs, targets)
         for tensor in (sums, *states):
             self.ctx.peers.all_reduce(tensor)
-        return float(sums[0] / sums[1]), {m.name: m.value(s) for m, s in zip(self.metrics, states, strict=True)}
+        return float(sums[0] / sums[1]), {
+            m.name: m.value(s) for m, s in zip(self.metrics, states, strict=True)
+        }
 
 
 def _shape(value: Any) -> str:

@@ -6,9 +6,10 @@
         pace.step(loss_fn(model(x), y))         # backward, synchronise, update
     pace.finish()
 
-In pieces: `pace.backward(loss)` adds gradients as `loss.backward()` does, `pace.step(clip_norm=1.0)` synchronises, clips,
-updates; `pace.step(loss, weight=tokens)` where samples are not rows. Started by `paceline launch -n 4 script.py`, torchrun,
-mpirun or srun; started alone, it is one worker.
+In pieces: `pace.backward(loss)` adds gradients as `loss.backward()` does,
+`pace.step(clip_norm=1.0)` synchronises, clips, updates; `pace.step(loss, weight=tokens)` where
+samples are not rows. Started by `paceline launch -n 4 script.py`, torchrun, mpirun or srun; started
+alone, it is one worker.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Pace:
         build: Build | None = None,
     ) -> None:
         self.strategy, self.check_every, self.seed = strategy, check_every, seed
-        self.ctx = line_up(transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded(), say=_say)
+        self.ctx = line_up(
+            transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded(), say=_say
+        )
         self.steps = 0
         self._secret, self._build = secret, build
         self._batches: OwnBatches | None = None
@@ -95,17 +98,22 @@ class Pace:
         batch_size: int | None = None,
         shard: str | None = None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-        """The model (same names, same device), the optimizer, and this worker's batches of the data.
+        """The model (same names, same device), the optimizer, and this worker's batches of the
+        data.
 
-        All workers start from worker 0's weights. The parameters' memory moves into flat buffers; they stay the same objects.
-        `batch_size` is for each worker; without it a DataLoader's own holds, otherwise 64.
+        All workers start from worker 0's weights. The parameters' memory moves into flat buffers;
+        they stay the same objects. `batch_size` is for each worker; without it a DataLoader's own
+        holds, otherwise 64.
         """
         if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-            raise BadRequest("prepare takes a torch.nn.Module and an optimizer made from its parameters")
+            raise BadRequest(
+                "prepare takes a torch.nn.Module and an optimizer made from its parameters"
+            )
         if self._prepared:
             raise BadRequest(
-                "this pace has prepared a model already, and keeps one together: for another model or optimizer take a pace "
-                "of its own (second = paceline.join(...)), or put both models into one Module"
+                "this pace has prepared a model already, and keeps one together: for another model"
+                " or optimizer take a pace of its own (second = paceline.join(...)), or put both"
+                " models into one Module"
             )
         refuse_closures(optimizer)
         self._prepared, before = True, random_states()
@@ -115,12 +123,27 @@ class Pace:
             set_random_states(before)  # what a script has seeded stays seeded
 
     def _prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, batch_size: int | None, shard: str | None
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Any,
+        batch_size: int | None,
+        shard: str | None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
         if self.leads and self._build is None:
             for server in self.ctx.servers:
-                _send_bytes(self.ctx.transport, server, seal(self._secret, cloudpickle.dumps((model, optimizer))))
-        self.replica = Replica(model, optimizer, _no_loss, flat=self.strategy.flat, allocate=self.ctx.transport.allocate)
+                _send_bytes(
+                    self.ctx.transport,
+                    server,
+                    seal(self._secret, cloudpickle.dumps((model, optimizer))),
+                )
+        self.replica = Replica(
+            model,
+            optimizer,
+            _no_loss,
+            flat=self.strategy.flat,
+            allocate=self.ctx.transport.allocate,
+        )
         self.ctx.codec.fits(layout_of(model))
         self.strategy.setup(self.ctx, self.replica)
         optimizer.register_step_pre_hook(self._refuse_own_step)
@@ -128,7 +151,9 @@ class Pace:
         if data is not None:
             self._batches = OwnBatches(self._cut(data, batch_size, shard, device), model)
         forward = self.replica.forward
-        if isinstance(forward, nn.Module) and forward is not model:  # DDP's wrapper, under the model's own names
+        if (
+            isinstance(forward, nn.Module) and forward is not model
+        ):  # DDP's wrapper, under the model's own names
             for name in ("named_parameters", "state_dict", "load_state_dict"):
                 object.__setattr__(forward, name, getattr(model, name))
             return forward, optimizer, self._batches
@@ -137,23 +162,35 @@ class Pace:
     def _refuse_own_step(self, *_: Any) -> None:
         if not self._stepping and not self._finished:
             raise BadRequest(
-                "optimizer.step() was called beside pace.step(), so the workers would drift apart: pace.step(loss) computes "
-                "the gradients, synchronises and updates. Leave loss.backward() and optimizer.step() out"
+                "optimizer.step() was called beside pace.step(), so the workers would drift apart:"
+                " pace.step(loss) computes the gradients, synchronises and updates. Leave"
+                " loss.backward() and optimizer.step() out"
             )
 
-    def _cut(self, data: Any, batch_size: int | None, shard: str | None, device: torch.device) -> OwnPasses:
+    def _cut(
+        self, data: Any, batch_size: int | None, shard: str | None, device: torch.device
+    ) -> OwnPasses:
         """This worker's part of the data."""
         whole = None if hasattr(data, "batch") else adopt(data, count_classes=False)
         train = data if whole is None else whole.train
         brought = None if whole is None else whole.batch_size
         size = batch_size or brought or DEFAULT_BATCH
         if whole is not None and whole.notice and self.leads:
-            other = f" batch_size={size} was given and replaces the loader's." if brought not in (None, size) else ""
+            other = (
+                f" batch_size={size} was given and replaces the loader's."
+                if brought not in (None, size)
+                else ""
+            )
             _say(f"{whole.notice}{other}")
         if isinstance(train, Stream):
             if brought not in (None, size):
-                raise BadRequest(f"your DataLoader's batches have {brought} samples: batch_size={size} contradicts it")
-            return StreamBatches(train, size, self.workers, self.rank, self.seed, device, stand_in=True)
+                raise BadRequest(
+                    f"your DataLoader's batches have {brought} samples: batch_size={size}"
+                    " contradicts it"
+                )
+            return StreamBatches(
+                train, size, self.workers, self.rank, self.seed, device, stand_in=True
+            )
         sizes = (size,) * self.workers
         cuts = Cuts(whole is not None and whole.drop_last, has_batch_norm(self.replica.model))
         static = (shard or self.strategy.shard) == "static"
@@ -167,23 +204,36 @@ class Pace:
     # --- in the loop
 
     def backward(self, loss: Tensor, weight: float | None = None) -> None:
-        """What `loss.backward()` means: the gradients of this loss are added to those since the last step.
+        """What `loss.backward()` means: the gradients of this loss are added to those since the
+        last step.
 
-        Within a worker losses add up, so a loop that accumulates over n batches divides each loss by n, as always. Between
-        workers each loss counts by its share of the rows of this batch (or of `weight`).
+        Within a worker losses add up, so a loop that accumulates over n batches divides each loss
+        by n, as always. Between workers each loss counts by its share of the rows of this batch (or
+        of `weight`).
         """
         if self.replica.flat is None:
-            raise BadRequest(f"{self.strategy.name} synchronises inside each backward pass: hand every loss to pace.step")
+            raise BadRequest(
+                f"{self.strategy.name} synchronises inside each backward pass: hand every loss to"
+                " pace.step"
+            )
         self._add(loss, weight)
 
-    def step(self, loss: Tensor | None = None, *, weight: float | None = None, clip_norm: float | None = None) -> None:
+    def step(
+        self,
+        loss: Tensor | None = None,
+        *,
+        weight: float | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
         """Backward (when a loss is given), synchronise, update."""
         if self._finished:
             raise BadRequest("this loop has been finished: no step can follow")
         if loss is not None:
             self._add(loss, weight)
         elif not self._parts:
-            raise BadRequest("pace.step() without a loss needs gradients from pace.backward(loss) before it")
+            raise BadRequest(
+                "pace.step() without a loss needs gradients from pace.backward(loss) before it"
+            )
         batch = self._together()
         if self.replica.flat is not None:
             self.replica.flat.settle_gradients()
@@ -194,13 +244,16 @@ class Pace:
             self.strategy.step(self.replica, batch)
         finally:
             self._stepping = False
-        self.replica.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at; a server may have stepped
+        # what schedulers look at; a server may have stepped
+        self.replica.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.steps += 1
         if self.check_every and self.steps % self.check_every == 0:
             self.check()
 
     def _add(self, loss: Tensor, weight: float | None) -> None:
-        """The gradients of one loss. Where it counts nothing (an empty slice) nothing is touched, as if it had not been."""
+        """The gradients of one loss. Where it counts nothing (an empty slice) nothing is touched,
+        as if it had not been.
+        """
         flat, batch = self.replica.flat, self._weighed(weight)
         if not self._parts:
             if flat is not None:
@@ -208,7 +261,9 @@ class Pace:
             else:
                 self.replica.optimizer.zero_grad()
         scale = self.strategy.scale(batch)
-        if batch.weight or flat is None:  # DDP exchanges inside the backward pass: every worker has to make one
+        if (
+            batch.weight or flat is None
+        ):  # DDP exchanges inside the backward pass: every worker has to make one
             (loss if scale == 1.0 else loss * scale).backward()
         if self._batches is not None:
             self._batches.forget_stand_in()
@@ -230,7 +285,9 @@ class Pace:
         """What gradients have been added from, as one batch."""
         parts, self._parts = self._parts, []
         own, total = sum(b.weight for b in parts), sum(b.global_weight for b in parts)
-        return Batch(None, None, own, total, parts[-1].epoch, self.steps, any(b.ends_epoch for b in parts))
+        return Batch(
+            None, None, own, total, parts[-1].epoch, self.steps, any(b.ends_epoch for b in parts)
+        )
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so: for stopping early, together."""
@@ -239,7 +296,9 @@ class Pace:
         return bool(votes)
 
     def check(self) -> float:
-        """Raise unless replicas that should be identical are; otherwise how far this one is from their mean."""
+        """Raise unless replicas that should be identical are; otherwise how far this one is from
+        their mean.
+        """
         if self.strategy.replicas_identical or self.workers == 1:
             if self.workers > 1:
                 expect_identical(self.ctx, self.replica, f"after step {self.steps}")
@@ -251,7 +310,9 @@ class Pace:
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """The weights that the workers agree on, in the model, for a while: to evaluate or to save. By all workers together."""
+        """The weights that the workers agree on, in the model, for a while: to evaluate or to save.
+        By all workers together.
+        """
         agreed = None if self._finished else self._agree()  # afterwards everybody has them
         with self.replica.holding(agreed):
             yield
@@ -262,7 +323,9 @@ class Pace:
             return self.replica.state_dict()
 
     def finish(self) -> None:
-        """The last exchange (averages that some strategies make at the end), and goodbye. By all workers together."""
+        """The last exchange (averages that some strategies make at the end), and goodbye. By all
+        workers together.
+        """
         if self._finished:
             return
         self._finished = True
@@ -298,7 +361,9 @@ class Pace:
         if self._build is not None:
             model, optimizer = built(self._build)
         else:
-            model, optimizer = cloudpickle.loads(unseal(self._secret, _receive_bytes(self.ctx.transport, 0)))
+            model, optimizer = cloudpickle.loads(
+                unseal(self._secret, _receive_bytes(self.ctx.transport, 0))
+            )
         replica = Replica(model, optimizer, _no_loss, allocate=self.ctx.transport.allocate)
         self.strategy.serve(self.ctx, replica)
 
@@ -319,10 +384,14 @@ def built(build: Build) -> tuple[nn.Module, torch.optim.Optimizer]:
         try:
             make = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise BadRequest(f"build={build} is not a module:function that can be imported here: {error}") from None
+            raise BadRequest(
+                f"build={build} is not a module:function that can be imported here: {error}"
+            ) from None
     made = make()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise BadRequest(f"build={build} must return (model, optimizer); it returned a {type(made).__name__}")
+        raise BadRequest(
+            f"build={build} must return (model, optimizer); it returned a {type(made).__name__}"
+        )
     return made
 
 

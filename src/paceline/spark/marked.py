@@ -1,6 +1,8 @@
-"""Processes with a mark in their environment, which what they start inherits: found by it, looked at, and ended by it.
+"""Processes with a mark in their environment, which what they start inherits: found by it, looked
+at, and ended by it.
 
-A number (pid) may belong to another process by the time it is used again; a mark that was drawn at random does not.
+A number (pid) may belong to another process by the time it is used again; a mark that was drawn at
+random does not.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ def end(mark: str, wait_s: float) -> bool:
                     asked.add(process)
                     process.terminate()
         if time.monotonic() > until + wait_s:
-            raise RunFailed(f"the processes {', '.join(str(p.pid) for p in left)} cannot be ended, not even with SIGKILL")
+            raise RunFailed(
+                f"the processes {', '.join(str(p.pid) for p in left)} cannot be ended, not even"
+                " with SIGKILL"
+            )
         time.sleep(POLL_S)
     return found
 
@@ -64,10 +69,14 @@ def ports(process: psutil.Process) -> list[tuple[str, int]]:
         connections = process.net_connections("inet")
     except psutil.Error:
         return []
-    return [(str(c.laddr.ip), int(c.laddr.port)) for c in connections if c.status == psutil.CONN_LISTEN]
+    return [
+        (str(c.laddr.ip), int(c.laddr.port)) for c in connections if c.status == psutil.CONN_LISTEN
+    ]
 
 
 def is_loopback(address: str) -> bool:
     parsed = ipaddress.ip_address(address)
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None  # Java says ::ffff:127.0.0.1
+    mapped = (
+        parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    )  # Java says ::ffff:127.0.0.1
     return (mapped or parsed).is_loopback

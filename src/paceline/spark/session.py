@@ -1,4 +1,6 @@
-"""A driver's session with Spark: started quietly, ended completely, its failures made into sentences."""
+"""A driver's session with Spark: started quietly, ended completely, its failures made into
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,35 @@ LEFT = "All masters are unresponsive|Disconnected from Spark cluster"
 TROUBLE = re.compile(f"Exception while bootstrapping client|Failed to connect to master|{LEFT}")
 TROUBLE_OF_SEVERAL = re.compile(LEFT)  # one of them may be down, or on standby
 GONE = re.compile(r"Disconnected from Spark cluster|Application has been killed")
-HOW = "Its secret belongs into spark-defaults.conf of your SPARK_CONF_DIR; `paceline cluster up` takes care of that by itself"
+HOW = (
+    "Its secret belongs into spark-defaults.conf of your SPARK_CONF_DIR; `paceline cluster up`"
+    " takes care of that by itself"
+)
 REASONS = {  # what Spark writes: what it means
-    "bootstrapping client": f"refuses this driver: another secret (spark.authenticate.secret). {HOW}",
-    "Authentication failed": f"refuses this driver: another secret (spark.authenticate.secret). {HOW}",
+    "bootstrapping client": (
+        f"refuses this driver: another secret (spark.authenticate.secret). {HOW}"
+    ),
+    "Authentication failed": (
+        f"refuses this driver: another secret (spark.authenticate.secret). {HOW}"
+    ),
     "Unknown challenge": f"wants a secret (spark.authenticate), and this driver has none. {HOW}",
-    "A secret key must be specified": f"needs spark.authenticate.secret beside spark.authenticate. {HOW}",
+    "A secret key must be specified": (
+        f"needs spark.authenticate.secret beside spark.authenticate. {HOW}"
+    ),
     "UnknownHostException": "is on a host that has no address",
-    "Connection refused": "does not answer: Connection refused. Is it up? (paceline cluster status)",
+    "Connection refused": (
+        "does not answer: Connection refused. Is it up? (paceline cluster status)"
+    ),
 }
 KILLED = re.compile(r"return code -9\b|exitcode\s*: -9\b|Signal 9 \(SIGKILL\)")
 TOLD = re.compile(r"paceline\.errors\.(\w+): (.+)")
-RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?=([A-Za-z_][\w.]*(?:: .*)?)$)", re.MULTILINE)
-WRAPPERS = re.compile(r"torch\.distributed\.elastic\.|RuntimeError: (?:Command \[.* failed|TorchDistributor failed)")
+RAISED = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?=([A-Za-z_][\w.]*(?:: .*)?)$)",
+    re.MULTILINE,
+)
+WRAPPERS = re.compile(
+    r"torch\.distributed\.elastic\.|RuntimeError: (?:Command \[.* failed|TorchDistributor failed)"
+)
 COMMON = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -47,11 +65,15 @@ COMMON = {
 
 
 class ExecutorLost(RunFailed):
-    """An executor or a rank's process is gone, by no fault of what it was doing: worth another attempt."""
+    """An executor or a rank's process is gone, by no fault of what it was doing: worth another
+    attempt.
+    """
 
 
 class Session:
-    """`with Session("local[*]", "a name") as spark:` A session that a program has already is used, and left to it."""
+    """`with Session("local[*]", "a name") as spark:` A session that a program has already is used,
+    and left to it.
+    """
 
     def __init__(self, master: str, name: str, settings: Mapping[str, str] | None = None) -> None:
         self.master, self.name, self.settings = master, name, dict(settings or {})
@@ -70,7 +92,8 @@ class Session:
         if active is not None:
             if (other := active.sparkContext.master) != self.master:
                 raise BadRequest(
-                    f"master={self.master}, but this program has a Spark session with {other} already: ask for that, or stop it"
+                    f"master={self.master}, but this program has a Spark session with {other}"
+                    " already: ask for that, or stop it"
                 )
             self._theirs, self.spark = True, active
             for key, value in self.settings.items():
@@ -87,7 +110,9 @@ class Session:
         for key, value in {**COMMON, **self.settings}.items():
             builder = builder.config(key, value)
         if local:
-            builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+            builder = builder.config("spark.driver.host", "127.0.0.1").config(
+                "spark.driver.bindAddress", "127.0.0.1"
+            )
         handle, name = tempfile.mkstemp(prefix="paceline-spark-", suffix=".log")
         self._log = Path(name)
         environment = spark_environment(conf_dir, "127.0.0.1" if local else None)
@@ -109,7 +134,9 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """The session, its JVM and its log; of a session that is not ours, only what was changed."""
+        """The session, its JVM and its log; of a session that is not ours, only what was
+        changed.
+        """
         self._over.set()
         if self._theirs:
             for key, value in self._before.items():
@@ -130,7 +157,9 @@ class Session:
         self.spark = None
 
     def _watch(self) -> None:
-        """Spark tries for a minute to reach a master that does not want it, and for ever to find one that is gone: not we."""
+        """Spark tries for a minute to reach a master that does not want it, and for ever to find
+        one that is gone: not we.
+        """
         from pyspark import SparkContext
 
         trouble = TROUBLE_OF_SEVERAL if "," in self.master else TROUBLE
@@ -154,13 +183,17 @@ class Session:
         with suppress(Exception):
             tracker = self.spark.sparkContext.statusTracker()
             stages = [tracker.getStageInfo(s) for s in tracker.getActiveStageIds()]
-            done, total = (sum(getattr(s, n) for s in stages if s) for n in ("numCompletedTasks", "numTasks"))
+            done, total = (
+                sum(getattr(s, n) for s in stages if s) for n in ("numCompletedTasks", "numTasks")
+            )
             return f"{done} of {total} tasks" if total else ""
         return ""
 
 
 def conf_of(master: str) -> Path | None:
-    """The settings (and the secret) of the cluster that stands on this machine, if that is the one meant."""
+    """The settings (and the secret) of the cluster that stands on this machine, if that is the one
+    meant.
+    """
     from paceline.spark.standalone import standing
 
     cluster = standing()
@@ -168,8 +201,14 @@ def conf_of(master: str) -> Path | None:
 
 
 def check_master(master: str) -> None:
-    """A master that is no master, or does not answer, is refused at once: Spark itself would try for minutes."""
-    if re.fullmatch(r"local(\[(\*|\d+)(,\d+)?\])?", master) or master in ("yarn",) or master.startswith("k8s://"):
+    """A master that is no master, or does not answer, is refused at once: Spark itself would try
+    for minutes.
+    """
+    if (
+        re.fullmatch(r"local(\[(\*|\d+)(,\d+)?\])?", master)
+        or master in ("yarn",)
+        or master.startswith("k8s://")
+    ):
         return
     if re.fullmatch(r"spark://[^:/,]+:\d+(,[^:/,]+:\d+)*", master) is None:
         raise BadRequest(f"master={master}: write local[*], local[4] or spark://host:port")
@@ -180,11 +219,15 @@ def check_master(master: str) -> None:
             return
         except (OSError, OverflowError) as error:  # the latter: no such port
             reason = getattr(error, "strerror", None) or str(error)
-    raise BadRequest(f"master={master} does not answer: {reason}. Is it up? (paceline cluster status)")
+    raise BadRequest(
+        f"master={master} does not answer: {reason}. Is it up? (paceline cluster status)"
+    )
 
 
 def usual_master() -> str:
-    """Where nobody asked for a master: that of the session which this program has already, else this machine."""
+    """Where nobody asked for a master: that of the session which this program has already, else
+    this machine.
+    """
     if "pyspark" in sys.modules:
         from pyspark.sql import SparkSession
 
@@ -205,12 +248,16 @@ def as_sentence(session: Session) -> Iterator[None]:
 
 
 def translated(error: Exception, said: str = "", printed: str = "") -> PacelineError:
-    """`said` by Spark itself; `printed` by the tasks, where that came another way than in the error."""
+    """`said` by Spark itself; `printed` by the tasks, where that came another way than in the
+    error.
+    """
     text = str(error)
     if GONE.search(said):
         return RunFailed("the Spark cluster is gone: its master does not answer any more")
     executor = re.search(r"ExecutorLostFailure[^\n]*", text)
-    own = _told(text) or (None if executor else _told(printed))  # those who outlive an executor may say all kinds of things
+    own = _told(text) or (
+        None if executor else _told(printed)
+    )  # those who outlive an executor may say all kinds of things
     if own is not None:
         return own
     if "No space left on device" in text:
@@ -219,25 +266,38 @@ def translated(error: Exception, said: str = "", printed: str = "") -> PacelineE
         return ExecutorLost(f"Spark lost an executor: {executor[0][:200]}")
     both = f"{text}\n{printed}"
     if KILLED.search(both):
-        return ExecutorLost("Spark lost a rank: its process was killed by SIGKILL (out of memory, perhaps)")
+        return ExecutorLost(
+            "Spark lost a rank: its process was killed by SIGKILL (out of memory, perhaps)"
+        )
     if (lost := TOLD.search(both)) is not None:
         return ExecutorLost(f"Spark lost a rank: {lost[2].strip()}")
     raised = _raised(text) or _raised(printed)
     if raised is not None:
         return RunFailed(f"a task of Spark failed: {raised[:300]}")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if line.strip() and not line.strip().startswith("at ")
+    ]
     reason = next(
-        (line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else type(error).__name__
+        (line for line in lines if "Exception" in line or "Error" in line),
+        lines[0] if lines else type(error).__name__,
     )
     return RunFailed(f"Spark failed: {reason[:300]}")
 
 
 def _told(text: str) -> PacelineError | None:
-    """The first reason of our own. Who lost a peer only tells of the one that was lost: that is none."""
+    """The first reason of our own. Who lost a peer only tells of the one that was lost: that is
+    none.
+    """
     for name, words in TOLD.findall(text):
         if name not in ("PeerLost", "TransportError"):
             kind: type = getattr(errors, name, RunFailed)
-            plain = [k for k in kind.__mro__ if issubclass(k, PacelineError) and "__init__" not in vars(k)]  # takes one message
+            plain = [
+                k
+                for k in kind.__mro__
+                if issubclass(k, PacelineError) and "__init__" not in vars(k)
+            ]  # takes one message
             return next(iter(plain), RunFailed)(words.strip())
     return None
 
@@ -250,11 +310,20 @@ def _raised(text: str) -> str | None:
 
 def _not_started(master: str, error: Exception, said: str) -> PacelineError:
     if GONE.search(said):
-        return RunFailed(f"the Spark cluster at {master} is gone: its master does not answer any more")
+        return RunFailed(
+            f"the Spark cluster at {master} is gone: its master does not answer any more"
+        )
     for sign, meaning in REASONS.items():
         if sign in said:
             return BadRequest(f"master={master} {meaning}")
-    reason = next((line for line in reversed(said.splitlines()) if re.search(r"Exception|Error|refused|denied", line)), "")
+    reason = next(
+        (
+            line
+            for line in reversed(said.splitlines())
+            if re.search(r"Exception|Error|refused|denied", line)
+        ),
+        "",
+    )
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     return RunFailed(f"Spark at {master} could not be started: {(reason or first).strip()[:300]}")
 
@@ -273,7 +342,9 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _errors_into(handle: int) -> Iterator[None]:
-    """The JVM that is started here inherits standard error: its chatter goes into a file, from which failures are told."""
+    """The JVM that is started here inherits standard error: its chatter goes into a file, from
+    which failures are told.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -304,7 +375,9 @@ def _end_jvm() -> None:
         except Exception:
             process.kill()
             process.wait()
-    for child in psutil.Process().children():  # one that was just being started when this was interrupted
+    for (
+        child
+    ) in psutil.Process().children():  # one that was just being started when this was interrupted
         with suppress(psutil.Error):
             if SUBMIT.search(" ".join(child.cmdline())):
                 child.kill()

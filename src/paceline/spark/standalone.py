@@ -1,7 +1,9 @@
-"""A real Spark cluster on this machine: a master and some workers, all on loopback, all authenticated.
+"""A real Spark cluster on this machine: a master and some workers, all on loopback, all
+authenticated.
 
-The secret is in a file that nobody else can read, and on no command line. (Spark itself hands it to its executors in their
-environment, which the system shows to nobody but their owner.) A cluster outlives the command that started it.
+The secret is in a file that nobody else can read, and on no command line. (Spark itself hands it to
+its executors in their environment, which the system shows to nobody but their owner.) A cluster
+outlives the command that started it.
 """
 
 from __future__ import annotations
@@ -39,11 +41,15 @@ LEAST_BYTES = 512 << 20  # an executor's own minimum is 450 MiB
 LOG_LINES = 12
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # compiles less: starts in half the time, and is slower in the long run
+QUICK = (  # compiles less: starts in half the time, and is slower in the long run
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+)
 
 Say = Callable[[str], None]
 
-_CHILDREN: dict[str, list[subprocess.Popen[bytes]]] = {}  # of this process, by the mark of their cluster
+_CHILDREN: dict[
+    str, list[subprocess.Popen[bytes]]
+] = {}  # of this process, by the mark of their cluster
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,9 @@ class Daemon:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that is up, or was. A driver needs `master`, and `conf_dir` as its SPARK_CONF_DIR."""
+    """A cluster that is up, or was. A driver needs `master`, and `conf_dir` as its
+    SPARK_CONF_DIR.
+    """
 
     master: str  # spark://127.0.0.1:PORT
     ui: str  # http://127.0.0.1:PORT
@@ -88,13 +96,19 @@ class Cluster:
     def drivers(self) -> list[int]:
         """The processes outside that use this cluster."""
         ours = {p.pid for p in self.processes()}
-        return [p.pid for p in psutil.process_iter() if p.pid not in ours and str(self.conf_dir) in " ".join(marked.command(p))]
+        return [
+            p.pid
+            for p in psutil.process_iter()
+            if p.pid not in ours and str(self.conf_dir) in " ".join(marked.command(p))
+        ]
 
     def listening(self) -> list[tuple[str, str, int]]:
         """Every listening port of every process: whose, on which address, which."""
         names, found = {d.pid: d.name for d in self.daemons}, set()
         for process in self.processes():
-            name = names.get(process.pid) or ("executor" if EXECUTOR in marked.command(process) else "python")
+            name = names.get(process.pid) or (
+                "executor" if EXECUTOR in marked.command(process) else "python"
+            )
             found |= {(name, address, port) for address, port in marked.ports(process)}
         return sorted(found)
 
@@ -111,18 +125,24 @@ class Cluster:
 
 
 def up(
-    workers: int = 3, cores: int = 1, memory: str = "1g", folder: str | Path | None = None, say: Say = lambda _: None
+    workers: int = 3,
+    cores: int = 1,
+    memory: str = "1g",
+    folder: str | Path | None = None,
+    say: Say = lambda _: None,
 ) -> Cluster:
     """Start the cluster that outlives this process; there is one at a time."""
     with _lock():
         if (there := _remembered()) is not None:
             raise BadRequest(
-                f"a cluster is up already ({there.workers} workers, {there.master}): use it, or take it down first: "
-                "paceline cluster down"
+                f"a cluster is up already ({there.workers} workers, {there.master}): use it, or"
+                " take it down first: paceline cluster down"
             )
         planned = _planned(workers, cores, memory, folder)
         try:
-            _remember(planned)  # before anything is started: should this be killed, the next one cleans up
+            _remember(
+                planned
+            )  # before anything is started: should this be killed, the next one cleans up
             cluster = _start(planned, say)
             _remember(cluster)
         except BaseException:
@@ -151,15 +171,20 @@ def down() -> bool:
 
 
 @contextmanager
-def lasting(workers: int = 3, cores: int = 1, memory: str = "1g", quick: bool = True) -> Iterator[Cluster]:
-    """A cluster for as long as this lasts, beside the standing one; taken down also if this process is killed.
+def lasting(
+    workers: int = 3, cores: int = 1, memory: str = "1g", quick: bool = True
+) -> Iterator[Cluster]:
+    """A cluster for as long as this lasts, beside the standing one; taken down also if this process
+    is killed.
 
     `quick`: executors start in half the time, and are slower in the long run.
     """
     planned = _planned(workers, cores, memory, None)
     watcher = _watcher(planned)  # before anything is started
     try:
-        yield _start(planned, lambda _: None, {"spark.executor.extraJavaOptions": QUICK} if quick else {})
+        yield _start(
+            planned, lambda _: None, {"spark.executor.extraJavaOptions": QUICK} if quick else {}
+        )
     finally:
         planned.down()
         assert watcher.stdin is not None
@@ -168,13 +193,18 @@ def lasting(workers: int = 3, cores: int = 1, memory: str = "1g", quick: bool = 
 
 
 def _watcher(planned: Cluster) -> subprocess.Popen[bytes]:
-    """Takes the cluster down when its standard input closes: when this process ends, however it ends."""
+    """Takes the cluster down when its standard input closes: when this process ends, however it
+    ends.
+    """
     code = (
-        "import shutil, sys; from paceline.spark import marked; "
-        "sys.stdin.read(); marked.end(sys.argv[1], float(sys.argv[2])); shutil.rmtree(sys.argv[3], ignore_errors=True)"
+        "import shutil, sys; from paceline.spark import marked; sys.stdin.read();"
+        " marked.end(sys.argv[1], float(sys.argv[2])); shutil.rmtree(sys.argv[3],"
+        " ignore_errors=True)"
     )
     arguments = [planned.mark, str(END_S), str(planned.folder)]
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, start_new_session=True
+    )
 
 
 # --- starting
@@ -192,8 +222,9 @@ def _planned(workers: int, cores: int, memory: str, folder: str | Path | None) -
         raise BadRequest(f"memory={memory} for each worker: Spark's executors need 512m or more")
     if needed_bytes > there_bytes:
         raise BadRequest(
-            f"{workers} workers with {memory} each take up to {needed_bytes / 2**30:.1f} GiB, with Spark's own processes, "
-            f"and this machine has {there_bytes / 2**30:.1f} GiB: fewer workers, or less memory for each"
+            f"{workers} workers with {memory} each take up to {needed_bytes / 2**30:.1f} GiB, with"
+            f" Spark's own processes, and this machine has {there_bytes / 2**30:.1f} GiB: fewer"
+            " workers, or less memory for each"
         )
     if (reason := pyspark_missing()) is not None:
         raise BadRequest(reason)
@@ -205,16 +236,23 @@ def _own_folder(folder: str | Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="paceline-cluster-"))  # mode 0700
     path = Path(folder).expanduser().absolute()
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise BadRequest(f"{path} is not an empty folder: a cluster's folder is removed with it, so it needs one of its own")
+        raise BadRequest(
+            f"{path} is not an empty folder: a cluster's folder is removed with it, so it needs one"
+            " of its own"
+        )
     if "," in str(path):
-        raise BadRequest(f"{path} has a comma in it, which Spark takes for the end of a folder's name")
+        raise BadRequest(
+            f"{path} has a comma in it, which Spark takes for the end of a folder's name"
+        )
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
 
 
 def _start(planned: Cluster, say: Say, extra: dict[str, str] | None = None) -> Cluster:
-    """The master, then the workers, then a look at every port; the caller takes it down if any of it fails."""
+    """The master, then the workers, then a look at every port; the caller takes it down if any of
+    it fails.
+    """
     until = time.monotonic() + START_S
     environment = _environment(planned)
     _write_conf(planned, extra or {})
@@ -233,7 +271,8 @@ def _start(planned: Cluster, say: Say, extra: dict[str, str] | None = None) -> C
     for name, host, port in cluster.listening():
         if not marked.is_loopback(host):
             raise RunFailed(
-                f"the {_spoken(name)} of the Spark cluster listened on {host}:{port}, which others can reach: taken down again"
+                f"the {_spoken(name)} of the Spark cluster listened on {host}:{port}, which others"
+                " can reach: taken down again"
             )
     return cluster
 
@@ -244,7 +283,9 @@ def _environment(cluster: Cluster) -> dict[str, str]:
     here = os.path.dirname(sys.executable)
     return {
         **plain,
-        "PATH": f"{here}{os.pathsep}{plain.get('PATH', os.defpath)}",  # a driver that names no Python gets this one
+        "PATH": (
+            f"{here}{os.pathsep}{plain.get('PATH', os.defpath)}"
+        ),  # a driver that names no Python gets this one
         "SPARK_HOME": str(spark_home()),
         "SPARK_CONF_DIR": str(cluster.conf_dir),
         "SPARK_LOCAL_IP": LOOPBACK,  # where the web pages listen, too
@@ -276,13 +317,26 @@ def _write_conf(cluster: Cluster, extra: dict[str, str]) -> None:
     }
     for folder in ("conf", "logs", "work", "local"):
         (cluster.folder / folder).mkdir(mode=0o700)
-    file = os.open(cluster.conf_dir / "spark-defaults.conf", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    file = os.open(
+        cluster.conf_dir / "spark-defaults.conf", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
+    )
     with open(file, "w") as out:
         out.writelines(f"{name} {value}\n" for name, value in settings.items())
 
 
-def _spawn(cluster: Cluster, environment: dict[str, str], name: str, kind: str, *arguments: str) -> Daemon:
-    command = [str(spark_home() / "bin" / "spark-class"), kind, "--host", LOOPBACK, "--port", "0", "--webui-port", "0"]
+def _spawn(
+    cluster: Cluster, environment: dict[str, str], name: str, kind: str, *arguments: str
+) -> Daemon:
+    command = [
+        str(spark_home() / "bin" / "spark-class"),
+        kind,
+        "--host",
+        LOOPBACK,
+        "--port",
+        "0",
+        "--webui-port",
+        "0",
+    ]
     with open(_log(cluster, name), "wb") as log:
         process = subprocess.Popen(
             [*command, *arguments], env=environment, cwd=cluster.folder,
@@ -295,16 +349,22 @@ def _spawn(cluster: Cluster, environment: dict[str, str], name: str, kind: str, 
 def _ui_port(cluster: Cluster, until: float) -> int:
     """The port that the system gave to the master's page: its log says it."""
     while True:
-        if found := re.search(r"service 'MasterUI' on port (\d+)", _log(cluster, "master").read_text(errors="replace")):
+        if found := re.search(
+            r"service 'MasterUI' on port (\d+)", _log(cluster, "master").read_text(errors="replace")
+        ):
             return int(found[1])
         _wait(cluster, until)
 
 
-def _asked(cluster: Cluster, port: int, until: float, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def _asked(
+    cluster: Cluster, port: int, until: float, enough: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
     """What the master says of itself, once it is what is waited for."""
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            connection = http.client.HTTPConnection(LOOPBACK, port, timeout=5)  # urllib would ask a proxy
+            connection = http.client.HTTPConnection(
+                LOOPBACK, port, timeout=5
+            )  # urllib would ask a proxy
             try:
                 connection.request("GET", "/json/")
                 state: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -319,11 +379,15 @@ def _wait(cluster: Cluster, until: float) -> None:
     """A moment; a sentence when a process has ended, or the time is over."""
     time.sleep(POLL_S)
     if ended := cluster.ended():
-        raise RunFailed(f"the {_spoken(ended[0])} of the Spark cluster ended at its start{_last_lines(cluster, ended[0])}")
+        raise RunFailed(
+            f"the {_spoken(ended[0])} of the Spark cluster ended at its"
+            f" start{_last_lines(cluster, ended[0])}"
+        )
     if time.monotonic() > until:
         raise RunFailed(
-            f"the Spark cluster was not up within {START_S:.0f} s, with {len(cluster.daemons)} of {cluster.workers + 1} "
-            f"processes started: is this machine very busy?{_last_lines(cluster, cluster.daemons[-1].name)}"
+            f"the Spark cluster was not up within {START_S:.0f} s, with {len(cluster.daemons)} of"
+            f" {cluster.workers + 1} processes started: is this machine very"
+            f" busy?{_last_lines(cluster, cluster.daemons[-1].name)}"
         )
 
 
@@ -346,7 +410,10 @@ def _lock() -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BadRequest("another process is just starting a cluster, or taking it down: wait until it is done") from None
+            raise BadRequest(
+                "another process is just starting a cluster, or taking it down: wait until it is"
+                " done"
+            ) from None
         yield
 
 
@@ -360,13 +427,21 @@ def _remember(cluster: Cluster) -> None:
 def _read() -> Cluster | None:
     try:
         said: dict[str, Any] = json.loads(_state().read_text())
-        return Cluster(**{**said, "folder": Path(said["folder"]), "daemons": tuple(Daemon(**d) for d in said["daemons"])})
+        return Cluster(
+            **{
+                **said,
+                "folder": Path(said["folder"]),
+                "daemons": tuple(Daemon(**d) for d in said["daemons"]),
+            }
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _remembered() -> Cluster | None:
-    """The standing one, if its start was completed and any of it runs; its remains are removed otherwise. Needs the lock."""
+    """The standing one, if its start was completed and any of it runs; its remains are removed
+    otherwise. Needs the lock.
+    """
     cluster = _read()
     if cluster is None or (cluster.master and len(cluster.ended()) < len(cluster.daemons)):
         return cluster
@@ -382,7 +457,9 @@ def _runs(daemon: Daemon, mark: str) -> bool:
     """Its number is not enough: it may be another's by now."""
     process = marked.at(daemon.pid, mark)
     try:
-        return process is not None and abs(process.create_time() - daemon.started_s) < 2  # the clock may have been set
+        return (
+            process is not None and abs(process.create_time() - daemon.started_s) < 2
+        )  # the clock may have been set
     except psutil.Error:
         return False
 

@@ -4,13 +4,14 @@
     exchange=weights     w_p <- w - lr * g_p      ;  w <- sum_p (b_p / B) w_p
     when=epoch           gradients are collected over the epoch and applied once: full-batch descent
 
-for b_p of the step's B samples on worker p. The weighted mean of the workers' gradients is the gradient of the whole batch,
-so P workers with b samples each follow serial SGD with a batch of P*b, whatever the optimizer and the shares b_p / B (Goyal et
-al., "Accurate, Large Minibatch SGD", 2017).
+for b_p of the step's B samples on worker p. The weighted mean of the workers' gradients is the
+gradient of the whole batch, so P workers with b samples each follow serial SGD with a batch of P*b,
+whatever the optimizer and the shares b_p / B (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
 
-Averaging weights instead is the same for plain SGD. With momentum it is the same only where the shares do not change between
-steps: each worker's velocity is its own, and is weighted by today's share although yesterday's made it. The partial last step
-of an epoch changes the shares unless the batch sizes divide it alike. For Adam, which is not linear, it is never the same.
+Averaging weights instead is the same for plain SGD. With momentum it is the same only where the
+shares do not change between steps: each worker's velocity is its own, and is weighted by today's
+share although yesterday's made it. The partial last step of an epoch changes the shares unless the
+batch sizes divide it alike. For Adam, which is not linear, it is never the same.
 """
 
 from __future__ import annotations
@@ -35,17 +36,23 @@ from paceline.types import Batch, ReplicaLike
 @strategies.register("allreduce")
 @dataclass
 class AllReduce(Strategy):
-    """All workers averaged in every step; with exchange=gradients the same as serial SGD on the whole batch."""
+    """All workers averaged in every step; with exchange=gradients the same as serial SGD on the
+    whole batch.
+    """
 
     collective: Annotated[str, "how the sum is made: auto, native, ring, tree, ..."] = "auto"
     exchange: Annotated[Literal["gradients", "weights"], "what is averaged"] = "gradients"
-    when: Annotated[Literal["step", "epoch"], "epoch: gradients are collected over it and applied once"] = "step"
+    when: Annotated[
+        Literal["step", "epoch"], "epoch: gradients are collected over it and applied once"
+    ] = "step"
 
     replicas_identical = True
 
     def __post_init__(self) -> None:
         if (self.exchange, self.when) == ("weights", "epoch"):
-            raise BadRequest(f"{self.name}: when=epoch collects gradients; for weights use local-sgd:every=epoch")
+            raise BadRequest(
+                f"{self.name}: when=epoch collects gradients; for weights use local-sgd:every=epoch"
+            )
         self.exchanges = self.exchange
         self.noise_adds_up = self.exchange == "gradients"
 
@@ -56,14 +63,23 @@ class AllReduce(Strategy):
             self._collective.prepare(region.grads)
         if self._collective.choices:
             ctx.recorder.write("choice", collective=self._collective.choices)
-        self._exchange = Exchange(ctx, replica, self._collective, weights=self.exchange == "weights")
+        self._exchange = Exchange(
+            ctx, replica, self._collective, weights=self.exchange == "weights"
+        )
         self._velocity = Velocity.taken(ctx, replica) if self.exchange == "gradients" else None
-        self._collected = [torch.zeros_like(r.grads) for r in replica.regions] if self.when == "epoch" else []
+        self._collected = (
+            [torch.zeros_like(r.grads) for r in replica.regions] if self.when == "epoch" else []
+        )
         self._samples = 0.0
         self._overlaps = (
-            ctx.overlap and ctx.workers > 1 and ctx.codec.lossless and (self.exchange, self.when) == ("gradients", "step")
+            ctx.overlap
+            and ctx.workers > 1
+            and ctx.codec.lossless
+            and (self.exchange, self.when) == ("gradients", "step")
         )
-        if self._overlaps:  # its time is hidden in the backward pass: what counts is what is waited for at the end
+        if (
+            self._overlaps
+        ):  # its time is hidden in the backward pass: what counts is what is waited for at the end
             self._hidden = Metered(ctx.peers.inner)
             collective = choose(self.collective, self._hidden)
             replica.exchange_in_buckets(collective.all_reduce)
@@ -92,7 +108,9 @@ class AllReduce(Strategy):
         self._exchange.sum([region.grads for region in replica.regions])
 
     def _collect(self, replica: ReplicaLike, batch: Batch) -> None:
-        """The epoch's gradient is the mean over its samples: each step counts by how many it had."""
+        """The epoch's gradient is the mean over its samples: each step counts by how many
+        it had.
+        """
         self._samples += batch.global_weight
         for collected, region in zip(self._collected, replica.regions, strict=True):
             collected.add_(region.grads, alpha=batch.global_weight)

@@ -52,18 +52,24 @@ class Strategy(ABC):
     shard: ClassVar[Literal["global", "static"]] = "global"  # unless the person says otherwise
     needs_processes: ClassVar[bool] = False
     needs_shared_memory: ClassVar[bool] = False
-    skips_empty: ClassVar[bool] = True  # False: a worker without samples must run one anyway (its gradient counts nothing)
+    skips_empty: ClassVar[bool] = (
+        True  # False: a worker without samples must run one anyway (its gradient counts nothing)
+    )
     most_workers: ClassVar[int | None] = None
     alone_is_serial: ClassVar[bool] = True  # with one worker it is plain SGD, bit for bit
     survives: bool = False  # goes on with the others when a worker (not the first) has died
-    decides_alone: ClassVar[bool] = False  # a worker that has converged stops, whatever the others do
+    decides_alone: ClassVar[bool] = (
+        False  # a worker that has converged stops, whatever the others do
+    )
     resumes_exactly: ClassVar[bool] = True  # False: what comes out depends on who is faster
     noise_adds_up: bool | None = None
     """With privacy: True where nothing but the sum of all workers' gradients is ever used, so that the noise of each is a part
     of one whole; False where a worker's own gradient takes effect by itself; None where nobody has said what it reveals."""
     not_private_because: ClassVar[str] = "nobody has stated what it reveals (noise_adds_up)"
 
-    observed: Mapping[str, Any] = MappingProxyType({})  # what a step showed beside its loss: recorded with it
+    observed: Mapping[str, Any] = MappingProxyType(
+        {}
+    )  # what a step showed beside its loss: recorded with it
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         self.ctx = ctx
@@ -72,8 +78,8 @@ class Strategy(ABC):
     def scale(self, batch: Batch) -> float:
         """The factor on this worker's mean loss before its backward pass.
 
-        Where gradients are exchanged it is the worker's share of the samples, so that the *sum* of the gradients over
-        the workers is the gradient of the whole step.
+        Where gradients are exchanged it is the worker's share of the samples, so that the *sum* of
+        the gradients over the workers is the gradient of the whole step.
         """
         return batch.share if self.exchanges == "gradients" else 1.0
 
@@ -90,10 +96,11 @@ class Strategy(ABC):
         return
 
     def consensus(self, replica: ReplicaLike) -> Sequence[Tensor] | None:
-        """The weights that are evaluated, saved and released, one flat tensor per region; None: the replica's own.
+        """The weights that are evaluated, saved and released, one flat tensor per region; None: the
+        replica's own.
 
-        Called on all workers together. Batch statistics are averaged here, by how many samples each worker has seen; and
-        where replicas may differ, so are the weights.
+        Called on all workers together. Batch statistics are averaged here, by how many samples each
+        worker has seen; and where replicas may differ, so are the weights.
         """
         average_buffers(self.ctx, replica)
         if self.replicas_identical or self.ctx.workers == 1:
@@ -101,7 +108,9 @@ class Strategy(ABC):
         means = [region.params / self.ctx.peers.size for region in replica.regions]
         for mean in means:
             self.ctx.peers.all_reduce(mean)
-        self.ctx.recorder.write("distance", samples=replica.samples_seen, value=distance_to(replica, means))
+        self.ctx.recorder.write(
+            "distance", samples=replica.samples_seen, value=distance_to(replica, means)
+        )
         return means
 
     def state(self) -> dict[str, Any]:
@@ -131,13 +140,17 @@ def codec_for(strategy: Strategy, choice: Spec | str) -> Codec:
 def distance_to(replica: ReplicaLike, weights: Sequence[Tensor]) -> float:
     """How far a replica is from these weights, relative to their length."""
     pairs = list(zip(replica.regions, weights, strict=True))
-    apart = sum(float((region.params - other).abs().double().square().sum()) for region, other in pairs)
+    apart = sum(
+        float((region.params - other).abs().double().square().sum()) for region, other in pairs
+    )
     length = sum(float(other.abs().double().square().sum()) for _, other in pairs)
     return math.sqrt(apart / length) if length else 0.0
 
 
 def start_together(ctx: Context, replica: ReplicaLike) -> None:
-    """All workers start from the same weights: sent by worker 0, or made from the same seed. A checksum proves it."""
+    """All workers start from the same weights: sent by worker 0, or made from the same seed. A
+    checksum proves it.
+    """
     if ctx.workers == 1:
         return
     if ctx.init == "broadcast":
@@ -160,16 +173,17 @@ def expect_identical(ctx: Context, replica: ReplicaLike, when: str) -> None:
     ctx.peers.all_reduce(high, "max")
     if int(low) != int(high):
         raise ReplicasDiffer(
-            f"the workers' weights differ {when} (init={ctx.init}): with init=seed the model must depend on the seed only; "
-            "init=broadcast sends worker 0's to all"
+            f"the workers' weights differ {when} (init={ctx.init}): with init=seed the model must"
+            " depend on the seed only; init=broadcast sends worker 0's to all"
         )
 
 
 def average_buffers(ctx: Context, replica: ReplicaLike) -> None:
-    """Batch statistics: the mean over the workers, by samples seen. Integer buffers come from worker 0.
+    """Batch statistics: the mean over the workers, by samples seen. Integer buffers come from
+    worker 0.
 
-    What is averaged is how far each worker has moved since all agreed last, so that buffers which nobody changes
-    (tables, masks, also with inf in them) stay as they are, bit for bit.
+    What is averaged is how far each worker has moved since all agreed last, so that buffers which
+    nobody changes (tables, masks, also with inf in them) stay as they are, bit for bit.
     """
     replica.gather_buffers()
     if ctx.workers == 1:
@@ -180,7 +194,11 @@ def average_buffers(ctx: Context, replica: ReplicaLike) -> None:
         share = replica.samples_seen / float(seen) if float(seen) else 0.0
         for region, common in zip(replica.regions, replica.common_buffers, strict=True):
             still = region.buffers == common
-            moved = torch.where(still, 0.0, region.buffers - common).mul_(share) if share else torch.zeros_like(common)
+            moved = (
+                torch.where(still, 0.0, region.buffers - common).mul_(share)
+                if share
+                else torch.zeros_like(common)
+            )
             ctx.peers.all_reduce(moved)
             region.buffers.copy_(torch.where(moved == 0, common, common + moved))
             common.copy_(region.buffers)
@@ -202,4 +220,8 @@ def _broadcast(ctx: Context, tensor: Tensor) -> None:
 
 def _in_regions(tensor: Tensor, replica: ReplicaLike) -> bool:
     storage = tensor.untyped_storage().data_ptr()
-    return any(storage == flat.untyped_storage().data_ptr() for r in replica.regions for flat in (r.params, r.buffers))
+    return any(
+        storage == flat.untyped_storage().data_ptr()
+        for r in replica.regions
+        for flat in (r.params, r.buffers)
+    )

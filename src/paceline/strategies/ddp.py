@@ -1,7 +1,7 @@
 """PyTorch's own DistributedDataParallel, on the plain model: the yardstick.
 
-DDP takes the *equal* mean of the workers' gradients; each loss is scaled by P * share beforehand, so that uneven batches
-average as they should (Li et al., "PyTorch Distributed", 2020).
+DDP takes the *equal* mean of the workers' gradients; each loss is scaled by P * share beforehand,
+so that uneven batches average as they should (Li et al., "PyTorch Distributed", 2020).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class DDP(Strategy):
     bucket_cap_mb: Annotated[int, "DDP's bucket size in MiB"] = 25
 
     replicas_identical = True
-    not_private_because = "it exchanges gradients inside the backward pass, before they can be clipped: use allreduce"
+    not_private_because = (
+        "it exchanges gradients inside the backward pass, before they can be clipped: use allreduce"
+    )
     flat = False
     needs_processes = True
     skips_empty = False
@@ -43,7 +45,11 @@ class DDP(Strategy):
             store=dist.PrefixStore("ddp", ctx.transport.store),
             rank=ctx.transport.rank,
             world_size=ctx.transport.size,
-            timeout=LONG if ctx.transport.patience.watched else timedelta(seconds=ctx.transport.deadline_s),
+            timeout=(
+                LONG
+                if ctx.transport.patience.watched
+                else timedelta(seconds=ctx.transport.deadline_s)
+            ),
         )
         replica.forward = DistributedDataParallel(replica.model, bucket_cap_mb=self.bucket_cap_mb)
         self._gradients = sum(p.numel() for p in replica.model.parameters() if p.requires_grad)
@@ -56,7 +62,9 @@ class DDP(Strategy):
         return batch.share * self.ctx.workers
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        self.ctx.transport.note_all_reduce(self._gradients, self._itemsize)  # it happened inside the backward pass
+        self.ctx.transport.note_all_reduce(
+            self._gradients, self._itemsize
+        )  # it happened inside the backward pass
         replica.update()
 
     def consensus(self, replica: ReplicaLike) -> None:

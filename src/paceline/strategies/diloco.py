@@ -1,10 +1,12 @@
-"""DiLoCo (Douillard et al., 2023): local steps, and outer Nesterov momentum on how far the workers have moved.
+"""DiLoCo (Douillard et al., 2023): local steps, and outer Nesterov momentum on how far the workers
+have moved.
 
     w_p <- inner optimizer from w                H steps
     d   <- w - sum_p s_p w_p                     the outer gradient
     v   <- m v + d ;   w <- w - a (d + m v)      outer lr a, outer momentum m
 
-Made for hundreds of local steps between averages over slow links; the outer momentum makes up for averaging so seldom.
+Made for hundreds of local steps between averages over slow links; the outer momentum makes up for
+averaging so seldom.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class DiLoCo(LocalSteps):
         for weights, common, moved in zip(own, self._common, self._moved, strict=True):
             torch.sub(common, weights, out=moved).mul_(share)
         self._exchange.sum(self._moved)
-        for weights, common, velocity, moved in zip(own, self._common, self._velocity, self._moved, strict=True):
+        for weights, common, velocity, moved in zip(
+            own, self._common, self._velocity, self._moved, strict=True
+        ):
             velocity.mul_(self.outer_momentum).add_(moved)
             common.sub_(moved.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)
             weights.copy_(common)

@@ -1,12 +1,14 @@
-"""Gossip: in every round each worker averages its weights with one neighbour (Boyd et al., 2006; Lian et al., 2017).
+"""Gossip: in every round each worker averages its weights with one neighbour (Boyd et al., 2006;
+Lian et al., 2017).
 
     w_p, w_q <- (w_p + w_q) / 2        for the pairs (p, q) of this round's matching
 
-Nobody ever talks to more than one other, so a round costs the same with four workers or four thousand; news spreads in about
-log P rounds. The matching is drawn anew in every round, the same on all workers (`topology=random`), or alternates between
-left and right neighbours (`ring`). `mode=async` needs no rounds: whoever has made its step asks somebody, drawn at random,
-and a thread of the other answers at once (`responder.py`; Lian et al., "Asynchronous Decentralized Parallel SGD", 2018).
-There is an exact average at the end.
+Nobody ever talks to more than one other, so a round costs the same with four workers or four
+thousand; news spreads in about log P rounds. The matching is drawn anew in every round, the same on
+all workers (`topology=random`), or alternates between left and right neighbours (`ring`).
+`mode=async` needs no rounds: whoever has made its step asks somebody, drawn at random, and a thread
+of the other answers at once (`responder.py`; Lian et al., "Asynchronous Decentralized Parallel
+SGD", 2018). There is an exact average at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Gossip(Strategy):
 
     every: Annotated[int, "steps between rounds"] = 1
     topology: Annotated[Literal["random", "ring"], "who meets whom"] = "random"
-    mode: Annotated[Literal["sync", "async"], "async: a thread of each worker answers whoever asks"] = "sync"
+    mode: Annotated[
+        Literal["sync", "async"], "async: a thread of each worker answers whoever asks"
+    ] = "sync"
 
     exchanges = "weights"
     survives = True
@@ -109,7 +113,9 @@ class Gossip(Strategy):
                 work.wait()
             own.add_(heard).mul_(0.5)
 
-    def _meet_coded(self, replica: ReplicaLike, meeting: CodedMeeting, line: Metered, partner: int) -> None:
+    def _meet_coded(
+        self, replica: ReplicaLike, meeting: CodedMeeting, line: Metered, partner: int
+    ) -> None:
         own = [trained(r.params, r.grads) for r in replica.regions]
         meeting.prepare(own)
         meeting.listen(line, partner)

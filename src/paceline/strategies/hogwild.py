@@ -1,11 +1,13 @@
-"""Hogwild (Recht et al., 2011): one set of weights in shared memory, and everybody updates it without asking anybody.
+"""Hogwild (Recht et al., 2011): one set of weights in shared memory, and everybody updates it
+without asking anybody.
 
     w <- w - lr * g_p(w as it was when worker p read it)          no locks, no turns
 
-The optimizer's memory (momentum) is each worker's own, or shared like the weights. What is recorded, per step: `overlapped`,
-whether another worker was writing at the same time (each worker sets a flag in shared memory while it updates, and counts its
-updates; an update overlaps when, around it, another's flag was set or another's count changed), and `staleness`, how many
-updates of others came between reading the weights and changing them.
+The optimizer's memory (momentum) is each worker's own, or shared like the weights. What is
+recorded, per step: `overlapped`, whether another worker was writing at the same time (each worker
+sets a flag in shared memory while it updates, and counts its updates; an update overlaps when,
+around it, another's flag was set or another's count changed), and `staleness`, how many updates of
+others came between reading the weights and changing them.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class Hogwild(Strategy):
     needs_shared_memory = True
     resumes_exactly = False
     not_private_because = (
-        "updates mix number by number in shared memory, in an order that depends on how long each secret batch took, and "
-        "nobody has proved what that reveals: use ps:consistency=async"
+        "updates mix number by number in shared memory, in an order that depends on how long each"
+        " secret batch took, and nobody has proved what that reveals: use ps:consistency=async"
     )
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
@@ -66,7 +68,8 @@ class Hogwild(Strategy):
         return 1.0
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        self.ctx.transport.pause()  # where ranks take turns, others come in between reading and writing
+        # where ranks take turns, others come in between reading and writing
+        self.ctx.transport.pause()
         board, before = self._board, self._updates_of_others()
         staleness, overlapped = before - self._seen, self._somebody_writes()
         board[self._flags + self._mine] = 1
@@ -84,7 +87,9 @@ class Hogwild(Strategy):
 
 
 def share_optimizer(ctx: Context, replica: ReplicaLike) -> None:
-    """All workers use worker 0's optimizer state, in shared memory: what a checkpoint has restored, or that of a beginning."""
+    """All workers use worker 0's optimizer state, in shared memory: what a checkpoint has restored,
+    or that of a beginning.
+    """
     optimizer, parameters = replica.optimizer, parameters_of(replica.optimizer)
     new = [p for p in parameters if not optimizer.state.get(p)]
     make_state(optimizer, new)

@@ -1,14 +1,17 @@
-"""Local SGD: every worker makes H steps of its own, then the weights are averaged (Stich, "Local SGD Converges Fast", 2019).
+"""Local SGD: every worker makes H steps of its own, then the weights are averaged (Stich, "Local
+SGD Converges Fast", 2019).
 
     w_p <- w_p - lr * g_p                      H times
     w   <- sum_p s_p w_p                       s_p: worker p's share of the samples since the last average
 
-With H = 1 and plain SGD this is serial SGD on the whole batch. With momentum it is so only where the workers' shares of the
-samples are the same in every step (the partial last step of an epoch changes them), or with `optimizer_state=average`.
+With H = 1 and plain SGD this is serial SGD on the whole batch. With momentum it is so only where
+the workers' shares of the samples are the same in every step (the partial last step of an epoch
+changes them), or with `optimizer_state=average`.
 
-1/H of the bytes. `post=STEP` is post-local SGD (Lin et al., 2020): gradients are averaged in every step up to there, when
-everything changes fast, and local steps begin after it. The optimizer's memory is each worker's own (`keep`), averaged like
-the weights, or forgotten at every average (`reset`).
+1/H of the bytes. `post=STEP` is post-local SGD (Lin et al., 2020): gradients are averaged in every
+step up to there, when everything changes fast, and local steps begin after it. The optimizer's
+memory is each worker's own (`keep`), averaged like the weights, or forgotten at every average
+(`reset`).
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ class LocalSGD(LocalSteps):
     """Steps of one's own; the weights are averaged every so many of them."""
 
     every: Annotated[str, "steps between averages, or epoch"] = "8"
-    optimizer_state: Annotated[Literal["keep", "average", "reset"], "what happens to momentum at an average"] = "keep"
+    optimizer_state: Annotated[
+        Literal["keep", "average", "reset"], "what happens to momentum at an average"
+    ] = "keep"
     post: Annotated[int, "up to this step gradients are averaged in every step"] = 0
     collective: Annotated[str, "how the average is made: auto, native, ring, tree, ..."] = "auto"
 
@@ -42,7 +47,10 @@ class LocalSGD(LocalSteps):
 
     def refuses(self, codec: Codec) -> str | None:
         if self.post and codec.biased:
-            return f"local-sgd:post={self.post} has momentum after the codec at first: use fp16, bf16, int8 or qsgd"
+            return (
+                f"local-sgd:post={self.post} has momentum after the codec at first: use fp16, bf16,"
+                " int8 or qsgd"
+            )
         return None
 
     def scale(self, batch: Batch) -> float:

@@ -1,11 +1,12 @@
-"""Parallel SGD by averaging once (Zinkevich et al., "Parallelized Stochastic Gradient Descent", 2010).
+"""Parallel SGD by averaging once (Zinkevich et al., "Parallelized Stochastic Gradient Descent",
+2010).
 
     every worker trains on its own shard, on its own;  at the end  w <- sum_p (n_p / N) w_p
 
-Nothing is sent in training. It works as long as the workers do not run too far apart: with gentle steps (lr 0.01 with
-momentum, or 0.1 without) it costs half a point on MNIST, with lr 0.05 and momentum 0.9 the average of four workers is worse
-than each of them. Stop by epochs, by `steps`, or by local convergence: with `until_converged` each worker stops when its own
-weights have settled.
+Nothing is sent in training. It works as long as the workers do not run too far apart: with gentle
+steps (lr 0.01 with momentum, or 0.1 without) it costs half a point on MNIST, with lr 0.05 and
+momentum 0.9 the average of four workers is worse than each of them. Stop by epochs, by `steps`, or
+by local convergence: with `until_converged` each worker stops when its own weights have settled.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class PSGD(Strategy):
         self.ctx.transport.pause()
 
     def finish(self, replica: ReplicaLike) -> None:
-        average_weights(self.ctx, replica, self._shares.take(self.ctx.workers), self.ctx.collective("auto"))
+        average_weights(
+            self.ctx, replica, self._shares.take(self.ctx.workers), self.ctx.collective("auto")
+        )
 
     def state(self) -> dict[str, Any]:
         return {"shares": self._shares.state()}

@@ -1,12 +1,15 @@
-"""Step-wise reduce: every step the first half of a ring only. A worker goes on with the average *till it*.
+"""Step-wise reduce: every step the first half of a ring only. A worker goes on with the average
+*till it*.
 
-    chunk c visits the ranks c + r, c + r + 1, ...; rank p keeps, for each chunk, the mean of those visited up to p
+    chunk c visits the ranks c + r, c + r + 1, ...; rank p keeps, for each chunk, the mean of those
+    visited up to p
 
-Half the bytes and half the rounds of a ring all-reduce; the replicas drift apart. `rotate` moves the start r on from step to
-step, so that everybody is heard by everybody in turn; without it the head of the line never hears anybody, and accuracy
-suffers (8 to 20 points on MNIST at lr 0.05: docs/strategies.md). `chunked=false,rotate=false` is the scheme as it is usually
-described: worker p goes on with the mean of workers 0..p. `full_every` makes an exact average now and then; there is always
-one at the end.
+Half the bytes and half the rounds of a ring all-reduce; the replicas drift apart. `rotate` moves
+the start r on from step to step, so that everybody is heard by everybody in turn; without it the
+head of the line never hears anybody, and accuracy suffers (8 to 20 points on MNIST at lr 0.05:
+docs/strategies.md). `chunked=false,rotate=false` is the scheme as it is usually described: worker p
+goes on with the mean of workers 0..p. `full_every` makes an exact average now and then; there is
+always one at the end.
 """
 
 from __future__ import annotations
@@ -52,22 +55,38 @@ class StepWise(Strategy):
             tuple[Executor | EncodedHops, list[int]]
         ] = []  # for each start: what runs it, and how many each chunk has visited
         for start in range(ctx.workers if self.rotate else 1):
-            schedule = schedule_of(Spec("stepwise", {"chunked": self.chunked, "start": start}), ctx.workers)
-            executor = Executor(schedule, ctx.peers) if ctx.codec.lossless else EncodedHops(schedule, ctx.peers, ctx.codec)
+            schedule = schedule_of(
+                Spec("stepwise", {"chunked": self.chunked, "start": start}), ctx.workers
+            )
+            executor = (
+                Executor(schedule, ctx.peers)
+                if ctx.codec.lossless
+                else EncodedHops(schedule, ctx.peers, ctx.codec)
+            )
             self._line.append((executor, counts(schedule, ctx.worker_index)))
         self._all = ctx.collective("auto")
         compresses = not ctx.codec.lossless and self.exchange == "weights"
-        self._common = [trained(r.params, r.grads).clone() for r in replica.regions] if compresses else []
+        self._common = (
+            [trained(r.params, r.grads).clone() for r in replica.regions] if compresses else []
+        )
 
     def refuses(self, codec: Codec) -> str | None:
         if not isinstance(codec.plain, HopCodec):
-            return f"stepwise passes sums on, and messages of {codec.name} cannot be added up: use fp16, bf16 or int8"
+            return (
+                f"stepwise passes sums on, and messages of {codec.name} cannot be added up: use"
+                " fp16, bf16 or int8"
+            )
         if codec.feedback:
-            return "what stepwise sends is a sum, not a worker's own: there is nothing to remember (feedback=false)"
+            return (
+                "what stepwise sends is a sum, not a worker's own: there is nothing to remember"
+                " (feedback=false)"
+            )
         return None
 
     def scale(self, batch: Batch) -> float:
-        return 1.0  # each worker's own mean gradient: what arrives is a mean over workers, whatever is exchanged
+        # each worker's own mean gradient: what arrives is a mean over workers, whatever is
+        # exchanged
+        return 1.0
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         executor, visited = self._line[batch.step % len(self._line)]

@@ -1,6 +1,8 @@
-"""How long a study will take, before it is run: a short serial run of each model on each data set is timed, the rest follows.
+"""How long a study will take, before it is run: a short serial run of each model on each data set
+is timed, the rest follows.
 
-An estimate, and shown as one: workers up to the number of cores are taken to help in full, more not at all.
+An estimate, and shown as one: workers up to the number of cores are taken to help in full, more not
+at all.
 """
 
 from __future__ import annotations
@@ -70,7 +72,13 @@ class Estimator:
 
 def _try_out(options: dict[str, Any]) -> Pace | None:
     with tempfile.TemporaryDirectory(prefix="paceline-estimate-") as folder:
-        config = {**options, "steps": TRIAL_STEPS, "threads": 1, "memory_format": "contiguous", "out": f"{folder}/trial"}
+        config = {
+            **options,
+            "steps": TRIAL_STEPS,
+            "threads": 1,
+            "memory_format": "contiguous",
+            "out": f"{folder}/trial",
+        }
         began = time.perf_counter()
         try:
             job = prepare(Config.make(config), lambda c: Path(folder))
@@ -78,4 +86,9 @@ def _try_out(options: dict[str, Any]) -> Pace | None:
         except PacelineError:
             return None
         samples = 0 if isinstance(job.data.train, Stream) else len(job.data.train)
-        return Pace(result["samples_per_s"], time.perf_counter() - began - result["train_s"], samples, job.batch_sizes[0])
+        return Pace(
+            result["samples_per_s"],
+            time.perf_counter() - began - result["train_s"],
+            samples,
+            job.batch_sizes[0],
+        )

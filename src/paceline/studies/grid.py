@@ -29,7 +29,14 @@ from paceline.common.files import read_toml
 from paceline.errors import BadRequest, UnknownName
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
-from paceline.request.config import CHOICES, SERIAL_DOES_NOT_KNOW, Config, apply_settings, label_of, strategy_for
+from paceline.request.config import (
+    CHOICES,
+    SERIAL_DOES_NOT_KNOW,
+    Config,
+    apply_settings,
+    label_of,
+    strategy_for,
+)
 from paceline.request.job import resolve_names
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
@@ -85,11 +92,19 @@ class Study:
         return cls.make(read_toml(path), path.stem if path != BUILTIN else "study", variant)
 
     @classmethod
-    def make(cls, given: Mapping[str, Any], name: str = "study", variant: Literal["", "short", "full"] = "") -> Study:
+    def make(
+        cls,
+        given: Mapping[str, Any],
+        name: str = "study",
+        variant: Literal["", "short", "full"] = "",
+    ) -> Study:
         """From a table as TOML gives it: names, kinds and sizes are checked here."""
         table = dict(given)
         if not table:
-            raise BadRequest(f"study {name} is empty: it needs [axes], the options to vary and their values (docs/studies.md)")
+            raise BadRequest(
+                f"study {name} is empty: it needs [axes], the options to vary and their values"
+                " (docs/studies.md)"
+            )
         variants = {key: _table(key, table.pop(key, None)) for key in ("short", "full")}
         known = [k for k in cls.__dataclass_fields__ if k != "name"]
         for part in (table, *(v for v in variants.values() if v)):
@@ -98,7 +113,9 @@ class Study:
                     raise UnknownName("part of a study", key, [*known, *variants])
             for key in ("base", "axes"):
                 _table(key, part.get(key))
-            if not isinstance(part.get("also", []), list) or not all(isinstance(e, dict) for e in part.get("also", [])):
+            if not isinstance(part.get("also", []), list) or not all(
+                isinstance(e, dict) for e in part.get("also", [])
+            ):
                 raise BadRequest("also: write it as [[also]], once for each group of settings")
         chosen = variants.get(variant)
         if variant and not chosen:
@@ -111,15 +128,26 @@ class Study:
         study._check()
         return study
 
-    def changed(self, settings: Iterable[str] = (), *, seeds: int | None = None, **base: Any) -> Study:
-        """With other options for all runs: `lr=0.1`, `strategy.every=8`; an axis of that name is gone then."""
+    def changed(
+        self, settings: Iterable[str] = (), *, seeds: int | None = None, **base: Any
+    ) -> Study:
+        """With other options for all runs: `lr=0.1`, `strategy.every=8`; an axis of that name is
+        gone then.
+        """
         settings = list(settings)
         given = {k: v for k, v in base.items() if v is not None}
         options = apply_settings({**self.base, **given}, settings)
-        whole = {*given, *(s.partition("=")[0].strip().replace("-", "_") for s in settings)}  # `workers`, `strategy.every`
+        whole = {
+            *given,
+            *(s.partition("=")[0].strip().replace("-", "_") for s in settings),
+        }  # `workers`, `strategy.every`
 
         def kept(table: dict[str, Any]) -> dict[str, Any]:
-            return {k: v for k, v in table.items() if k not in whole and k.partition(".")[0] not in whole}
+            return {
+                k: v
+                for k, v in table.items()
+                if k not in whole and k.partition(".")[0] not in whole
+            }
 
         study = replace(
             self,
@@ -127,7 +155,11 @@ class Study:
             axes=kept(self.axes),
             also=[kept(e) for e in self.also],
             seeds=self.seeds if seeds is None else _seeds(seeds),
-            target_accuracy=float(options["target_accuracy"]) if "target_accuracy" in options else self.target_accuracy,
+            target_accuracy=(
+                float(options["target_accuracy"])
+                if "target_accuracy" in options
+                else self.target_accuracy
+            ),
         )
         study._check()
         return study
@@ -145,7 +177,9 @@ class Study:
         for table in (self.base, *self.also):
             for name, value in table.items():
                 _check_option(name, options, "option")
-                for each in value if isinstance(value, list) and table is not self.base else [value]:
+                for each in (
+                    value if isinstance(value, list) and table is not self.base else [value]
+                ):
                     if "." not in name:
                         Config.make({name: each})
         for name in ("title", "question", "cut"):
@@ -155,13 +189,20 @@ class Study:
             raise BadRequest(f"all_cores={self.all_cores!r} is not true or false")
         if self.scaling not in ("strong", "weak"):
             raise BadRequest(
-                f"scaling={self.scaling}: strong (the same work for every number of workers) or weak (each has the same)"
+                f"scaling={self.scaling}: strong (the same work for every number of workers) or"
+                " weak (each has the same)"
             )
         for name, low, high in (("target_accuracy", 0.0, 1.0), ("budget_s", 1.0, 1e9)):
             value = getattr(self, name)
-            fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+            fits = (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and low <= value <= high
+            )
             if value is not None and not fits:
-                raise BadRequest(f"{name}={value}: it must be a number between {low:g} and {high:g}")
+                raise BadRequest(
+                    f"{name}={value}: it must be a number between {low:g} and {high:g}"
+                )
         for plugin in Config.make({"plugin": self.base.get("plugin", ())}).plugin:
             load_plugin(plugin)
         for setting in self.settings():
@@ -174,23 +215,38 @@ class Study:
         points = [*_product(self.base, self.axes)] if self.axes or not self.also else []
         for extra in self.also:
             axes = {k: v for k, v in extra.items() if isinstance(v, list)}
-            points += _product({**self.base, **{k: v for k, v in extra.items() if k not in axes}}, axes)
+            points += _product(
+                {**self.base, **{k: v for k, v in extra.items() if k not in axes}}, axes
+            )
         points = [self._completed(p) for p in points]
         baselines = [self._serial(p, 1) for p in points]
         if self.all_cores and cores() > 1:
             baselines += [self._serial(p, cores()) for p in points]
         asked, all_points = _once(points), _once([*baselines, *points])
         if len(all_points) * len(self.seeds) > MOST_RUNS:
-            raise BadRequest(f"{len(all_points) * len(self.seeds):,} runs: at most {MOST_RUNS:,}; take fewer values")
+            raise BadRequest(
+                f"{len(all_points) * len(self.seeds):,} runs: at most {MOST_RUNS:,}; take fewer"
+                " values"
+            )
         names = sorted({k for p in all_points for k in p}, key=list(Config.options()).index)
-        varied = [n for n in names if n not in ("workers", "threads") and len({_text(p.get(n)) for p in asked}) > 1]
+        varied = [
+            n
+            for n in names
+            if n not in ("workers", "threads") and len({_text(p.get(n)) for p in asked}) > 1
+        ]
         threads_differ = len({p["threads"] for p in all_points}) > 1
 
         def differs(point: dict[str, Any]) -> dict[str, str]:
-            shown = {n: _text(point[n]) for n in varied if n in point and (n == "strategy" or not _beside_the_point(n, point))}
+            shown = {
+                n: _text(point[n])
+                for n in varied
+                if n in point and (n == "strategy" or not _beside_the_point(n, point))
+            }
             if _is_serial(point) and "strategy" not in shown:
                 shown = {"strategy": "serial", **shown}
-            elif "strategy" not in shown and any(_is_serial(p) != _is_serial(point) for p in all_points):
+            elif "strategy" not in shown and any(
+                _is_serial(p) != _is_serial(point) for p in all_points
+            ):
                 shown = {"strategy": _text(point["strategy"]), **shown}
             if threads_differ and point["threads"] != 1:
                 shown["threads"] = str(point["threads"])
@@ -199,9 +255,16 @@ class Study:
         return [Setting(p, differs(p), p not in asked) for p in all_points]
 
     def _completed(self, point: dict[str, Any]) -> dict[str, Any]:
-        """With the defaults of a study: one thread per worker, one global batch, serial with one worker."""
+        """With the defaults of a study: one thread per worker, one global batch, serial with one
+        worker.
+        """
         workers = Config.make({"workers": point.get("workers", 1)}).workers
-        whole = {"strategy": "allreduce" if workers > 1 else "serial", "threads": 1, **point, "workers": workers}
+        whole = {
+            "strategy": "allreduce" if workers > 1 else "serial",
+            "threads": 1,
+            **point,
+            "workers": workers,
+        }
         if self.target_accuracy is not None:
             whole["target_accuracy"] = self.target_accuracy
         if "batch_size" not in whole and "global_batch_size" not in whole:
@@ -220,13 +283,22 @@ class Study:
         } | {
             "base": {k: _text(v) for k, v in self.base.items()},
             "axes": {k: [_text(v) for v in values] for k, values in self.axes.items()},
-            "also": [{k: [_text(x) for x in v] if isinstance(v, list) else _text(v) for k, v in e.items()} for e in self.also],
+            "also": [
+                {
+                    k: [_text(x) for x in v] if isinstance(v, list) else _text(v)
+                    for k, v in e.items()
+                }
+                for e in self.also
+            ],
         }
 
 
 def alone(options: dict[str, Any]) -> dict[str, Any]:
     """The same with one worker and nobody to talk to; uneven batches are one batch then."""
-    kept = {k: v for k, v in options.items() if k not in SERIAL_DOES_NOT_KNOW} | {"strategy": "serial", "workers": 1}
+    kept = {k: v for k, v in options.items() if k not in SERIAL_DOES_NOT_KNOW} | {
+        "strategy": "serial",
+        "workers": 1,
+    }
     sizes = kept.get("batch_size")
     if isinstance(sizes, (list, tuple)) or (isinstance(sizes, str) and "," in sizes):
         each = sizes.split(",") if isinstance(sizes, str) else sizes
@@ -242,11 +314,17 @@ def _table(name: str, given: Any) -> dict[str, Any]:
 
 def _check_option(name: str, options: Mapping[str, Any], kind: str) -> None:
     outer, dot, _ = name.partition(".")
-    if outer not in options or (outer in NOT_AN_AXIS and kind == "axis") or outer in ("out", "resume", "seed"):
+    if (
+        outer not in options
+        or (outer in NOT_AN_AXIS and kind == "axis")
+        or outer in ("out", "resume", "seed")
+    ):
         hint = " (seeds are given by `seeds`)" if outer == "seed" else ""
         raise UnknownName(kind, name + hint, [o for o in options if o not in NOT_AN_AXIS])
     if dot and outer not in CHOICES:
-        raise BadRequest(f"{kind} {name}: {outer} has no options of its own; these have: {', '.join(CHOICES)}")
+        raise BadRequest(
+            f"{kind} {name}: {outer} has no options of its own; these have: {', '.join(CHOICES)}"
+        )
 
 
 def _seeds(given: Any) -> tuple[int, ...]:
@@ -262,14 +340,21 @@ def _seeds(given: Any) -> tuple[int, ...]:
 
 
 def _product(base: dict[str, Any], axes: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    inside = {name: [value] for name, value in base.items() if "." in name}  # `strategy.every` for all of them
-    base, axes = {name: value for name, value in base.items() if name not in inside}, {**inside, **axes}
+    inside = {
+        name: [value] for name, value in base.items() if "." in name
+    }  # `strategy.every` for all of them
+    base, axes = (
+        {name: value for name, value in base.items() if name not in inside},
+        {**inside, **axes},
+    )
     points = []
     for values in itertools.product(*axes.values()):
         point = dict(base)
         for name, value in sorted(zip(axes, values, strict=True), key=lambda pair: "." in pair[0]):
             outer, dot, inner = name.partition(".")
-            chosen = point.get(outer) or Config.options()[outer].default or strategy_for(2)  # as `--set` has it
+            chosen = (
+                point.get(outer) or Config.options()[outer].default or strategy_for(2)
+            )  # as `--set` has it
             point[outer] = _with(chosen, inner, value) if dot else value
         points.append(point)
     return points
@@ -285,7 +370,10 @@ def _with(choice: Any, key: str, value: Any) -> Spec:
 
 def _is_serial(point: dict[str, Any]) -> bool:
     spec = Spec.of(point["strategy"])
-    return spec.name in strategies and getattr(strategies.entry(spec.name).make, "most_workers", None) == 1
+    return (
+        spec.name in strategies
+        and getattr(strategies.entry(spec.name).make, "most_workers", None) == 1
+    )
 
 
 def _beside_the_point(name: str, point: dict[str, Any]) -> bool:

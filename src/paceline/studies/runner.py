@@ -1,8 +1,10 @@
-"""Run a study: every setting with every seed, in random order, and go on where an earlier attempt was stopped.
+"""Run a study: every setting with every seed, in random order, and go on where an earlier attempt
+was stopped.
 
-Fair means: the same model, data, global batch, initial weights, memory format and evaluation for all; one thread
-per worker for every number of workers, plus one line of serial with all cores; start-up, loading and evaluation left out
-of the training time; seeds as rounds, each in an order of its own, so that a slow moment of the machine hits anybody.
+Fair means: the same model, data, global batch, initial weights, memory format and evaluation for
+all; one thread per worker for every number of workers, plus one line of serial with all cores;
+start-up, loading and evaluation left out of the training time; seeds as rounds, each in an order of
+its own, so that a slow moment of the machine hits anybody.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Planned:
 class Listener:
     """What a study tells while it goes on; silent by default."""
 
-    def planned(self, study: Study, rounds: list[list[Planned]], done: dict[str, dict[str, Any]]) -> None: ...
+    def planned(
+        self, study: Study, rounds: list[list[Planned]], done: dict[str, dict[str, Any]]
+    ) -> None: ...
     def begun(self, planned: Planned, job: Job) -> Listen:
         return lambda kind, content: None
 
@@ -60,7 +64,9 @@ class Listener:
 
 
 def rounds_of(study: Study) -> list[list[Planned]]:
-    """One round per seed, each in a random order of its own (the same whenever the study is started again)."""
+    """One round per seed, each in a random order of its own (the same whenever the study is started
+    again).
+    """
     rounds = []
     for seed in study.seeds:
         planned = [Planned(setting, seed) for setting in study.settings()]
@@ -70,30 +76,45 @@ def rounds_of(study: Study) -> list[list[Planned]]:
 
 
 def run_study(
-    study: Study, out: Path, listener: Listener | None = None, *, retry_failed: bool = False, clean: bool = False
+    study: Study,
+    out: Path,
+    listener: Listener | None = None,
+    *,
+    retry_failed: bool = False,
+    clean: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """The record of every run, by its name. What is in `out` already is not run again.
 
-    `clean` promises that this process has run no multi-threaded torch operation (the CLI's has not).
+    `clean` promises that this process has run no multi-threaded torch operation (the CLI's has
+    not).
     """
     refuse_inside_a_launcher(find_seat())
     listener, rounds = listener or Listener(), rounds_of(study)
     _claim(out)
     try:
-        with alone_in(out, "this study is being run by another process"):  # which would take its unfinished run for a leftover
+        with alone_in(
+            out, "this study is being run by another process"
+        ):  # which would take its unfinished run for a leftover
             session = _Session.open(study, out)
             return _run_rounds(study, session, rounds, listener, retry_failed, clean)
     except DataUnavailable as error:
         if not (out / "runs").exists():  # nothing was measured: leave nothing behind
             shutil.rmtree(out)
-        hint = "or `paceline study --fetch` to have it fetched, or `--set data=fashion-mini` for what is built in"
+        hint = (
+            "or `paceline study --fetch` to have it fetched, or `--set data=fashion-mini` for what"
+            " is built in"
+        )
         raise DataUnavailable(f"{str(error).rstrip('.')}; {hint}") from None
 
 
 def _claim(out: Path) -> None:
     """A folder that holds this study, or nothing."""
     try:
-        if out.exists() and not (out / "study.json").exists() and (not out.is_dir() or set(os.listdir(out)) - {LOCK}):
+        if (
+            out.exists()
+            and not (out / "study.json").exists()
+            and (not out.is_dir() or set(os.listdir(out)) - {LOCK})
+        ):
             raise BadRequest(f"out={out} is not empty and holds no study: choose another folder")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -101,11 +122,22 @@ def _claim(out: Path) -> None:
 
 
 def _run_rounds(
-    study: Study, session: _Session, rounds: list[list[Planned]], listener: Listener, retry_failed: bool, clean: bool
+    study: Study,
+    session: _Session,
+    rounds: list[list[Planned]],
+    listener: Listener,
+    retry_failed: bool,
+    clean: bool,
 ) -> dict[str, dict[str, Any]]:
-    records = {p.name: r for p in itertools.chain(*rounds) if (r := session.finished(p, retry_failed)) is not None}
+    records = {
+        p.name: r
+        for p in itertools.chain(*rounds)
+        if (r := session.finished(p, retry_failed)) is not None
+    }
     listener.planned(study, rounds, records)
-    if (text := _of_privacy([p for p in itertools.chain(*rounds) if p.name not in records], study)) is not None:
+    if (
+        text := _of_privacy([p for p in itertools.chain(*rounds) if p.name not in records], study)
+    ) is not None:
         listener.notice(text)
     for number, planned_runs in enumerate(rounds):
         left = [p for p in planned_runs if p.name not in records]
@@ -113,7 +145,8 @@ def _run_rounds(
             seeds = f"{number} of {len(rounds)} seeds"
             session.note(cut_seeds=seeds)
             listener.notice(
-                f"another round would take longer than the {study.budget_s:.0f} s that this study has: {seeds} were run"
+                f"another round would take longer than the {study.budget_s:.0f} s that this study"
+                f" has: {seeds} were run"
             )
             break
         for planned in left:
@@ -145,23 +178,41 @@ class _Session:
         if path.exists():
             about = read_record(path, "study", STUDY_SCHEMA, STUDY)
             if (wrong := fault(about, BEGUN)) is not None:
-                raise BadRequest(f"{path} is not a study that can go on ({wrong}): choose another --out")
+                raise BadRequest(
+                    f"{path} is not a study that can go on ({wrong}): choose another --out"
+                )
             planned = _listed(study)
             before = {run["name"]: run["options"] for run in about["runs"]}
             changed = sorted(
-                {k for run in planned if run["name"] in before for k in _apart(run["options"], before[run["name"]])}
+                {
+                    k
+                    for run in planned
+                    if run["name"] in before
+                    for k in _apart(run["options"], before[run["name"]])
+                }
             )
             if about["environment"]["cores"] != cores():
                 was = about["environment"]["cores"]
-                raise BadRequest(f"{out} was begun on {was} cores, and here are {cores()}: choose another --out")
+                raise BadRequest(
+                    f"{out} was begun on {was} cores, and here are {cores()}: choose another --out"
+                )
             if changed or not {run["name"] for run in planned} & set(before):
                 what = f"it differs in {', '.join(changed)}" if changed else "no run is in both"
                 raise BadRequest(f"{out} holds another study ({what}): choose another --out")
-            session = cls(study, out, about)  # the same, or one with more seeds, more values, more settings
+            session = cls(
+                study, out, about
+            )  # the same, or one with more seeds, more values, more settings
             session.note(definition=study.described(), runs=planned)
             return session
         session = cls(
-            study, out, {"schema": STUDY_SCHEMA, "name": study.name, "definition": study.described(), "started": time.time()}
+            study,
+            out,
+            {
+                "schema": STUDY_SCHEMA,
+                "name": study.name,
+                "definition": study.described(),
+                "started": time.time(),
+            },
         )
         session.note(
             environment=environment(),
@@ -183,7 +234,12 @@ class _Session:
             record = read_run(self.folder(planned))
         except BadRequest:
             return None
-        return record if record["status"] == "completed" or (record["status"] == "failed" and not retry_failed) else None
+        return (
+            record
+            if record["status"] == "completed"
+            or (record["status"] == "failed" and not retry_failed)
+            else None
+        )
 
     def perform(self, planned: Planned, listener: Listener, clean: bool) -> dict[str, Any]:
         """A run that fails is a record that says so; the rest goes on."""
@@ -199,21 +255,33 @@ class _Session:
             spent = tuple(line for line in read_account(folder) if line.steps)
             if not spent:
                 shutil.rmtree(folder / "privacy", ignore_errors=True)
-            job = _prepared(config, folder, spent, lambda text: listener.notice(f"{planned.name}: {text}"))
+            job = _prepared(
+                config, folder, spent, lambda text: listener.notice(f"{planned.name}: {text}")
+            )
             record = run(job, listener.begun(planned, job), clean=clean)
             if kind not in self.about["memory_format"]:  # chosen once, for all
-                self.note(memory_format={**self.about["memory_format"], kind: record["config"]["memory_format"]})
+                self.note(
+                    memory_format={
+                        **self.about["memory_format"],
+                        kind: record["config"]["memory_format"],
+                    }
+                )
             return record
         except Interrupted:
             raise
         except PacelineError as error:
-            if isinstance(error, DataUnavailable) and len({str(s.options.get("data")) for s in self.study.settings()}) == 1:
+            if (
+                isinstance(error, DataUnavailable)
+                and len({str(s.options.get("data")) for s in self.study.settings()}) == 1
+            ):
                 raise  # no other run would fare better
             if (folder / "run.json").is_file():
                 return read_run(folder)
             asked = job.config.described() if job else Config.make(options).described()
             wall_s = time.perf_counter() - started
-            record = summarise([], {"oversubscribed": False, **asked}, environment(), "failed", str(error), wall_s)
+            record = summarise(
+                [], {"oversubscribed": False, **asked}, environment(), "failed", str(error), wall_s
+            )
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / "run.json", record)
@@ -223,7 +291,9 @@ class _Session:
 
 
 def _clear(folder: Path) -> None:
-    """All of an earlier attempt at a run goes, but for what it has spent of people's privacy, which stays spent."""
+    """All of an earlier attempt at a run goes, but for what it has spent of people's privacy, which
+    stays spent.
+    """
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name == "privacy":
             continue
@@ -233,35 +303,49 @@ def _clear(folder: Path) -> None:
             path.unlink()
 
 
-def _prepared(config: Config, folder: Path, lines: tuple[Line, ...], say: Callable[[str], None]) -> Job:
-    """The job, with what earlier attempts have spent in its account; refused where both would exceed the budget."""
+def _prepared(
+    config: Config, folder: Path, lines: tuple[Line, ...], say: Callable[[str], None]
+) -> Job:
+    """The job, with what earlier attempts have spent in its account; refused where both would
+    exceed the budget.
+    """
     if not lines or config.privacy is None:
         return prepare(config, lambda config: folder)
     asked = Settings.read(config.privacy)
     spent = epsilon_of((line.spent for line in lines), asked.delta, asked.accountant)
-    whole = asked.noise is not None  # where the noise follows from the budget, a run spends all of it
+    whole = (
+        asked.noise is not None
+    )  # where the noise follows from the budget, a run spends all of it
     if whole:
         job = prepare(config, lambda config: folder, lines)
         whole = job.protection is not None and not job.protection.cut_short
     if not whole:
         raise BadRequest(
-            f"privacy: an earlier attempt at this run has spent epsilon {spent:.3g} of its budget {asked.epsilon:g}, and the "
-            f"whole run does not fit into the rest: delete {folder} to run it all the same; its people then pay for both"
+            f"privacy: an earlier attempt at this run has spent epsilon {spent:.3g} of its budget"
+            f" {asked.epsilon:g}, and the whole run does not fit into the rest: delete {folder} to"
+            " run it all the same; its people then pay for both"
         )
-    say(f"an earlier attempt at this run has spent epsilon {spent:.3g}; the epsilon of its record covers both")
+    say(
+        f"an earlier attempt at this run has spent epsilon {spent:.3g}; the epsilon of its record"
+        " covers both"
+    )
     return job
 
 
 def _of_privacy(planned: list[Planned], study: Study) -> str | None:
     """What people should know before several private runs on the same of them begin."""
-    private = [p for p in planned if Config.make({"privacy": p.setting.options.get("privacy")}).privacy is not None]
+    private = [
+        p
+        for p in planned
+        if Config.make({"privacy": p.setting.options.get("privacy")}).privacy is not None
+    ]
     added = sum(p.setting.baseline for p in private)
     if not added:
         return None
     fewer = "; all_cores = false leaves some of them out" if study.all_cores and cores() > 1 else ""
     return (
-        f"privacy: {len(private)} private runs on the same people, whose epsilons add up; {added} of them are serial runs that "
-        f"a study adds by itself, to compare with{fewer}"
+        f"privacy: {len(private)} private runs on the same people, whose epsilons add up; {added}"
+        f" of them are serial runs that a study adds by itself, to compare with{fewer}"
     )
 
 
@@ -286,13 +370,22 @@ def _apart(one: dict[str, str], other: dict[str, str]) -> list[str]:
 
 
 def _scaled(options: dict[str, Any], study: Study) -> dict[str, Any]:
-    """Strong scaling needs nothing. Weak: a worker has the batch and the number of steps that serial has."""
+    """Strong scaling needs nothing. Weak: a worker has the batch and the number of steps that
+    serial has.
+    """
     if study.scaling == "strong":
         return options
     lone = prepare(Config.make({**alone(options), "threads": 1}), lambda c: Path("."))
     if isinstance(lone.data.train, Stream):
-        raise BadRequest("weak scaling needs to know how many samples there are: a stream does not tell")
+        raise BadRequest(
+            "weak scaling needs to know how many samples there are: a stream does not tell"
+        )
     per_epoch = -(-len(lone.data.train) // lone.batch_sizes[0])
     steps = min(s for s in (lone.steps, (lone.epochs or 1) * per_epoch) if s is not None)
     kept = {k: v for k, v in options.items() if k not in ("global_batch_size", "epochs", "steps")}
-    return {**kept, "batch_size": options.get("batch_size", lone.batch_sizes[0]), "steps": steps, "epochs": None}
+    return {
+        **kept,
+        "batch_size": options.get("batch_size", lone.batch_sizes[0]),
+        "steps": steps,
+        "epochs": None,
+    }

@@ -1,4 +1,6 @@
-"""What a person sees while a run goes on: a live bar on a terminal, plain lines otherwise, nothing when quiet."""
+"""What a person sees while a run goes on: a live bar on a terminal, plain lines otherwise, nothing
+when quiet.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ LINE_EVERY_S = 10.0  # when piped: a plain line this often
 
 
 class Watch:
-    """Listens to a run. `live`: a bar (None: when this is a terminal); `lines`: plain lines now and then instead."""
+    """Listens to a run. `live`: a bar (None: when this is a terminal); `lines`: plain lines now and
+    then instead.
+    """
 
     def __init__(
         self,
@@ -29,7 +33,9 @@ class Watch:
     ) -> None:
         self.job, self.quiet, self.label, self.headed = job, quiet, label, headed
         self.console = Console(stderr=True)
-        self.live = (self.console.is_terminal or self.console.is_jupyter if live is None else live) and not quiet
+        self.live = (
+            self.console.is_terminal or self.console.is_jupyter if live is None else live
+        ) and not quiet
         self.lines = lines and not quiet and not self.live
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -40,7 +46,12 @@ class Watch:
             self._say(headline(self.job.config.described(), self.job.threads))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._progress is not None:
             if error is None and self._task is not None:
                 task = self._progress.tasks[0]
@@ -59,10 +70,20 @@ class Watch:
         elif kind == "line":
             self._say(content["text"])
         elif kind == "evaluation" and not content["final"]:
-            accuracy = "" if content["accuracy"] is None else f"  accuracy {100 * content['accuracy']:.2f}%"
-            self._say(f"epoch {content['epoch']}, step {content['step']:,}: test loss {content['loss']:.4f}{accuracy}")
+            accuracy = (
+                ""
+                if content["accuracy"] is None
+                else f"  accuracy {100 * content['accuracy']:.2f}%"
+            )
+            self._say(
+                f"epoch {content['epoch']}, step {content['step']:,}: test loss"
+                f" {content['loss']:.4f}{accuracy}"
+            )
         elif kind == "chosen" and content["memory_format"] != "contiguous" and not self.label:
-            self._say(f"note: memory_format={content['memory_format']} was measured to be faster here, and is used")
+            self._say(
+                f"note: memory_format={content['memory_format']} was measured to be faster here,"
+                " and is used"
+            )
 
     def _on_progress(self, content: dict[str, Any]) -> None:
         rate = f"{content['samples_per_s']:,.0f} samples/s"
@@ -80,7 +101,11 @@ class Watch:
                 total=content["total"],
                 loss=_shown(content),
                 rate=rate,
-                done=f"{content['step']}/{content['total']}" if content["total"] else f"step {content['step']}",
+                done=(
+                    f"{content['step']}/{content['total']}"
+                    if content["total"]
+                    else f"step {content['step']}"
+                ),
             )
         elif self.lines and time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
@@ -118,6 +143,7 @@ def headline(config: dict[str, Any], threads: int) -> str:
     codec = f" with {config['codec']}" if config.get("codec", "none") != "none" else ""
     network = f" between hosts ({config['network']})" if config.get("network") else ""
     return (
-        f"{config['model']} on {config['data']}: {config['strategy']}{codec}, {workers} worker{'s' if workers != 1 else ''} x "
-        f"{threads} thread{'s' if threads != 1 else ''}, {config['transport']}{network}"
+        f"{config['model']} on {config['data']}: {config['strategy']}{codec}, {workers}"
+        f" worker{'s' if workers != 1 else ''} x {threads} thread{'s' if threads != 1 else ''},"
+        f" {config['transport']}{network}"
     )

@@ -45,24 +45,37 @@ class Board(Listener):
     def __enter__(self) -> Board:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._display is not None:
             self._current = None
             self._display.update(self._table(), refresh=True)
             self._display.stop()
             self._display = None
 
-    def planned(self, study: Study, rounds: list[list[Planned]], done: dict[str, dict[str, Any]]) -> None:
+    def planned(
+        self, study: Study, rounds: list[list[Planned]], done: dict[str, dict[str, Any]]
+    ) -> None:
         order = {setting.slug: number for number, setting in enumerate(study.settings())}
-        self._planned = sorted((p for planned in rounds for p in planned), key=lambda p: order[p.setting.slug])
+        self._planned = sorted(
+            (p for planned in rounds for p in planned), key=lambda p: order[p.setting.slug]
+        )
         self._records = dict(done)
         self._done_before, self._began = len(done), time.monotonic()
         settings, seeds = len(rounds[0]), len(rounds)
-        self._say(f"{study.title or study.name}: {settings} settings x {seeds} seed{'s' * (seeds > 1)}")
+        self._say(
+            f"{study.title or study.name}: {settings} settings x {seeds} seed{'s' * (seeds > 1)}"
+        )
         if done:
             self._say(f"{len(done)} of {len(self._planned)} runs are here already")
         if self.live and len(done) < len(self._planned):
-            self._display = Live(self._table(), console=self.console, auto_refresh=False, transient=True)
+            self._display = Live(
+                self._table(), console=self.console, auto_refresh=False, transient=True
+            )
             self._display.start()
 
     def begun(self, planned: Planned, job: Job) -> Listen:
@@ -98,10 +111,17 @@ class Board(Listener):
 
     @staticmethod
     def _line(planned: Planned, record: dict[str, Any]) -> str:
-        what, result = f"{planned.setting.label} x {planned.setting.workers}, seed {planned.seed}", record["result"]
+        what, result = (
+            f"{planned.setting.label} x {planned.setting.workers}, seed {planned.seed}",
+            record["result"],
+        )
         if record["status"] != "completed":
             return f"{what}: {record['status']}: {record['error']}"
-        accuracy = "" if result["test_accuracy"] is None else f", accuracy {100 * result['test_accuracy']:.2f}%"
+        accuracy = (
+            ""
+            if result["test_accuracy"] is None
+            else f", accuracy {100 * result['test_accuracy']:.2f}%"
+        )
         many = ", oversubscribed" if record["config"].get("oversubscribed") else ""
         return f"{what}: {result['train_s']:.2f} s{accuracy}{many}"
 
@@ -117,9 +137,15 @@ class Board(Listener):
         for count in counts:
             table.add_column(f"{count} worker{'s' * (count > 1)}", justify="right", no_wrap=True)
         active = self._current.setting.label if self._current else None
-        start = max(0, min(len(labels) - MOST_ROWS, labels.index(active) - MOST_ROWS // 2)) if active in labels else 0
+        start = (
+            max(0, min(len(labels) - MOST_ROWS, labels.index(active) - MOST_ROWS // 2))
+            if active in labels
+            else 0
+        )
         for label in labels[start : start + MOST_ROWS]:
-            table.add_row(Text(label), *(self._cell(cells.get((label, count), [])) for count in counts))
+            table.add_row(
+                Text(label), *(self._cell(cells.get((label, count), [])) for count in counts)
+            )
         if len(labels) > MOST_ROWS:
             table.add_row(Text(f"... {len(labels) - MOST_ROWS} more", style="dim"))
         return Group(table, self._status())
@@ -133,17 +159,34 @@ class Board(Listener):
         if any(r["status"] != "completed" for r in records):
             return Text("failed", style="red")
         text = f"{fmean(times):.2f} s" if times else "·"
-        return Text(f"> {text}" if running else text, style="bold cyan" if running else "" if times else "dim")
+        return Text(
+            f"> {text}" if running else text,
+            style="bold cyan" if running else "" if times else "dim",
+        )
 
     def _status(self) -> Table:
         done, total = len(self._records), len(self._planned)
-        here = self._progress.get("step", 0) / self._progress["total"] if self._progress.get("total") else 0.0
+        here = (
+            self._progress.get("step", 0) / self._progress["total"]
+            if self._progress.get("total")
+            else 0.0
+        )
         elapsed, new = time.monotonic() - self._began, done - self._done_before + here
-        left = f", about {_clock(max(0.0, total - done - here) * elapsed / new)} left" if new >= 1 else ""
+        left = (
+            f", about {_clock(max(0.0, total - done - here) * elapsed / new)} left"
+            if new >= 1
+            else ""
+        )
         row = Table.grid(padding=(0, 1))
-        running = f"{self._current.setting.label} x {self._current.setting.workers}" if self._current else ""
+        running = (
+            f"{self._current.setting.label} x {self._current.setting.workers}"
+            if self._current
+            else ""
+        )
         row.add_row(
-            ProgressBar(total=total, completed=done + here, width=24), f"{done}/{total} runs, {_clock(elapsed)}{left}", running
+            ProgressBar(total=total, completed=done + here, width=24),
+            f"{done}/{total} runs, {_clock(elapsed)}{left}",
+            running,
         )
         return row
 

@@ -4,10 +4,11 @@
                   shaped both ways     |
                                     launcher
 
-The switch is a bridge in a namespace of its own, and so is the launcher's end, so nothing of the machine's own network (its
-firewall, its addresses) is touched but for one address of the launcher. A process enters a host after it was forked; from
-then on its connections go through that host's link. The process that made a testbed takes it down, and if it is killed, a
-watcher does. Only namespaces that a testbed has made itself are ever deleted.
+The switch is a bridge in a namespace of its own, and so is the launcher's end, so nothing of the
+machine's own network (its firewall, its addresses) is touched but for one address of the launcher.
+A process enters a host after it was forked; from then on its connections go through that host's
+link. The process that made a testbed takes it down, and if it is killed, a watcher does. Only
+namespaces that a testbed has made itself are ever deleted.
 """
 
 from __future__ import annotations
@@ -74,36 +75,50 @@ class Testbed:
         return [self.namespace(host) for host in ("switch", LAUNCHER, *range(self.hosts))]
 
     def enter(self, host: int | str) -> None:
-        """From now on this process (it must have one thread only) is on that host, or at the `launcher`'s end."""
+        """From now on this process (it must have one thread only) is on that host, or at the
+        `launcher`'s end.
+        """
         with open(NAMESPACES / self.namespace(host)) as namespace:
-            _call("setns", ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET))
+            _call(
+                "setns", ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET)
+            )
         self.take_names(host)
 
     def take_names(self, host: int | str) -> None:
-        """The host's own name, and its own list of names: without it names are looked up where nobody answers."""
+        """The host's own name, and its own list of names: without it names are looked up where
+        nobody answers.
+        """
         libc = ctypes.CDLL(None, use_errno=True)
         _call("unshare", libc.unshare(CLONE_NEWNS | CLONE_NEWUTS))
         _call("mount", libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
         for file in ("hosts", "resolv.conf"):
             if Path(f"/etc/{file}").exists():
                 source = str(Path(self.folder) / str(host) / file).encode()
-                _call(f"mount {file}", libc.mount(source, f"/etc/{file}".encode(), None, MS_BIND, None))
+                _call(
+                    f"mount {file}",
+                    libc.mount(source, f"/etc/{file}".encode(), None, MS_BIND, None),
+                )
         socket.sethostname(host_name(host) if isinstance(host, int) else host)
 
     def remote_shell(self) -> str:
-        """A command that starts another on a host, as ssh would: `AGENT host-1 COMMAND`. mpirun splits it at spaces."""
+        """A command that starts another on a host, as ssh would: `AGENT host-1 COMMAND`. mpirun
+        splits it at spaces.
+        """
         path = Path(self.folder) / "remote-shell"
         path.write_text(
             "#!/bin/sh\n"
             'while [ "${1#-}" != "$1" ]; do shift; done\n'
             "n=${1#host-}; shift\n"
-            f'exec ip netns exec {shlex.quote(self.name)}-"$n" unshare --uts sh -c "hostname host-$n; $*"\n'
+            f'exec ip netns exec {shlex.quote(self.name)}-"$n" unshare --uts sh -c "hostname'
+            ' host-$n; $*"\n'
         )
         path.chmod(0o700)
         return str(path)
 
     def down(self) -> None:
-        """Take down what was built, all of it: never call this for a testbed whose building failed."""
+        """Take down what was built, all of it: never call this for a testbed whose
+        building failed.
+        """
         _remove(self.namespaces, self.folder)
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(STANDING.read_text())["name"] == self.name:
@@ -123,7 +138,8 @@ def missing() -> str | None:
             return f"a testbed needs the command {tool}: apt-get install iproute2"
     if os.geteuid() != 0:
         return (
-            "a testbed needs root: namespaces and links are the system's (sudo, or a container of your own with CAP_SYS_ADMIN)"
+            "a testbed needs root: namespaces and links are the system's (sudo, or a container of"
+            " your own with CAP_SYS_ADMIN)"
         )
     return None
 
@@ -137,23 +153,28 @@ def _planned(hosts: int, links: Links, name: str | None) -> Testbed:
     notices: list[str] = []
     if links.latency_s and not can_delay():
         notices.append(
-            f"this kernel cannot shape latency (no netem): the links have their rate only, not {links.latency_s * 1e3:g} ms"
+            "this kernel cannot shape latency (no netem): the links have their rate only, not"
+            f" {links.latency_s * 1e3:g} ms"
         )
         links = Links(links.rate, 0.0)
     subnet = _free_subnet()
     folder = tempfile.mkdtemp(prefix=FOLDER, dir=_plain_place())
-    return Testbed(name or f"pl{secrets.token_hex(8)}", hosts, links, subnet, folder, tuple(notices))
+    return Testbed(
+        name or f"pl{secrets.token_hex(8)}", hosts, links, subnet, folder, tuple(notices)
+    )
 
 
 def _plain_place() -> str:
-    """Where a testbed's folder goes: its path becomes part of mpirun's options, which are split at spaces and colons."""
+    """Where a testbed's folder goes: its path becomes part of mpirun's options, which are split at
+    spaces and colons.
+    """
     places = (tempfile.gettempdir(), "/tmp", "/var/tmp")
     for place in places:
         if re.fullmatch(r"[\w./+-]+", place, re.ASCII) and os.access(place, os.W_OK):
             return place
     raise BadRequest(
-        f"a testbed needs a folder for temporary files whose path has letters, digits and . / + - _ only, and {places[0]} is "
-        "not one: set TMPDIR to another"
+        "a testbed needs a folder for temporary files whose path has letters, digits and . / + - _"
+        f" only, and {places[0]} is not one: set TMPDIR to another"
     )
 
 
@@ -171,7 +192,9 @@ def _build(bed: Testbed, tell: Callable[[str], None] = lambda _: None) -> None:
         _make(bed, made, tell)
     except subprocess.CalledProcessError as error:
         _remove(made, bed.folder)
-        raise BadRequest(f"a testbed cannot be made here: {' '.join(error.cmd)}: {error.stderr.strip()}") from None
+        raise BadRequest(
+            f"a testbed cannot be made here: {' '.join(error.cmd)}: {error.stderr.strip()}"
+        ) from None
     except BaseException:
         _remove(made, bed.folder)
         raise
@@ -180,12 +203,27 @@ def _build(bed: Testbed, tell: Callable[[str], None] = lambda _: None) -> None:
 def _make(bed: Testbed, made: list[str], tell: Callable[[str], None]) -> None:
     for space in bed.namespaces:
         if (NAMESPACES / space).exists():
-            raise BadRequest(f"a network namespace {space} exists already, and another process made it: try again")
+            raise BadRequest(
+                f"a network namespace {space} exists already, and another process made it: try"
+                " again"
+            )
         tell(space)
         _run("ip", "netns", "add", space)  # fails where the name is taken
         made.append(space)
     switch = bed.namespace("switch")
-    _inside(switch, "ip", "link", "add", "bridge", "type", "bridge", "stp_state", "0", "forward_delay", "0")
+    _inside(
+        switch,
+        "ip",
+        "link",
+        "add",
+        "bridge",
+        "type",
+        "bridge",
+        "stp_state",
+        "0",
+        "forward_delay",
+        "0",
+    )
     _inside(switch, "ip", "link", "set", "bridge", "up")
     _connect(bed, LAUNCHER, bed.launcher, Links())
     for host in range(bed.hosts):
@@ -195,7 +233,9 @@ def _make(bed: Testbed, made: list[str], tell: Callable[[str], None]) -> None:
 def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
     """A host, with its link to the switch, and with its names."""
     switch, space, port = bed.namespace("switch"), bed.namespace(host), f"port{host}"[:15]
-    _inside(switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
+    _inside(
+        switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space
+    )
     _inside(switch, "ip", "link", "set", port, "master", "bridge", "up")
     _inside(space, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
     _inside(space, "ip", "link", "set", "eth0", "up")
@@ -207,7 +247,9 @@ def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
     own = Path(bed.folder) / str(host)
     own.mkdir()
     names = {bed.launcher: LAUNCHER, **{bed.address(h): host_name(h) for h in range(bed.hosts)}}
-    lines = [f"{form}{found} {name}" for found, name in names.items() for form in ("", "::ffff:")]  # some ask in IPv6's words
+    lines = [
+        f"{form}{found} {name}" for found, name in names.items() for form in ("", "::ffff:")
+    ]  # some ask in IPv6's words
     (own / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
     (own / "resolv.conf").write_text("")
 
@@ -228,7 +270,8 @@ def lasting(hosts: int, links: Links) -> Iterator[Testbed]:
         try:
             _build(bed, tell)
         except Exception:
-            watcher.kill()  # what was made is gone again, and the last name that it was told of may be another's
+            # what was made is gone again, and the last name that it was told of may be another's
+            watcher.kill()
             raise
         try:
             yield bed
@@ -249,12 +292,16 @@ rm -rf -- "$folder"
 
 
 def _watcher(bed: Testbed) -> subprocess.Popen[bytes]:
-    """Takes the network down when its standard input closes: when this process ends, however it ends.
+    """Takes the network down when its standard input closes: when this process ends, however it
+    ends.
 
-    Its standard input names the namespaces, a line each. Names and paths reach the shell as arguments, never as its text.
+    Its standard input names the namespaces, a line each. Names and paths reach the shell as
+    arguments, never as its text.
     """
     command = ["sh", "-c", WATCHER, "sh", bed.folder]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, start_new_session=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, start_new_session=True
+    )
 
 
 # --- the one that stands until it is taken down
@@ -263,7 +310,10 @@ def _watcher(bed: Testbed) -> subprocess.Popen[bytes]:
 def raise_standing(hosts: int, links: Links) -> Testbed:
     recorded = _recorded()
     if recorded is not None and _stands(recorded):
-        raise BadRequest(f"a testbed is up already ({recorded.hosts} hosts, {recorded.links}): paceline testbed down")
+        raise BadRequest(
+            f"a testbed is up already ({recorded.hosts} hosts, {recorded.links}): paceline testbed"
+            " down"
+        )
     if (reason := missing()) is not None:
         raise BadRequest(reason)
     if recorded is not None:
@@ -274,7 +324,9 @@ def raise_standing(hosts: int, links: Links) -> Testbed:
             json.dump({**asdict(bed), "links": str(bed.links)}, record)
     except FileExistsError:
         bed.down()
-        raise BadRequest("another process has brought a testbed up in the meantime: paceline testbed status") from None
+        raise BadRequest(
+            "another process has brought a testbed up in the meantime: paceline testbed status"
+        ) from None
     except BaseException:
         bed.down()
         raise
@@ -282,7 +334,9 @@ def raise_standing(hosts: int, links: Links) -> Testbed:
 
 
 def standing() -> Testbed | None:
-    """The one that `paceline testbed up` made, if all of it is there: a restart of the machine takes it down, too."""
+    """The one that `paceline testbed up` made, if all of it is there: a restart of the machine
+    takes it down, too.
+    """
     bed = _recorded()
     return bed if bed is not None and _stands(bed) else None
 
@@ -300,20 +354,29 @@ def take_down() -> bool:
 
 
 def _recorded() -> Testbed | None:
-    """What the record of `paceline testbed up` says: it alone tells which namespaces that command made."""
+    """What the record of `paceline testbed up` says: it alone tells which namespaces that command
+    made.
+    """
     try:
         text, owner = STANDING.read_bytes(), STANDING.stat().st_uid
     except OSError:
         return None
     try:
         said: dict[str, Any] = json.loads(text)
-        bed = Testbed(said["name"], int(said["hosts"]), Links.read(said["links"]), said["subnet"], said["folder"])
+        bed = Testbed(
+            said["name"],
+            int(said["hosts"]),
+            Links.read(said["links"]),
+            said["subnet"],
+            said["folder"],
+        )
         if owner not in (0, os.geteuid()) or not Path(bed.folder).name.startswith(FOLDER):
             raise ValueError
     except (ValueError, KeyError, TypeError, BadRequest):
         raise BadRequest(
-            f"{STANDING} is not what `paceline testbed up` writes, so what it made is unknown: find it with `ip netns list`, "
-            f"delete each with `ip netns del NAME`, then delete {STANDING}"
+            f"{STANDING} is not what `paceline testbed up` writes, so what it made is unknown: find"
+            " it with `ip netns list`, delete each with `ip netns del NAME`, then delete"
+            f" {STANDING}"
         ) from None
     return bed
 
@@ -327,7 +390,9 @@ def _stands(bed: Testbed) -> bool:
 
 def _call(what: str, code: int) -> None:
     if code != 0:
-        raise RunFailed(f"entering a host of the testbed: {what}: {os.strerror(ctypes.get_errno())}")
+        raise RunFailed(
+            f"entering a host of the testbed: {what}: {os.strerror(ctypes.get_errno())}"
+        )
 
 
 def _remove(namespaces: list[str], folder: str) -> None:
@@ -339,12 +404,16 @@ def _remove(namespaces: list[str], folder: str) -> None:
 
 def _free_subnet() -> str:
     """One that no route of this machine leads to."""
-    routes = subprocess.run(["ip", "-4", "route", "show", "table", "all"], check=False, capture_output=True, text=True).stdout
+    routes = subprocess.run(
+        ["ip", "-4", "route", "show", "table", "all"], check=False, capture_output=True, text=True
+    ).stdout
     for number in range(secrets.randbelow(200), 455):
         subnet = f"10.213.{number % 255}"
         if f"{subnet}." not in routes:
             return subnet
-    raise BadRequest("all networks 10.213.0.0 to 10.213.254.0 are in use here: paceline testbed down")
+    raise BadRequest(
+        "all networks 10.213.0.0 to 10.213.254.0 are in use here: paceline testbed down"
+    )
 
 
 def _run(*command: str) -> None:

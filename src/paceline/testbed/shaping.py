@@ -19,7 +19,9 @@ def shaping(links: Links, device: str) -> list[list[str]]:
     commands = []
     if links.latency_s:  # half of it at each of the two ends that a packet leaves through
         delay = f"{links.latency_s / 2 * 1e6:.0f}us"
-        commands.append(["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "netem", "delay", delay])
+        commands.append(
+            ["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "netem", "delay", delay]
+        )
     if links.rate is not None:
         place = ["parent", "1:"] if links.latency_s else ["root"]
         burst = max(SMALLEST_BURST, int(links.rate * BURST_S / 8))
@@ -34,7 +36,21 @@ def can_delay() -> bool:
     with _probe() as name:
         if name is None:
             return False
-        tried = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+        tried = [
+            "ip",
+            "netns",
+            "exec",
+            name,
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            "lo",
+            "root",
+            "netem",
+            "delay",
+            "1ms",
+        ]
         return subprocess.run(tried, check=False, capture_output=True).returncode == 0
 
 
@@ -46,10 +62,17 @@ def can_make() -> bool:
 
 @contextmanager
 def _probe() -> Iterator[str | None]:
-    """A namespace for a trial, deleted afterwards; None where it cannot be made: then nothing is deleted either."""
+    """A namespace for a trial, deleted afterwards; None where it cannot be made: then nothing is
+    deleted either.
+    """
     name = f"pl-probe-{secrets.token_hex(8)}"
     try:
-        made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
+        made = (
+            subprocess.run(
+                ["ip", "netns", "add", name], check=False, capture_output=True
+            ).returncode
+            == 0
+        )
     except OSError:
         made = False
     try:

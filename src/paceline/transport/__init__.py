@@ -1,1 +1,3 @@
-"""Moving bytes between ranks. One file or folder per way; metering is a wrapper around any of them."""
+"""Moving bytes between ranks. One file or folder per way; metering is a wrapper around any
+of them.
+"""

@@ -15,7 +15,11 @@ from paceline.errors import BadRequest, PeerLost, TransportError
 from paceline.transport.patience import Patience
 
 Op = Literal["sum", "max", "min"]
-REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+REDUCE: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 AGREEMENT_TAG, AGREEMENT_BYTES, ASSEMBLY_TAG = 99, 160, 98
 
 
@@ -56,21 +60,34 @@ class Rendezvous:
     generation: int = 0  # counts up when a group is formed anew
     own: str | None = None  # this rank's own address, where that is not the store's host
     alone: bool = False  # on a host of its own: what that host sends and receives is this rank's
-    watched: bool = False  # whether a rank that ends is noticed at once: then a wait for a slow one goes on
+    watched: bool = (
+        False  # whether a rank that ends is noticed at once: then a wait for a slow one goes on
+    )
 
 
 class Transport(ABC):
-    """Ranks 0..size-1. A rank that is gone is `PeerLost`; one that is slow is waited for, and told after `deadline_s`."""
+    """Ranks 0..size-1. A rank that is gone is `PeerLost`; one that is slow is waited for, and told
+    after `deadline_s`.
+    """
 
     name: ClassVar[str]
     runs_as: ClassVar[Literal["processes", "threads"]] = "processes"
-    native: ClassVar[frozenset[str]] = frozenset()  # the collectives that the library behind it brings along
+    native: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # the collectives that the library behind it brings along
     shares_memory: ClassVar[bool] = False  # `share` works: ranks are on one host
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # whose memory it can read
     store: Any = None  # torch.distributed's store, where there is one
     tolerant: bool = False  # one who waits for a rank does not care that another has died
 
-    def __init__(self, rank: int, size: int, deadline_s: float, generation: int = 0, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        deadline_s: float,
+        generation: int = 0,
+        patience: Patience | None = None,
+    ) -> None:
         self.rank, self.size, self.deadline_s, self.generation = rank, size, deadline_s, generation
         self.patience = patience or Patience(rank, size, deadline_s)
 
@@ -121,7 +138,9 @@ class Transport(ABC):
         return nullcontext()
 
     def agree(self, what: str) -> None:
-        """All ranks say what they are about to do; unless all say the same, all raise. Not counted as payload."""
+        """All ranks say what they are about to do; unless all say the same, all raise. Not counted
+        as payload.
+        """
         own = torch.zeros(AGREEMENT_BYTES, dtype=torch.uint8)
         text = what.encode()[:AGREEMENT_BYTES]
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -134,15 +153,21 @@ class Transport(ABC):
         expect_one([bytes(h.tolist()).rstrip(b"\0").decode(errors="replace") for h in heard])
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        """The index of one that is through (or whose peer is gone: its `wait` says so); None when patience ends first."""
+        """The index of one that is through (or whose peer is gone: its `wait` says so); None when
+        patience ends first.
+        """
         raise TransportError(f"transport {self.name} cannot wait for one message out of several")
 
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
         """The root's memory, here: what `allocate` gave to all ranks in the same order."""
-        raise BadRequest(f"transport {self.kind} has no memory that ranks share: it takes one host and --transport shm")
+        raise BadRequest(
+            f"transport {self.kind} has no memory that ranks share: it takes one host and"
+            " --transport shm"
+        )
 
     def assemble(self, ranks: Sequence[int], survivors_suffice: bool = False) -> tuple[int, ...]:
-        """A barrier of these ranks without a deadline, for ranks that come when they are done. Who is there, the same on all.
+        """A barrier of these ranks without a deadline, for ranks that come when they are done. Who
+        is there, the same on all.
 
         The first of them collects. A rank that is gone ends it for all, unless survivors suffice.
         """
@@ -178,11 +203,17 @@ class Transport(ABC):
         return which
 
     def side(self, label: str) -> Transport:
-        """The same ranks over channels of their own, for another kind of traffic; called by all ranks."""
-        raise BadRequest(f"transport {self.kind} has one channel only: it takes processes (shm, gloo, mpi)")
+        """The same ranks over channels of their own, for another kind of traffic; called by all
+        ranks.
+        """
+        raise BadRequest(
+            f"transport {self.kind} has one channel only: it takes processes (shm, gloo, mpi)"
+        )
 
     def twin(self) -> Transport:
-        """The same channels, for another thread of this rank: one thread sends, the other receives."""
+        """The same channels, for another thread of this rank: one thread sends, the other
+        receives.
+        """
         return self
 
     def pause(self) -> None:
@@ -215,7 +246,9 @@ class Transport(ABC):
             self.recv(tensor, root)
 
     def all_reduce_bytes(self, length: int, itemsize: int) -> tuple[int, int, int]:
-        """What this rank sends and receives in its own all-reduce, and in how many messages: a ring's, the least possible."""
+        """What this rank sends and receives in its own all-reduce, and in how many messages: a
+        ring's, the least possible.
+        """
         return (*ring_bytes(length, itemsize, self.rank, self.size), 2 * (self.size - 1))
 
     def adds(self, dtype: torch.dtype) -> bool:
@@ -223,7 +256,9 @@ class Transport(ABC):
         return True
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for a flat buffer that will be exchanged; a transport may have a better place for it."""
+        """Memory for a flat buffer that will be exchanged; a transport may have a better place for
+        it.
+        """
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def close(self) -> None:
@@ -241,19 +276,24 @@ def expect_one(said: Sequence[str]) -> None:
 def wording(operation: str, tensor: Tensor) -> str:
     """What a rank brings to a collective, for `agree`."""
     layout = "" if tensor.is_contiguous() else ", not contiguous"
-    return f"{operation} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}{layout}"
+    return (
+        f"{operation} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} on"
+        f" {tensor.device.type}{layout}"
+    )
 
 
 def check_tensor(tensor: Tensor, transport: Transport) -> None:
     if tensor.device.type not in transport.devices or not tensor.is_contiguous():
         raise TransportError(
-            f"transport {transport.name} moves contiguous tensors on {' and '.join(sorted(transport.devices))}; this one is on "
-            f"{tensor.device.type}{'' if tensor.is_contiguous() else ' and not contiguous'}"
+            f"transport {transport.name} moves contiguous tensors on"
+            f" {' and '.join(sorted(transport.devices))}; this one is on"
+            f" {tensor.device.type}{'' if tensor.is_contiguous() else ' and not contiguous'}"
         )
 
 
 def ring_bytes(length: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
-    """What `rank` sends and receives in a chunked ring all-reduce: 2(P-1) * bytes, summed over ranks.
+    """What `rank` sends and receives in a chunked ring all-reduce: 2(P-1) * bytes, summed over
+    ranks.
 
     It passes on every chunk but one in each of the two halves.
     """

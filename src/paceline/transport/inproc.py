@@ -1,8 +1,9 @@
 """Ranks as threads of one process, one running at a time: every run can be repeated exactly.
 
-A baton is passed: only its holder runs, it is handed over at transport calls and nowhere else, and a seeded scheduler
-chooses who is next. So asynchronous strategies are repeatable too, and a test that varies the scheduler's seed
-explores their interleavings. A deadlock is seen at once: nobody can take the baton.
+A baton is passed: only its holder runs, it is handed over at transport calls and nowhere else, and
+a seeded scheduler chooses who is next. So asynchronous strategies are repeatable too, and a test
+that varies the scheduler's seed explores their interleavings. A deadlock is seen at once: nobody
+can take the baton.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Ready = Callable[[], bool]
 
 
 class Baton:
-    """One thread at a time. Each has its own default random state, swapped when the baton changes hands."""
+    """One thread at a time. Each has its own default random state, swapped when the baton changes
+    hands.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -79,7 +82,9 @@ class Baton:
     def _pass_on(self) -> None:
         able = [who for who in sorted(self._ready) if self._ready[who]()]
         if not able:
-            self._stuck = "deadlock: " + "; ".join(f"rank {who} waits for {self._why[who]}" for who in sorted(self._ready))
+            self._stuck = "deadlock: " + "; ".join(
+                f"rank {who} waits for {self._why[who]}" for who in sorted(self._ready)
+            )
             able = sorted(self._ready)
         self._turns[self._random.choice(able)].release()
 
@@ -117,11 +122,15 @@ class Hub:
                 self.baton.leave(rank)
                 ended.release()
 
-        threads = [threading.Thread(target=thread, args=(r,), name=f"rank-{r}", daemon=True) for r in range(self.size)]
+        threads = [
+            threading.Thread(target=thread, args=(r,), name=f"rank-{r}", daemon=True)
+            for r in range(self.size)
+        ]
         before = random_states()
         for t in threads:
             t.start()
-        # Not Thread.join: interrupted by Ctrl-C, it takes a running thread for a finished one (Python 3.11).
+        # Not Thread.join: interrupted by Ctrl-C, it takes a running thread for a finished one
+        # (Python 3.11).
         try:
             self.baton.start()
             for _ in threads:
@@ -146,7 +155,9 @@ class InprocTransport(Transport):
     shares_memory = True
     devices = frozenset({"cpu", "cuda"})
 
-    def __init__(self, hub: Hub, rank: int, members: tuple[int, ...], place: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self, hub: Hub, rank: int, members: tuple[int, ...], place: tuple[Any, ...] = ()
+    ) -> None:
         super().__init__(members.index(rank), len(members), hub.deadline_s)
         self._hub, self._world_rank, self._members = hub, rank, members
         self._place = (*place, members)  # two groups of the same members do not hear each other
@@ -157,7 +168,9 @@ class InprocTransport(Transport):
         target = self._members[to]
         if target in self._hub.gone:
             raise PeerLost(target)
-        self._hub.boxes.setdefault((self._place, self._world_rank, target, tag), deque()).append(tensor.detach().clone())
+        self._hub.boxes.setdefault((self._place, self._world_rank, target, tag), deque()).append(
+            tensor.detach().clone()
+        )
         self._yield(_always, "its turn")
         return _Done()
 
@@ -189,7 +202,9 @@ class InprocTransport(Transport):
         members = check_ranks(ranks, self.size, self.rank)
         self._groups[members] += 1
         place = (*self._place, self._groups[members])
-        return InprocTransport(self._hub, self._world_rank, tuple(self._members[r] for r in members), place)
+        return InprocTransport(
+            self._hub, self._world_rank, tuple(self._members[r] for r in members), place
+        )
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
         if self.size > 1:
@@ -202,7 +217,9 @@ class InprocTransport(Transport):
     def _yield(self, ready: Ready, why: str) -> None:
         self._hub.baton.hand_over(self._world_rank, ready, why)
 
-    def _meet(self, tensor: Tensor, what: str, combine: Callable[[list[Tensor]], Tensor] | None = None) -> Tensor:
+    def _meet(
+        self, tensor: Tensor, what: str, combine: Callable[[list[Tensor]], Tensor] | None = None
+    ) -> Tensor:
         """All members bring a tensor; the last to come combines them, in rank order, for all."""
         hub, key = self._hub, (self._place, self._calls)
         self._calls += 1
@@ -211,13 +228,17 @@ class InprocTransport(Transport):
         if len(brought) == self.size:
             parts = [brought[r] for r in range(self.size)]
             if len({(p.shape, p.dtype) for p in parts}) > 1:
-                told = ", ".join(f"rank {r}: {tuple(p.shape)} {p.dtype}" for r, p in enumerate(parts))
+                told = ", ".join(
+                    f"rank {r}: {tuple(p.shape)} {p.dtype}" for r, p in enumerate(parts)
+                )
                 hub.results[key] = f"{what}: the ranks brought different tensors ({told})"
             else:
                 hub.results[key] = combine(parts) if combine else parts[0]
 
         def lost() -> int | None:
-            return next((m for r, m in enumerate(self._members) if r not in brought and m in hub.gone), None)
+            return next(
+                (m for r, m in enumerate(self._members) if r not in brought and m in hub.gone), None
+            )
 
         self._yield(lambda: key in hub.results or lost() is not None, what)
         if key not in hub.results:

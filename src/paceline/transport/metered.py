@@ -1,4 +1,6 @@
-"""Bytes, messages and seconds per phase, kind of operation and peer: a wrapper around any transport."""
+"""Bytes, messages and seconds per phase, kind of operation and peer: a wrapper around any
+transport.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,12 @@ class Meter:
         self.phase: Phase = "setup"
         self.tallies: dict[tuple[Phase, str, int], Tally] = {}
         self.totals: dict[Phase, Tally] = {phase: Tally() for phase in PHASES}
-        self.times_known = True  # False once something was exchanged whose time nobody can see (inside a backward pass)
+        # False once something was exchanged whose time nobody can see (inside a backward pass)
+        self.times_known = True
 
-    def add(self, operation: str, peer: int, sent: int, received: int, messages: int, seconds: float) -> None:
+    def add(
+        self, operation: str, peer: int, sent: int, received: int, messages: int, seconds: float
+    ) -> None:
         key = (self.phase, operation, peer)
         tally = self.tallies.get(key)
         if tally is None:
@@ -57,7 +62,9 @@ class Meter:
         return tally
 
     def described(self) -> list[dict[str, Any]]:
-        """Every counter, for the record: per phase, kind of operation and peer (-1: all of them)."""
+        """Every counter, for the record: per phase, kind of operation and peer (-1: all of
+        them).
+        """
         return [
             {"phase": phase, "operation": operation, "peer": peer, **asdict(tally)}
             for (phase, operation, peer), tally in sorted(self.tallies.items())
@@ -75,8 +82,8 @@ class Meter:
 class Metered(Wrapper):
     """Counts, then lets the transport inside do it.
 
-    The bytes of a native all-reduce are those of a ring: 2(P-1) times the buffer over all ranks, the least that any
-    all-reduce can move. A broadcast is counted as the root sending to each.
+    The bytes of a native all-reduce are those of a ring: 2(P-1) times the buffer over all ranks,
+    the least that any all-reduce can move. A broadcast is counted as the root sending to each.
     """
 
     name = "metered"
@@ -86,7 +93,9 @@ class Metered(Wrapper):
         self.meter = meter or Meter()
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        return self.inner.wait_any([w.work if isinstance(w, _Timed) else w for w in works], patience_s)
+        return self.inner.wait_any(
+            [w.work if isinstance(w, _Timed) else w for w in works], patience_s
+        )
 
     def send_note(self, tensor: Tensor, to: int) -> Work:
         """A few numbers that go along with the payload: their time counts, their bytes do not."""
@@ -112,10 +121,14 @@ class Metered(Wrapper):
         return _Timed(work, self.meter, "recv", source)
 
     def sending(self, tensor: Tensor, to: int) -> Message:
-        return _Counted(self.inner.sending(tensor, to), self.meter, "send", to, (tensor.nbytes, 0, 1))
+        return _Counted(
+            self.inner.sending(tensor, to), self.meter, "send", to, (tensor.nbytes, 0, 1)
+        )
 
     def receiving(self, tensor: Tensor, source: int) -> Message:
-        return _Counted(self.inner.receiving(tensor, source), self.meter, "recv", source, (0, tensor.nbytes, 0))
+        return _Counted(
+            self.inner.receiving(tensor, source), self.meter, "recv", source, (0, tensor.nbytes, 0)
+        )
 
     def barrier(self) -> None:
         start = time.perf_counter()
@@ -133,14 +146,22 @@ class Metered(Wrapper):
         seconds, at_root = time.perf_counter() - start, self.rank == root
         sent = tensor.nbytes * (self.size - 1) if at_root else 0
         received = 0 if at_root else tensor.nbytes
-        self.meter.add("broadcast", ALL_PEERS, sent, received, self.size - 1 if at_root else 0, seconds)
+        self.meter.add(
+            "broadcast", ALL_PEERS, sent, received, self.size - 1 if at_root else 0, seconds
+        )
 
     def count(self, tally: Tally, seconds: float) -> None:
-        """What was exchanged aside, while something else went on; `seconds` is what was waited for it."""
-        self.meter.add("overlapped", ALL_PEERS, tally.sent_bytes, tally.received_bytes, tally.messages, seconds)
+        """What was exchanged aside, while something else went on; `seconds` is what was waited for
+        it.
+        """
+        self.meter.add(
+            "overlapped", ALL_PEERS, tally.sent_bytes, tally.received_bytes, tally.messages, seconds
+        )
 
     def note_all_reduce(self, length: int, itemsize: int) -> None:
-        """Count an all-reduce that happened outside (PyTorch's DDP does its own); its time cannot be told apart."""
+        """Count an all-reduce that happened outside (PyTorch's DDP does its own); its time cannot
+        be told apart.
+        """
         if self.size > 1:
             self.meter.times_known = False
         self._count_all_reduce(length, itemsize, 0.0)
@@ -154,21 +175,40 @@ class Metered(Wrapper):
 
 
 class _Timed:
-    """A work whose waiting is counted; `received` bytes count when it is through, where they were not counted before."""
+    """A work whose waiting is counted; `received` bytes count when it is through, where they were
+    not counted before.
+    """
 
-    def __init__(self, work: Work, meter: Meter, operation: str, peer: int, received: int = 0) -> None:
-        self.work, self._meter, self._operation, self._peer, self._received = work, meter, operation, peer, received
+    def __init__(
+        self, work: Work, meter: Meter, operation: str, peer: int, received: int = 0
+    ) -> None:
+        self.work, self._meter, self._operation, self._peer, self._received = (
+            work,
+            meter,
+            operation,
+            peer,
+            received,
+        )
 
     def wait(self) -> None:
         start = time.perf_counter()
         self.work.wait()
-        self._meter.add(self._operation, self._peer, 0, self._received, 0, time.perf_counter() - start)
+        self._meter.add(
+            self._operation, self._peer, 0, self._received, 0, time.perf_counter() - start
+        )
 
 
 class _Counted(_Timed):
     """A message that is sent often: its bytes are counted each time it starts."""
 
-    def __init__(self, message: Message, meter: Meter, operation: str, peer: int, counts: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        message: Message,
+        meter: Meter,
+        operation: str,
+        peer: int,
+        counts: tuple[int, int, int],
+    ) -> None:
         super().__init__(message, meter, operation, peer)
         self._message, self._counts = message, counts  # (sent, received, messages)
 

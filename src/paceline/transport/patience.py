@@ -1,10 +1,13 @@
-"""Waiting for a rank that is slow: it is told, once, and the wait goes on; only a rank that is gone ends it.
+"""Waiting for a rank that is slow: it is told, once, and the wait goes on; only a rank that is gone
+ends it.
 
-A rank that waits for more than a moment says so on the ranks' common store, and takes it back when the wait is over. When a
-wait has lasted `deadline_s`, the ranks that do not wait themselves are the ones that all others wait for, whatever the exchange
-looks like (in a ring a rank waits for its neighbour, who waits for the slow one). The first rank to notice tells it for all.
+A rank that waits for more than a moment says so on the ranks' common store, and takes it back when
+the wait is over. When a wait has lasted `deadline_s`, the ranks that do not wait themselves are the
+ones that all others wait for, whatever the exchange looks like (in a ring a rank waits for its
+neighbour, who waits for the slow one). The first rank to notice tells it for all.
 
-Where nothing would notice that a rank has ended (its host may be gone), a wait ends after `deadline_s` with `PeerSlow`.
+Where nothing would notice that a rank has ended (its host may be gone), a wait ends after
+`deadline_s` with `PeerSlow`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from typing import Any
 
 from paceline.errors import PeerSlow, TransportError
 
-POST_S = 1.0  # a wait that lasts longer stands on the store: the longest that one rank can be taken for computing by mistake
+# a wait that lasts longer stands on the store: the longest that one rank can be taken for computing
+# by mistake
+POST_S = 1.0
 IDLE_S = 1.0  # after so long without a wait that thread ends
 CLOSE_S = 2.0  # for the thread that watches to end
 LOOK_S = 0.5  # between two looks of the thread that watches calls which block
@@ -37,15 +42,24 @@ class Wait:
 
 
 class Patience:
-    """One rank's, for all transports that it makes of the first one. Its cost is nothing until a wait lasts a second."""
+    """One rank's, for all transports that it makes of the first one. Its cost is nothing until a
+    wait lasts a second.
+    """
 
     def __init__(
-        self, rank: int, size: int, deadline_s: float, connect: Callable[[], Any] | None = None, watched: bool = False
+        self,
+        rank: int,
+        size: int,
+        deadline_s: float,
+        connect: Callable[[], Any] | None = None,
+        watched: bool = False,
     ) -> None:
         self.rank, self.size, self.deadline_s = rank, size, deadline_s
         self.watched = watched  # whether a rank that ends is noticed at once
         self._connect = connect
-        self._store: Any = None  # a connection of its own: the rank's other one may be what the wait is about
+        self._store: Any = (
+            None  # a connection of its own: the rank's other one may be what the wait is about
+        )
         self.say: Callable[[str], None] = lambda text: None
         self.name: Callable[[int], str] = lambda rank: f"rank {rank}"
         self._blocked: Wait | None = None  # in a call that cannot look at the clock itself
@@ -62,9 +76,11 @@ class Patience:
     def waiting(
         self, what: str, peer: int | None = None, *, gives_up: bool = True, idle: bool = False
     ) -> Iterator[Callable[[], None]]:
-        """A wait in a loop that calls what this gives, again and again. It raises `PeerSlow` where a wait must end.
+        """A wait in a loop that calls what this gives, again and again. It raises `PeerSlow` where
+        a wait must end.
 
-        `idle`: nothing is held up by it (a server without questions), so it is not told, however long it lasts.
+        `idle`: nothing is held up by it (a server without questions), so it is not told, however
+        long it lasts.
         """
         wait = Wait(what, peer, time.monotonic(), idle)
 
@@ -81,8 +97,12 @@ class Patience:
                 self._take_back(wait)
 
     def enter(self, what: str, peer: int | None = None) -> Wait:
-        """A wait inside one call begins: a thread looks at the clock. The call itself ends it where it must end."""
-        wait = self._blocked = Wait(what, peer, time.monotonic())  # before the thread is looked for: it may be ending
+        """A wait inside one call begins: a thread looks at the clock. The call itself ends it where
+        it must end.
+        """
+        wait = self._blocked = Wait(
+            what, peer, time.monotonic()
+        )  # before the thread is looked for: it may be ending
         if self._watcher is None and self._connect is not None and not self._closed.is_set():
             self._watcher = threading.Thread(target=self._watch, name="patience", daemon=True)
             self._watcher.start()
@@ -121,7 +141,10 @@ class Patience:
     def _look(self, wait: Wait, waited_s: float) -> None:
         if waited_s < self.post_s or self._connect is None:
             return
-        with self._lock, suppress(RuntimeError, TransportError):  # the store is gone with its launcher: nobody is left to tell
+        with (
+            self._lock,
+            suppress(RuntimeError, TransportError),
+        ):  # the store is gone with its launcher: nobody is left to tell
             if self._closed.is_set():
                 return
             if self._store is None:
@@ -131,7 +154,9 @@ class Patience:
                 self._store.set(f"waits/{self.rank}", json.dumps({"idle": wait.idle}))
             if waited_s > self.deadline_s and not wait.told and not wait.idle:
                 wait.told = True
-                wait.tells = self._store.compare_set("teller", "", str(self.rank)) == str(self.rank).encode()
+                wait.tells = (
+                    self._store.compare_set("teller", "", str(self.rank)) == str(self.rank).encode()
+                )
                 if wait.tells:
                     self.say(self._sentence(wait, waited_s))
 
@@ -153,8 +178,9 @@ class Patience:
         whom = _listed([self.name(rank) for rank in slow]) if slow else "each other"
         end = "" if self.watched else "; the wait ends soon"
         return (
-            f"{_listed([self.name(rank) for rank in waiting])} {have} waited {waited_s:.{waited_s < 10:d}f} s for {whom} "
-            f"({wait.what}): alive, but slow, so the run waits on{end} (--deadline-s {self.deadline_s:g})"
+            f"{_listed([self.name(rank) for rank in waiting])} {have} waited"
+            f" {waited_s:.{waited_s < 10:d}f} s for {whom} ({wait.what}): alive, but slow, so the"
+            f" run waits on{end} (--deadline-s {self.deadline_s:g})"
         )
 
     def _posted(self) -> dict[int, bool]:
@@ -163,7 +189,11 @@ class Patience:
         for rank in range(self.size):
             key = f"waits/{rank}"
             with suppress(ValueError, LookupError, TypeError):
-                if rank != self.rank and self._store.check([key]) and (said := self._store.get(key)):
+                if (
+                    rank != self.rank
+                    and self._store.check([key])
+                    and (said := self._store.get(key))
+                ):
                     found[rank] = bool(json.loads(said)["idle"])
         return dict(sorted(found.items()))
 

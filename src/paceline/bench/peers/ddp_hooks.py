@@ -1,4 +1,6 @@
-"""PyTorch's own ways of sending less (DDP communication hooks), called as DDP calls them, on one rank."""
+"""PyTorch's own ways of sending less (DDP communication hooks), called as DDP calls them, on one
+rank.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ class Bucket:
 
     def gradients(self) -> list[Tensor]:
         lengths = [torch.Size(s).numel() for s in self._shapes]
-        return [piece.view(shape) for piece, shape in zip(self._buffer.split(lengths), self._shapes, strict=True)]
+        return [
+            piece.view(shape)
+            for piece, shape in zip(self._buffer.split(lengths), self._shapes, strict=True)
+        ]
 
     def index(self) -> int:
         return 0
@@ -42,7 +47,11 @@ class Hooks:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         _groups.append(dist.group.WORLD)
         self._state: Any = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=2, start_powerSGD_iter=2, use_error_feedback=False, warm_start=True
+            None,
+            matrix_approximation_rank=2,
+            start_powerSGD_iter=2,
+            use_error_feedback=False,
+            warm_start=True,
         )
 
     def fp16(self, bucket: Bucket) -> None:

@@ -1,4 +1,6 @@
-"""Peer: Opacus, in each of its ways of making samples' gradients. It gets the same batches, and its own noise and clipping."""
+"""Peer: Opacus, in each of its ways of making samples' gradients. It gets the same batches, and its
+own noise and clipping.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,19 @@ from torch.utils.data import DataLoader, TensorDataset
 MODES = ("hooks", "functorch", "ew", "ghost")
 
 
-def opacus_step(mode: str, model: nn.Module, batch_size: int, noise: float, clip: float) -> Callable[[Tensor, Tensor], None]:
+def opacus_step(
+    mode: str, model: nn.Module, batch_size: int, noise: float, clip: float
+) -> Callable[[Tensor, Tensor], None]:
     """One step on one batch: forward, backward, clip, noise, update with momentum."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus import PrivacyEngine
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        loader = DataLoader(TensorDataset(torch.zeros(batch_size, 1), torch.zeros(batch_size)), batch_size=batch_size)
+        loader = DataLoader(
+            TensorDataset(torch.zeros(batch_size, 1), torch.zeros(batch_size)),
+            batch_size=batch_size,
+        )
         made: Any = PrivacyEngine(accountant="rdp").make_private(
             module=model,
             optimizer=optimizer,

@@ -1,4 +1,5 @@
-"""The flights recipe as one writes it in plain pandas: read, join, derive, split, standardise, one-hot, shards as .npy.
+"""The flights recipe as one writes it in plain pandas: read, join, derive, split, standardise,
+one-hot, shards as .npy.
 
     python pandas_flights.py DATA OUT SHARDS
 
@@ -13,7 +14,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-NUMBERS = ["departs", "arrives", "temp", "dewp", "humid", "wind_speed", "pressure", "visib", "season"]
+NUMBERS = [
+    "departs",
+    "arrives",
+    "temp",
+    "dewp",
+    "humid",
+    "wind_speed",
+    "pressure",
+    "visib",
+    "season",
+]
 LOGS = ["distance", "precip", "wind_gust", "plane_seats", "age"]
 WORDS = ["carrier", "origin", "dest", "month", "weekday", "plane_manufacturer"]
 
@@ -26,8 +37,12 @@ def main(data: Path, out: Path, shards: int) -> None:
         seconds[stage], began = time.perf_counter() - began, time.perf_counter()
 
     table = pd.read_csv(data / "flights.csv", na_values=["NA"])
-    weather = pd.read_csv(data / "weather.csv", na_values=["NA"]).drop(columns=["year", "month", "day", "hour"])
-    planes = pd.read_csv(data / "planes.csv", na_values=["NA"])[["tailnum", "year", "engines", "seats", "manufacturer"]]
+    weather = pd.read_csv(data / "weather.csv", na_values=["NA"]).drop(
+        columns=["year", "month", "day", "hour"]
+    )
+    planes = pd.read_csv(data / "planes.csv", na_values=["NA"])[
+        ["tailnum", "year", "engines", "seats", "manufacturer"]
+    ]
     table = table.merge(weather, on=["origin", "time_hour"], how="left")
     planes = planes.rename(columns={c: f"plane_{c}" for c in planes.columns if c != "tailnum"})
     table = table.merge(planes, on="tailnum", how="left")
@@ -48,16 +63,24 @@ def main(data: Path, out: Path, shards: int) -> None:
     numbers = (numbers - numbers[~test].mean()) / numbers[~test].std(ddof=0)
     logs = (logs - logs[~test].mean()) / logs[~test].std(ddof=0)
     angle = table.wind_dir * (2 * np.pi / 360)
-    cyclic = pd.DataFrame({"sin": np.sin(angle).fillna(0), "cos": np.cos(angle).fillna(0)}, index=table.index)
+    cyclic = pd.DataFrame(
+        {"sin": np.sin(angle).fillna(0), "cos": np.cos(angle).fillna(0)}, index=table.index
+    )
     known = {c: sorted(table.loc[~test, c].dropna().value_counts().index[:150]) for c in WORDS}
-    words = [pd.get_dummies(pd.Categorical(table[c], categories=known[c]), dtype=np.float32) for c in WORDS]
+    words = [
+        pd.get_dummies(pd.Categorical(table[c], categories=known[c]), dtype=np.float32)
+        for c in WORDS
+    ]
     lap("count")
 
     parts = [numbers.fillna(0), logs.fillna(0), gone, cyclic]
     inputs = np.concatenate([p.to_numpy(np.float32) for p in (*parts, *words)], axis=1)
     out.mkdir(parents=True, exist_ok=True)
     order = np.random.default_rng(1).permutation(len(inputs))
-    for name, chosen, count in (("train", order[~test[order]], shards), ("test", order[test[order]], 1)):
+    for name, chosen, count in (
+        ("train", order[~test[order]], shards),
+        ("test", order[test[order]], 1),
+    ):
         for number, rows in enumerate(np.array_split(chosen, count)):
             np.save(out / f"{name}-{number}.inputs.npy", inputs[rows])
             np.save(out / f"{name}-{number}.targets.npy", late[rows])

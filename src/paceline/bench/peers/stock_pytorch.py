@@ -1,8 +1,9 @@
-"""Peer: PyTorch as it is usually written. Uses nothing of Paceline; run as a script, prints samples per second as JSON.
+"""Peer: PyTorch as it is usually written. Uses nothing of Paceline; run as a script, prints samples
+per second as JSON.
 
-`--processes 1` is the usual loop: a DataLoader over a TensorDataset, eager mode, default memory format.
-`--processes 2` is the same under DistributedDataParallel over gloo.
-`--data-path index --memory-format channels_last` take away two differences, for a comparison of the rest.
+`--processes 1` is the usual loop: a DataLoader over a TensorDataset, eager mode, default memory
+format. `--processes 2` is the same under DistributedDataParallel over gloo. `--data-path index
+--memory-format channels_last` take away two differences, for a comparison of the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 def read(folder: str, name: str, header: int) -> Any:
     path = pathlib.Path(folder) / name
-    raw = path.read_bytes() if path.exists() else gzip.decompress(path.with_name(name + ".gz").read_bytes())
+    raw = (
+        path.read_bytes()
+        if path.exists()
+        else gzip.decompress(path.with_name(name + ".gz").read_bytes())
+    )
     return np.frombuffer(raw, dtype=np.uint8, offset=header)
 
 
@@ -43,7 +48,9 @@ def load(folder: str) -> tuple[Tensor, Tensor]:
 def make_model(hidden: str) -> nn.Module:
     if hidden:
         sizes = [784, *map(int, hidden.split("x"))]
-        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+        layers = [
+            part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())
+        ]
         return nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], 10))
     return nn.Sequential(
         nn.Conv2d(1, 16, 5),
@@ -61,14 +68,18 @@ def make_model(hidden: str) -> nn.Module:
     )
 
 
-def batches(x: Tensor, y: Tensor, size: int, how: str, sampler: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    x: Tensor, y: Tensor, size: int, how: str, sampler: Any
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless."""
     epoch = 0
     while True:
         if sampler is not None:
             sampler.set_epoch(epoch)
         if how == "loader":
-            yield from DataLoader(TensorDataset(x, y), batch_size=size, shuffle=sampler is None, sampler=sampler)
+            yield from DataLoader(
+                TensorDataset(x, y), batch_size=size, shuffle=sampler is None, sampler=sampler
+            )
         else:
             order = torch.randperm(len(x)) if sampler is None else torch.tensor(list(sampler))
             for start in range(0, len(order), size):
@@ -93,10 +104,14 @@ def samples_per_s(rank: int, args: argparse.Namespace) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     start, samples = 0.0, 0
-    for number, (inputs, targets) in enumerate(batches(x, y, args.batch_size, args.data_path, sampler)):
+    for number, (inputs, targets) in enumerate(
+        batches(x, y, args.batch_size, args.data_path, sampler)
+    ):
         if number == args.warm_up:
             start, samples = time.perf_counter(), 0
-        formatted = inputs.contiguous(memory_format=torch.channels_last) if channels_last else inputs
+        formatted = (
+            inputs.contiguous(memory_format=torch.channels_last) if channels_last else inputs
+        )
         optimizer.zero_grad()
         loss = criterion(model(formatted), targets)
         loss.backward()
@@ -124,7 +139,9 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=20)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--data-path", choices=["loader", "index"], default="loader")
-    parser.add_argument("--memory-format", choices=["contiguous", "channels_last"], default="contiguous")
+    parser.add_argument(
+        "--memory-format", choices=["contiguous", "channels_last"], default="contiguous"
+    )
     parser.add_argument("--hidden", default="", help="a fully connected network instead: 512x256")
     args = parser.parse_args()
     if args.processes == 1:
@@ -135,7 +152,10 @@ def main() -> None:
             port = probe.getsockname()[1]
         context = mp.get_context("spawn")
         results = context.Queue()
-        processes = [context.Process(target=worker, args=(r, port, args, results)) for r in range(args.processes)]
+        processes = [
+            context.Process(target=worker, args=(r, port, args, results))
+            for r in range(args.processes)
+        ]
         for process in processes:
             process.start()
         rate = sum(results.get(timeout=240) for _ in processes)

@@ -1,6 +1,8 @@
-"""Numbers in blocks with one scale each, and bits packed into bytes: what the quantising codecs share.
+"""Numbers in blocks with one scale each, and bits packed into bytes: what the quantising codecs
+share.
 
-Long vectors are worked on in slices that fit into a core's cache, so that every pass but the first costs next to nothing.
+Long vectors are worked on in slices that fit into a core's cache, so that every pass but the first
+costs next to nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ SMALLEST = 1e-30  # scales below it count as this: nothing is divided by nothing
 
 
 class Piece(NamedTuple):
-    """A slice of a vector as rows of blocks (the last one may be a shorter row), and which blocks they are."""
+    """A slice of a vector as rows of blocks (the last one may be a shorter row), and which blocks
+    they are.
+    """
 
     start: int
     stop: int
@@ -49,7 +53,9 @@ def scale(rows: Tensor, aside: Tensor, out: Tensor) -> None:
 
 
 def pack(codes: Tensor, bits: int, out: Tensor) -> None:
-    """Numbers below 2**bits (uint8), several to a byte: byte i holds numbers i, i + length/per, ... (2 or 4 bits)."""
+    """Numbers below 2**bits (uint8), several to a byte: byte i holds numbers i, i + length/per, ...
+    (2 or 4 bits).
+    """
     per = 8 // bits
     short = out.numel()
     out.copy_(codes[:short])

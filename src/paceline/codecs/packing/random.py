@@ -1,4 +1,6 @@
-"""Random numbers that a codec draws in every step: from a seed and a counter, so that a checkpoint holds two whole numbers."""
+"""Random numbers that a codec draws in every step: from a seed and a counter, so that a checkpoint
+holds two whole numbers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Dice:
 
 
 def noise(generator: torch.Generator, draws: Tensor, out: Tensor) -> None:
-    """out <- uniform in [0, 1), in steps of 2**-16: four numbers from every 64 random bits, drawn into `draws` (int64)."""
+    """out <- uniform in [0, 1), in steps of 2**-16: four numbers from every 64 random bits, drawn
+    into `draws` (int64).
+    """
     bits = draws[: -(-out.numel() // 4)].random_(-(2**63), None, generator=generator)
     out.copy_(bits.view(torch.int16)[: out.numel()].view_as(out))
     out.mul_(2.0**-16).add_(0.5)

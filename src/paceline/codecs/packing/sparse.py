@@ -1,7 +1,7 @@
 """Some numbers out of many: how they travel, and how the largest are found without sorting.
 
-Indices are sorted and cut into blocks of 65,536: 16 bits each, and one count per block. With float32 values that is 6 bytes
-for each number that travels.
+Indices are sorted and cut into blocks of 65,536: 16 bits each, and one count per block. With
+float32 values that is 6 bytes for each number that travels.
 """
 
 from __future__ import annotations
@@ -50,14 +50,18 @@ def read(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
 def largest(values: Tensor, count: int, aside: Tensor) -> Tensor:
     """The sorted indices of the `count` largest magnitudes, exactly.
 
-    A sample says roughly where the largest begin; only what is above that is looked at closely. `aside`, as long as
-    `values`, is left with the magnitudes.
+    A sample says roughly where the largest begin; only what is above that is looked at closely.
+    `aside`, as long as `values`, is left with the magnitudes.
     """
     n, magnitudes = values.numel(), torch.abs(values, out=aside)
     if count >= n:
         return torch.arange(n, device=values.device)
     guess = _guess(magnitudes, count)
-    candidates = (magnitudes >= guess).nonzero().view(-1) if guess > 0 else torch.arange(n, device=values.device)
+    candidates = (
+        (magnitudes >= guess).nonzero().view(-1)
+        if guess > 0
+        else torch.arange(n, device=values.device)
+    )
     while candidates.numel() < count:  # the sample was unlucky: rare
         guess /= 2
         if guess < 1e-38:

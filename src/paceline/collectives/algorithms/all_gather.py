@@ -1,4 +1,6 @@
-"""All-gather: every rank ends with rank p's chunk p, for all p. P - 1 rounds; each rank sends (P-1)/P of the buffer."""
+"""All-gather: every rank ends with rank p's chunk p, for all p. P - 1 rounds; each rank sends
+(P-1)/P of the buffer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""All-to-all: rank p's chunk q becomes rank q's chunk p. P rounds of swaps; each rank sends (P-1)/P of the buffer."""
+"""All-to-all: rank p's chunk q becomes rank q's chunk p. P rounds of swaps; each rank sends (P-1)/P
+of the buffer.
+"""
 
 from __future__ import annotations
 

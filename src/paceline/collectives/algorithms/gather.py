@@ -11,4 +11,9 @@ from paceline.registry import operations
 def gather(ranks: int, root: int = 0) -> Schedule:
     """One rank collects chunk p from each rank p."""
     others = from_root(ranks, root)[1:]
-    return followed_by("gather", ranks, ranks, ("gather", [tuple(Transfer(p, root, p, p + 1, False) for p in others)]))
+    return followed_by(
+        "gather",
+        ranks,
+        ranks,
+        ("gather", [tuple(Transfer(p, root, p, p + 1, False) for p in others)]),
+    )

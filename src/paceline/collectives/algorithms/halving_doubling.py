@@ -1,8 +1,10 @@
-"""Recursive halving and doubling (Rabenseifner, 2004): the ring's bytes in a logarithmic number of rounds.
+"""Recursive halving and doubling (Rabenseifner, 2004): the ring's bytes in a logarithmic number of
+rounds.
 
-With Q = the largest power of two up to P: the P - Q ranks beyond it first hand their buffers to a partner (fold). Then, at
-distance Q/2, Q/4, ..., 1, partners exchange halves of what they are responsible for and add (halving); then the same way back
-without adding (doubling). At the end the partners give the result back (unfold).
+With Q = the largest power of two up to P: the P - Q ranks beyond it first hand their buffers to a
+partner (fold). Then, at distance Q/2, Q/4, ..., 1, partners exchange halves of what they are
+responsible for and add (halving); then the same way back without adding (doubling). At the end the
+partners give the result back (unfold).
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def halving_doubling(ranks: int) -> Schedule:
         halving.append(tuple(transfers))
         distance //= 2
     doubling: list[Round] = [
-        tuple(Transfer(t.target, t.source, t.start, t.stop, False) for t in transfers) for transfers in reversed(halving)
+        tuple(Transfer(t.target, t.source, t.start, t.stop, False) for t in transfers)
+        for transfers in reversed(halving)
     ]
     unfold: Round = tuple(Transfer(p - inner, p, 0, inner, False) for p in range(inner, ranks))
     return followed_by(

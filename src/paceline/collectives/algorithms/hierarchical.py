@@ -1,6 +1,8 @@
-"""Hierarchical all-reduce: sum inside each group (a host), ring between the groups' leaders, share inside each group.
+"""Hierarchical all-reduce: sum inside each group (a host), ring between the groups' leaders, share
+inside each group.
 
-Only the leaders talk across hosts: the slow link carries 2 (H-1)/H of the buffer per host, however many ranks a host has.
+Only the leaders talk across hosts: the slow link carries 2 (H-1)/H of the buffer per host, however
+many ranks a host has.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ def together(parts: list[list[Round]]) -> list[Round]:
 
 def renamed(rounds: list[Round], members: list[int]) -> list[Round]:
     """A schedule over 0..n-1 played by these ranks."""
-    return [tuple(Transfer(members[t.source], members[t.target], t.start, t.stop, t.adds) for t in r) for r in rounds]
+    return [
+        tuple(Transfer(members[t.source], members[t.target], t.start, t.stop, t.adds) for t in r)
+        for r in rounds
+    ]
 
 
 @algorithm("hierarchical")

@@ -17,7 +17,10 @@ class Native(Collective):
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
         if "all_reduce" not in transport.native:
-            raise BadRequest("collective native: this transport has no all-reduce of its own; choose another collective")
+            raise BadRequest(
+                "collective native: this transport has no all-reduce of its own; choose another"
+                " collective"
+            )
 
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
         self.transport.all_reduce(buffer, op)

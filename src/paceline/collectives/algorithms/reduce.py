@@ -1,4 +1,6 @@
-"""Reduce along a binomial tree: the root ends with the sum of all buffers after ceil(log2 P) rounds."""
+"""Reduce along a binomial tree: the root ends with the sum of all buffers after ceil(log2 P)
+rounds.
+"""
 
 from __future__ import annotations
 

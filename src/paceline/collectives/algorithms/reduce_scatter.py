@@ -1,4 +1,6 @@
-"""Reduce-scatter: rank p ends with the sum of all ranks' chunk p. P - 1 rounds; each rank sends (P-1)/P of the buffer."""
+"""Reduce-scatter: rank p ends with the sum of all ranks' chunk p. P - 1 rounds; each rank sends
+(P-1)/P of the buffer.
+"""
 
 from __future__ import annotations
 
@@ -10,4 +12,6 @@ from paceline.registry import operations
 @operations.register("reduce-scatter")
 def reduce_scatter(ranks: int) -> Schedule:
     """Rank p ends with everybody's sum of chunk p (a ring)."""
-    return followed_by("reduce-scatter", ranks, ranks, ("share-reduce", share_reduce(ranks, start=1)))
+    return followed_by(
+        "reduce-scatter", ranks, ranks, ("share-reduce", share_reduce(ranks, start=1))
+    )

@@ -16,7 +16,10 @@ from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by
 def share_reduce(ranks: int, start: int = 0) -> list[Round]:
     """Chunk c sets out from rank c + start and collects every rank's part."""
     return [
-        tuple(Transfer(p, (p + 1) % ranks, c := (p - r - start) % ranks, c + 1, True) for p in range(ranks))
+        tuple(
+            Transfer(p, (p + 1) % ranks, c := (p - r - start) % ranks, c + 1, True)
+            for p in range(ranks)
+        )
         for r in range(ranks - 1)
     ]
 
@@ -24,7 +27,10 @@ def share_reduce(ranks: int, start: int = 0) -> list[Round]:
 def share_only(ranks: int, own: int = 1) -> list[Round]:
     """Rank p begins with chunk p + own and passes on what it was given last."""
     return [
-        tuple(Transfer(p, (p + 1) % ranks, c := (p + own - r) % ranks, c + 1, False) for p in range(ranks))
+        tuple(
+            Transfer(p, (p + 1) % ranks, c := (p + own - r) % ranks, c + 1, False)
+            for p in range(ranks)
+        )
         for r in range(ranks - 1)
     ]
 
@@ -32,4 +38,10 @@ def share_only(ranks: int, own: int = 1) -> list[Round]:
 @algorithm("ring")
 def ring(ranks: int) -> Schedule:
     """Chunked ring: 2(P-1) rounds, each rank sends 2(P-1)/P of the buffer."""
-    return followed_by("ring", ranks, ranks, ("share-reduce", share_reduce(ranks)), ("share-only", share_only(ranks)))
+    return followed_by(
+        "ring",
+        ranks,
+        ranks,
+        ("share-reduce", share_reduce(ranks)),
+        ("share-only", share_only(ranks)),
+    )

@@ -1,6 +1,8 @@
-"""Ring reduce: the whole buffer travels, unchunked. 0 -> 1 -> ... -> P-1 sums it, then the sum goes round once more.
+"""Ring reduce: the whole buffer travels, unchunked. 0 -> 1 -> ... -> P-1 sums it, then the sum goes
+round once more.
 
-2(P-1) rounds of the whole buffer, one link busy at a time: the bytes of the chunked ring, P times as long.
+2(P-1) rounds of the whole buffer, one link busy at a time: the bytes of the chunked ring, P times
+as long.
 """
 
 from __future__ import annotations

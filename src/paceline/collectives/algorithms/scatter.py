@@ -11,4 +11,9 @@ from paceline.registry import operations
 def scatter(ranks: int, root: int = 0) -> Schedule:
     """One rank gives chunk p to each rank p."""
     others = from_root(ranks, root)[1:]
-    return followed_by("scatter", ranks, ranks, ("scatter", [tuple(Transfer(root, p, p, p + 1, False) for p in others)]))
+    return followed_by(
+        "scatter",
+        ranks,
+        ranks,
+        ("scatter", [tuple(Transfer(root, p, p, p + 1, False) for p in others)]),
+    )

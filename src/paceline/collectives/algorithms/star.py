@@ -1,4 +1,6 @@
-"""Star: all send to rank 0, who adds and sends the sum back. Two rounds, and rank 0 does all the work."""
+"""Star: all send to rank 0, who adds and sends the sum back. Two rounds, and rank 0 does all the
+work.
+"""
 
 from __future__ import annotations
 

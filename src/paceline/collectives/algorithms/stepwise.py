@@ -1,11 +1,13 @@
-"""Step-wise reduce: an all-reduce without its second half. A rank goes on with what it has heard so far.
+"""Step-wise reduce: an all-reduce without its second half. A rank goes on with what it has heard so
+far.
 
     chunked   the share-reduce half of the ring: chunk c sets out from rank c + start and is added up along the ring, so rank p
               ends with chunk c's sum over the ranks that it has visited: p - c - start + 1 of them (mod P)
     literal   0 -> 1 -> ... -> P-1 with the whole buffer: rank p ends with the sum over 0 .. p
 
-Half the bytes and half the rounds of a ring all-reduce. Who has heard whom follows from the schedule (`counts`). With a start
-that moves on from step to step everybody is heard by everybody in turn; fixed, the head of the line hears nobody, ever.
+Half the bytes and half the rounds of a ring all-reduce. Who has heard whom follows from the
+schedule (`counts`). With a start that moves on from step to step everybody is heard by everybody in
+turn; fixed, the head of the line hears nobody, ever.
 """
 
 from __future__ import annotations

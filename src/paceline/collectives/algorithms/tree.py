@@ -1,6 +1,7 @@
 """Binomial tree: pairs, then pairs of pairs, until rank 0 has the sum; then the same way back.
 
-2 ceil(log2 P) rounds of the whole buffer: few rounds, so it wins where latency counts and the buffer is small.
+2 ceil(log2 P) rounds of the whole buffer: few rounds, so it wins where latency counts and the
+buffer is small.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ def towards(members: list[int], chunks: int) -> list[Round]:
 
 def outwards(members: list[int], chunks: int) -> list[Round]:
     """The first member's buffer reaches everybody."""
-    return [tuple(Transfer(t.target, t.source, 0, chunks, False) for t in r) for r in reversed(towards(members, chunks))]
+    return [
+        tuple(Transfer(t.target, t.source, 0, chunks, False) for t in r)
+        for r in reversed(towards(members, chunks))
+    ]
 
 
 @algorithm("tree")
 def tree(ranks: int) -> Schedule:
     """Binomial tree: 2 log2(P) rounds of the whole buffer."""
     everybody = list(range(ranks))
-    return followed_by("tree", 1, ranks, ("reduce", towards(everybody, 1)), ("broadcast", outwards(everybody, 1)))
+    return followed_by(
+        "tree", 1, ranks, ("reduce", towards(everybody, 1)), ("broadcast", outwards(everybody, 1))
+    )
 
 
 def from_root(ranks: int, root: int) -> list[int]:

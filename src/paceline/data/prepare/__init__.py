@@ -1,1 +1,3 @@
-"""A table that is too large or too dirty, made into shards that trainers map: by Spark or by Polars, with the same result."""
+"""A table that is too large or too dirty, made into shards that trainers map: by Spark or by
+Polars, with the same result.
+"""

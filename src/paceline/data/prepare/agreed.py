@@ -15,6 +15,7 @@ def refuse_many(join: Join, extra: int, example: Callable[[], Iterable[Any]]) ->
     """A join finds at most one row; otherwise rows would multiply, silently."""
     if extra:
         raise BadRequest(
-            f"join with {join.source.path} on {', '.join(join.on)}: {extra} of its rows have the same "
-            f"({', '.join(str(v) for v in example())}, ...): join on columns that tell its rows apart"
+            f"join with {join.source.path} on {', '.join(join.on)}: {extra} of its rows have the"
+            f" same ({', '.join(str(v) for v in example())}, ...): join on columns that tell its"
+            " rows apart"
         )

@@ -1,4 +1,6 @@
-"""`paceline prepare WHAT`, `paceline.prepare(WHAT)`: a table by name, a recipe of one's own, a folder of images."""
+"""`paceline prepare WHAT`, `paceline.prepare(WHAT)`: a table by name, a recipe of one's own, a
+folder of images.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from paceline.data.prepare.recipe import Recipe, builtin
 from paceline.errors import BadRequest
 
 IMAGES = "imagefolder:"
-NEEDS = "preparing data needs pyarrow, Polars and, for Spark, pyspark: pip install 'paceline[data,spark]'"
+NEEDS = (
+    "preparing data needs pyarrow, Polars and, for Spark, pyspark: pip install"
+    " 'paceline[data,spark]'"
+)
 
 
 def prepare(
@@ -29,13 +34,15 @@ def prepare(
 ) -> Manifest:
     """Make shards for `data="shards:OUT"`, and give back their manifest.
 
-    paceline.prepare("flights", out="data/flights-shards")
-    paceline.prepare(recipe="mine.toml", out="data/mine", engine="spark", master="spark://host:7077")
+    paceline.prepare("flights", out="data/flights-shards") paceline.prepare(recipe="mine.toml",
+    out="data/mine", engine="spark", master="spark://host:7077")
     paceline.prepare("imagefolder:photos", out="data/photos", size=224, shards=16)
     """
     if (what is None) == (recipe is None):
         names = ", ".join(builtin())
-        raise BadRequest(f"prepare what? One of {names}, imagefolder:PATH, or --recipe FILE (one of them)")
+        raise BadRequest(
+            f"prepare what? One of {names}, imagefolder:PATH, or --recipe FILE (one of them)"
+        )
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -43,7 +50,9 @@ def prepare(
     if what is not None and what.startswith(IMAGES):
         from paceline.data.prepare.images import prepare_images
 
-        return prepare_images(what.removeprefix(IMAGES), out, engine, master, shards, size, force, say)
+        return prepare_images(
+            what.removeprefix(IMAGES), out, engine, master, shards, size, force, say
+        )
     if size:
         raise BadRequest(f"--size {size} is for images: {what or recipe} is a table")
     from paceline.data.prepare.run import prepare as prepare_table

@@ -1,4 +1,6 @@
-"""What must be known of all rows before one can be encoded: counted batch by batch, anywhere, and added up in any order."""
+"""What must be known of all rows before one can be encoded: counted batch by batch, anywhere, and
+added up in any order.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from paceline.data.prepare.exact import exact_sums
 from paceline.data.prepare.recipe import Numeric, Recipe
 from paceline.errors import BadRequest
 
-PART, SHARD, WHY, BAD, KEY = "__part", "__shard", "__why", "__bad", "__key"  # columns of our own beside the table's
+PART, SHARD, WHY, BAD, KEY = (
+    "__part",
+    "__shard",
+    "__why",
+    "__bad",
+    "__key",
+)  # columns of our own beside the table's
 KEPT, BROKEN = 0, 1  # values of WHY; from 2 on the recipe's reasons
 TRAIN, TEST = 0, 1
 MOST_WORDS, MOST_CLASSES = 1_000_000, 10_000
@@ -23,7 +31,9 @@ MOST_WORDS, MOST_CLASSES = 1_000_000, 10_000
 
 @dataclass
 class Column:
-    """A numeric column over the training part: how many values, their sum and that of their squares, exactly."""
+    """A numeric column over the training part: how many values, their sum and that of their
+    squares, exactly.
+    """
 
     known: int = 0
     total: int = 0
@@ -39,7 +49,9 @@ class Counts:
     shards: Counter[int] = field(default_factory=Counter)  # kept rows
     parts: Counter[int] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)  # kept rows of either part
-    targets: dict[int, Counter[Any]] = field(default_factory=lambda: {TRAIN: Counter(), TEST: Counter()})
+    targets: dict[int, Counter[Any]] = field(
+        default_factory=lambda: {TRAIN: Counter(), TEST: Counter()}
+    )
     numbers: dict[str, Column] = field(default_factory=dict)
     words: dict[str, Counter[Any]] = field(default_factory=dict)  # of the training part
 
@@ -58,7 +70,9 @@ class Counts:
             others = batch.filter(pc.equal(batch.column(PART), TEST))
             _add(self.targets[TEST], others.column(recipe.target.column))
         for group in recipe.numeric:
-            if (group.scale == "standard" and group.middle is None and group.transform != "cyclic") or group.missing == "mean":
+            if (
+                group.scale == "standard" and group.middle is None and group.transform != "cyclic"
+            ) or group.missing == "mean":
                 for name in group.columns:
                     self._add_numbers(name, group, training.column(name))
         for words in recipe.categorical:
@@ -71,10 +85,14 @@ class Counts:
         for name, counter in self.words.items():
             if len(counter) > MOST_WORDS:
                 raise BadRequest(
-                    f"categorical column {name!r} has more than {MOST_WORDS:,} different words: is it a number, or an id?"
+                    f"categorical column {name!r} has more than {MOST_WORDS:,} different words: is"
+                    " it a number, or an id?"
                 )
         if len(self.targets[TRAIN]) > MOST_CLASSES:
-            raise BadRequest(f'the target has more than {MOST_CLASSES:,} classes: if it is a number, write kind = "number"')
+            raise BadRequest(
+                f"the target has more than {MOST_CLASSES:,} classes: if it is a number, write kind"
+                ' = "number"'
+            )
 
     def _add_numbers(self, name: str, group: Numeric, column: Any) -> None:
         found, times = counted(pc.drop_null(column))
@@ -90,7 +108,11 @@ class Counts:
     def add(self, other: Counts) -> None:
         self.rows += other.rows
         self.bad_numbers += other.bad_numbers
-        for mine, its in ((self.why, other.why), (self.shards, other.shards), (self.parts, other.parts)):
+        for mine, its in (
+            (self.why, other.why),
+            (self.shards, other.shards),
+            (self.parts, other.parts),
+        ):
             mine.update(its)
         self.missing.update(other.missing)
         for part, counter in other.targets.items():
@@ -116,7 +138,9 @@ class Counts:
                 "parts": pairs(self.parts),
                 "missing": pairs(self.missing),
                 "targets": [[part, pairs(c)] for part, c in self.targets.items()],
-                "numbers": [[n, c.known, hex(c.total), hex(c.squares)] for n, c in self.numbers.items()],
+                "numbers": [
+                    [n, c.known, hex(c.total), hex(c.squares)] for n, c in self.numbers.items()
+                ],
                 "words": [[n, pairs(c)] for n, c in self.words.items()],
             }
         )
@@ -134,7 +158,10 @@ class Counts:
             counter(found["parts"]),
             counter(found["missing"]),
             {part: counter(c) for part, c in found["targets"]},
-            {n: Column(known, int(total, 16), int(squares, 16)) for n, known, total, squares in found["numbers"]},
+            {
+                n: Column(known, int(total, 16), int(squares, 16))
+                for n, known, total, squares in found["numbers"]
+            },
             {n: counter(c) for n, c in found["words"]},
         )
 

@@ -33,7 +33,11 @@ class Scaled:
     constant: bool = False
 
     def names(self) -> list[str]:
-        own = [f"{self.name} (sin)", f"{self.name} (cos)"] if self.group.transform == "cyclic" else [self.name]
+        own = (
+            [f"{self.name} (sin)", f"{self.name} (cos)"]
+            if self.group.transform == "cyclic"
+            else [self.name]
+        )
         return own + ([f"{self.name} is missing"] if self.group.flag else [])
 
     def write(self, column: Any, out: npt.NDArray[np.float32]) -> None:
@@ -41,9 +45,14 @@ class Scaled:
         gone = ~np.isfinite(values)
         if self.group.transform == "cyclic":
             angle = np.where(gone, 0.0, values) * (2 * np.pi / self.group.period)
-            out[:, 0], out[:, 1] = np.where(gone, 0.0, np.sin(angle)), np.where(gone, 0.0, np.cos(angle))
+            out[:, 0], out[:, 1] = (
+                np.where(gone, 0.0, np.sin(angle)),
+                np.where(gone, 0.0, np.cos(angle)),
+            )
         else:
-            out[:, 0] = np.clip((np.where(gone, self.fill, values) - self.middle) / self.spread, -LARGEST, LARGEST)
+            out[:, 0] = np.clip(
+                (np.where(gone, self.fill, values) - self.middle) / self.spread, -LARGEST, LARGEST
+            )
         if self.group.flag:
             out[:, -1] = gone
 
@@ -65,7 +74,11 @@ class Worded:
     words: tuple[Any, ...]
 
     def names(self) -> list[str]:
-        return [self.name] if self.group.encode == "index" else [f"{self.name}={shown(w)}" for w in self.words]
+        return (
+            [self.name]
+            if self.group.encode == "index"
+            else [f"{self.name}={shown(w)}" for w in self.words]
+        )
 
     def write(self, column: Any, out: npt.NDArray[np.float32]) -> None:
         if not self.words:
@@ -85,7 +98,11 @@ class Worded:
         out[rows, places[rows]] = 1.0
 
     def described(self) -> dict[str, Any]:
-        return {"from": self.name, "kind": self.group.encode, "words": [shown(w) for w in self.words]}
+        return {
+            "from": self.name,
+            "kind": self.group.encode,
+            "words": [shown(w) for w in self.words],
+        }
 
 
 class Encoder:
@@ -98,10 +115,17 @@ class Encoder:
             self.columns += [_scaled(name, group, counts) for name in group.columns]
         for words in recipe.categorical:
             self.columns += [_worded(name, words, counts, kinds[name]) for name in words.columns]
-        self.classes = _classes(recipe, counts, kinds[recipe.target.column]) if recipe.target.kind == "class" else None
+        self.classes = (
+            _classes(recipe, counts, kinds[recipe.target.column])
+            if recipe.target.kind == "class"
+            else None
+        )
         self.width = sum(len(c.names()) for c in self.columns)
         if not self.width:
-            raise BadRequest(f"recipe {recipe.name}: no feature is left: its columns have no value in the training part")
+            raise BadRequest(
+                f"recipe {recipe.name}: no feature is left: its columns have no value in the"
+                " training part"
+            )
 
     @property
     def target_dtype(self) -> str:
@@ -126,7 +150,8 @@ class Encoder:
             word = column.filter(pc.is_null(found))[0].as_py()
             known = ", ".join(shown(c) for c in self.classes[:8])
             raise BadRequest(
-                f"target {self.recipe.target.column}: class {shown(word)!r} is not among the training part's: {known}"
+                f"target {self.recipe.target.column}: class {shown(word)!r} is not among the"
+                f" training part's: {known}"
             )
         return places
 
@@ -145,11 +170,17 @@ class Encoder:
     def learnt(self) -> bool:
         """Whether anything here was counted from the rows."""
         numbers = any(
-            g.middle is None and (g.scale == "standard" or g.missing == "mean") and g.transform != "cyclic"
+            g.middle is None
+            and (g.scale == "standard" or g.missing == "mean")
+            and g.transform != "cyclic"
             for g in self.recipe.numeric
         )
         words = any(not g.words for g in self.recipe.categorical)
-        return numbers or words or (self.recipe.target.kind == "class" and not self.recipe.target.classes)
+        return (
+            numbers
+            or words
+            or (self.recipe.target.kind == "class" and not self.recipe.target.classes)
+        )
 
 
 def shown(word: Any) -> str:
@@ -160,7 +191,9 @@ def shown(word: Any) -> str:
 
 def _scaled(name: str, group: Numeric, counts: Counts) -> Scaled:
     own = counts.numbers.get(name)
-    mean, spread = mean_and_spread(own.known, own.total, own.squares) if own is not None else (0.0, 1.0)
+    mean, spread = (
+        mean_and_spread(own.known, own.total, own.squares) if own is not None else (0.0, 1.0)
+    )
     middle, width = (mean, spread) if group.scale == "standard" else (0.0, 1.0)
     if group.middle is not None and group.spread is not None:
         middle, width = group.middle, group.spread
@@ -185,7 +218,9 @@ def _as_kind(words: tuple[str, ...], kind: Kind, where: str) -> tuple[Any, ...]:
     try:
         return tuple(float(w) for w in words)
     except ValueError:
-        raise BadRequest(f"{where}: the column has numbers, and {', '.join(words)} are not all numbers") from None
+        raise BadRequest(
+            f"{where}: the column has numbers, and {', '.join(words)} are not all numbers"
+        ) from None
 
 
 def _classes(recipe: Recipe, counts: Counts, kind: Kind) -> tuple[Any, ...]:
@@ -196,7 +231,8 @@ def _classes(recipe: Recipe, counts: Counts, kind: Kind) -> tuple[Any, ...]:
         extra = sorted(shown(w) for w in found - set(given))
         if extra:
             raise BadRequest(
-                f"target {target.column}: {extra[0]!r} is not one of the recipe's classes {', '.join(target.classes)}"
+                f"target {target.column}: {extra[0]!r} is not one of the recipe's classes"
+                f" {', '.join(target.classes)}"
             )
     only_test = sorted(shown(w) for w in found - set(seen) - set(given))
     if only_test:
@@ -204,6 +240,7 @@ def _classes(recipe: Recipe, counts: Counts, kind: Kind) -> tuple[Any, ...]:
     if len(seen) < 2:
         held = f"has only the class {shown(next(iter(seen)))!r}" if seen else "has no value"
         raise BadRequest(
-            f"target {target.column} {held} in the training part: nothing to tell apart. Look at the filters and at the target"
+            f"target {target.column} {held} in the training part: nothing to tell apart. Look at"
+            " the filters and at the target"
         )
     return given or tuple(sorted(seen))

@@ -1,8 +1,10 @@
-"""Sums of floating-point numbers that do not depend on the order: every engine and every number of partitions gets the same.
+"""Sums of floating-point numbers that do not depend on the order: every engine and every number of
+partitions gets the same.
 
-A float64 is a whole number of 53 bits times a power of two, so a sum of them, or of their squares, is a whole number times a
-power of two as well. It is kept as a Python integer in units of 2^-UNIT and rounded once, at the end: a spread is right even
-where it is tiny beside the mean (seconds since 1970, say).
+A float64 is a whole number of 53 bits times a power of two, so a sum of them, or of their squares,
+is a whole number times a power of two as well. It is kept as a Python integer in units of 2^-UNIT
+and rounded once, at the end: a spread is right even where it is tiny beside the mean (seconds since
+1970, say).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Whole = npt.NDArray[np.int64]
 
 
 def exact_sums(values: npt.NDArray[Any], times: npt.NDArray[Any]) -> tuple[int, int]:
-    """Of finite float64 numbers and of their squares, each counted so many times, in units of 2^-UNIT.
+    """Of finite float64 numbers and of their squares, each counted so many times, in units of
+    2^-UNIT.
 
     (a 2^27 + b)^2 = a^2 2^54 + 2 a b 2^27 + b^2, and every part of it is exact.
     """
@@ -32,7 +35,10 @@ def exact_sums(values: npt.NDArray[Any], times: npt.NDArray[Any]) -> tuple[int, 
         middle = len(values) // 2
         if not middle:
             raise ValueError(f"one value {int(times[0]):,} times")
-        parts = exact_sums(values[:middle], times[:middle]), exact_sums(values[middle:], times[middle:])
+        parts = (
+            exact_sums(values[:middle], times[:middle]),
+            exact_sums(values[middle:], times[middle:]),
+        )
         return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
     part, exponent = np.frexp(values.astype(np.float64, copy=False))
     whole, exponent = (part * 2.0**53).astype(np.int64), exponent.astype(np.int64) - 53
@@ -43,12 +49,16 @@ def exact_sums(values: npt.NDArray[Any], times: npt.NDArray[Any]) -> tuple[int, 
 
 
 def _by_place(whole: Whole, exponent: Whole, times: npt.NDArray[Any]) -> int:
-    """The sum of whole * 2^exponent: numbers of one exponent are added in two halves, none of which is ever rounded."""
+    """The sum of whole * 2^exponent: numbers of one exponent are added in two halves, none of which
+    is ever rounded.
+    """
     low = int(exponent.min())
     place = exponent - low
     high = np.bincount(place, weights=(whole >> HALF).astype(np.float64) * times)
     rest = np.bincount(place, weights=(whole & ((1 << HALF) - 1)).astype(np.float64) * times)
-    total = sum(((int(h) << HALF) + int(r)) << i for i, (h, r) in enumerate(zip(high, rest, strict=True)))
+    total = sum(
+        ((int(h) << HALF) + int(r)) << i for i, (h, r) in enumerate(zip(high, rest, strict=True))
+    )
     return total << (low + UNIT)
 
 

@@ -1,11 +1,13 @@
-"""The expressions of a recipe: Python's own syntax, a few functions, three kinds of value, one meaning in every engine.
+"""The expressions of a recipe: Python's own syntax, a few functions, three kinds of value, one
+meaning in every engine.
 
     arr_delay > 15
     known(dep_time) and origin in ("EWR", "JFK")
     hour + minute / 60
 
-A missing value makes a comparison or a sum missing; `and`, `or` and `not` follow three-valued logic, as SQL has it. Dividing by
-zero gives a missing value. Only operations whose result IEEE 754 fixes to the last bit are here, so that two engines agree.
+A missing value makes a comparison or a sum missing; `and`, `or` and `not` follow three-valued
+logic, as SQL has it. Dividing by zero gives a missing value. Only operations whose result IEEE 754
+fixes to the last bit are here, so that two engines agree.
 """
 
 from __future__ import annotations
@@ -28,9 +30,17 @@ BINARY = {
     ast.FloorDiv: "floor_divide",
     ast.Mod: "modulo",
 }
-COMPARE = {ast.Eq: "equal", ast.NotEq: "differs", ast.Lt: "less", ast.LtE: "at_most", ast.Gt: "greater", ast.GtE: "at_least"}
+COMPARE = {
+    ast.Eq: "equal",
+    ast.NotEq: "differs",
+    ast.Lt: "less",
+    ast.LtE: "at_most",
+    ast.Gt: "greater",
+    ast.GtE: "at_least",
+}
 
-# name: (kinds of the arguments, kind of the result); "any" is any kind, "same" the kind of the second argument
+# name: (kinds of the arguments, kind of the result); "any" is any kind, "same" the kind of the
+# second argument
 FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "missing": (("any",), "boolean"),
     "known": (("any",), "boolean"),
@@ -53,7 +63,9 @@ HELP = {
 }
 
 
-OVERLOADED: dict[str, Callable[..., Any]] = {  # what every engine's expressions do with Python's own operators
+OVERLOADED: dict[
+    str, Callable[..., Any]
+] = {  # what every engine's expressions do with Python's own operators
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
@@ -87,13 +99,17 @@ class Expression:
         try:
             tree = ast.parse(str(text).strip(), mode="eval").body
         except (SyntaxError, ValueError) as error:
-            raise BadRequest(f"{where}: {text!r} is no expression: {getattr(error, 'msg', error)}") from None
+            raise BadRequest(
+                f"{where}: {text!r} is no expression: {getattr(error, 'msg', error)}"
+            ) from None
         return cls(str(text), tree)
 
     @property
     def columns(self) -> frozenset[str]:
         functions = {id(n.func) for n in ast.walk(self.tree) if isinstance(n, ast.Call)}
-        return frozenset(n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and id(n) not in functions)
+        return frozenset(
+            n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and id(n) not in functions
+        )
 
     def kind(self, kinds: Mapping[str, Kind], where: str) -> Kind:
         """What it gives; refuses unknown columns and kinds that do not go together."""
@@ -122,12 +138,17 @@ class _Builder:
         for kind, how in _NODES.items():
             if isinstance(node, kind):
                 return how(self, node)
-        raise BadRequest(f"{self.where}: {ast.unparse(node)!r} is not something an expression can have")
+        raise BadRequest(
+            f"{self.where}: {ast.unparse(node)!r} is not something an expression can have"
+        )
 
     def _wanted(self, node: ast.expr, kind: str) -> Any:
         found, value = self.build(node)
         if kind not in ("any", found):
-            raise BadRequest(f"{self.where}: {ast.unparse(node)!r} is a {found}, not a {kind}{_hint(node, found, kind)}")
+            raise BadRequest(
+                f"{self.where}: {ast.unparse(node)!r} is a {found}, not a"
+                f" {kind}{_hint(node, found, kind)}"
+            )
         return value
 
     def _name(self, node: ast.Name) -> tuple[Kind, Any]:
@@ -157,7 +178,9 @@ class _Builder:
             return "boolean", self.operations.apply("not", self._wanted(node.operand, "boolean"))
         if isinstance(node.op, ast.USub):
             zero = self.operations.constant(0.0)
-            return "number", self.operations.apply("subtract", zero, self._wanted(node.operand, "number"))
+            return "number", self.operations.apply(
+                "subtract", zero, self._wanted(node.operand, "number")
+            )
         raise BadRequest(f"{self.where}: use - and not")
 
     def _logic(self, node: ast.BoolOp) -> tuple[Kind, Any]:
@@ -175,7 +198,9 @@ class _Builder:
             if isinstance(sign, (ast.In, ast.NotIn)):
                 if not isinstance(right, (ast.Tuple, ast.List)) or not right.elts:
                     raise BadRequest(f"{self.where}: after `in` comes a list: in ('a', 'b')")
-                each = [self.operations.apply("equal", value, self._wanted(e, kind)) for e in right.elts]
+                each = [
+                    self.operations.apply("equal", value, self._wanted(e, kind)) for e in right.elts
+                ]
                 one = each[0]
                 for other in each[1:]:
                     one = self.operations.apply("or", one, other)
@@ -185,7 +210,8 @@ class _Builder:
                 name = COMPARE.get(type(sign))
                 if name is None:
                     raise BadRequest(
-                        f"{self.where}: use ==, !=, <, <=, >, >=, in; missing(x) and known(x) for what is not there"
+                        f"{self.where}: use ==, !=, <, <=, >, >=, in; missing(x) and known(x) for"
+                        " what is not there"
                     )
                 one = self.operations.apply(name, value, self._wanted(right, kind))
             result = one if result is None else self.operations.apply("and", result, one)
@@ -194,13 +220,18 @@ class _Builder:
 
     def _call(self, node: ast.Call) -> tuple[Kind, Any]:
         if not isinstance(node.func, ast.Name) or node.keywords:
-            raise BadRequest(f"{self.where}: {ast.unparse(node)!r}: a function's name and its arguments")
+            raise BadRequest(
+                f"{self.where}: {ast.unparse(node)!r}: a function's name and its arguments"
+            )
         name = node.func.id
         if name not in FUNCTIONS:
             raise UnknownName(f"function in {self.where}:", name, FUNCTIONS)
         wanted, gives = FUNCTIONS[name]
         if len(node.args) != len(wanted):
-            raise BadRequest(f"{self.where}: {name} has {len(wanted)} argument(s), not {len(node.args)} ({HELP[name]})")
+            raise BadRequest(
+                f"{self.where}: {name} has {len(wanted)} argument(s), not {len(node.args)}"
+                f" ({HELP[name]})"
+            )
         values, second = [], gives
         for place, (argument, kind) in enumerate(zip(node.args, wanted, strict=True)):
             values.append(self._wanted(argument, second if kind == "same" else kind))

@@ -1,6 +1,8 @@
-"""A folder of images to packed shards, in parallel: decoded, resized and cut square once, and bytes from then on.
+"""A folder of images to packed shards, in parallel: decoded, resized and cut square once, and bytes
+from then on.
 
-Images larger than 64 pixels are stored an eighth larger than they will be used, so that training can cut at random.
+Images larger than 64 pixels are stored an eighth larger than they will be used, so that training
+can cut at random.
 """
 
 from __future__ import annotations
@@ -45,10 +47,14 @@ class Portion:
 def pack(portion: Portion, folder: Path, id: str, size: int) -> tuple[ShardInfo, list[str]]:
     """A shard of images, and the files that are none."""
     broken = []
-    with ShardWriter(folder, id, portion.part, portion.number, None, (3, size, size), ("uint8", "int64")) as writer:
+    with ShardWriter(
+        folder, id, portion.part, portion.number, None, (3, size, size), ("uint8", "int64")
+    ) as writer:
         for start in range(0, len(portion.files), AT_A_TIME):
             images, labels = [], []
-            for name, label in zip(portion.files[start : start + AT_A_TIME], portion.labels[start:], strict=False):
+            for name, label in zip(
+                portion.files[start : start + AT_A_TIME], portion.labels[start:], strict=False
+            ):
                 try:
                     images.append(decode(Path(name), size))
                     labels.append(label)
@@ -77,7 +83,11 @@ def prepare_images(
         engine = "spark" if master else "local"
         say(
             f"engine {engine}: "
-            + (f"there is a master, {master}" if master else "one machine's cores decode images as fast as it reads them")
+            + (
+                f"there is a master, {master}"
+                if master
+                else "one machine's cores decode images as fast as it reads them"
+            )
         )
     if engine == "local" and master:
         raise BadRequest(f"--master {master} is Spark's: leave it out, or use --engine spark")
@@ -86,10 +96,17 @@ def prepare_images(
     portions = _portions(listing, shards)
     began = time.perf_counter()
     where = (master or usual_master()) if engine == "spark" else ""
-    say(f"packing {len(listing.train[0]) + len(listing.test[0]):,} images of {len(listing.classes)} classes")
+    say(
+        f"packing {len(listing.train[0]) + len(listing.test[0]):,} images of {len(listing.classes)}"
+        " classes"
+    )
     with Preparation(out, force) as made:
         work = partial(pack, folder=made.folder, id=made.id, size=stored)
-        found = _by_spark(portions, work, where, say) if engine == "spark" else _here(portions, work, say)
+        found = (
+            _by_spark(portions, work, where, say)
+            if engine == "spark"
+            else _here(portions, work, say)
+        )
         broken = [name for _, names in found for name in names]
         manifest = Manifest(
             kind="images",
@@ -105,14 +122,20 @@ def prepare_images(
             machine={"host": socket.gethostname(), "python": platform.python_version()},
         )
         if not manifest.rows("train"):
-            raise DataCorrupt(f"{path}: none of its {len(broken):,} training images can be read, {broken[0]} for one")
+            raise DataCorrupt(
+                f"{path}: none of its {len(broken):,} training images can be read, {broken[0]}"
+                " for one"
+            )
         made.finish(manifest, as_text(manifest))
     return manifest
 
 
 def _portions(listing: Listing, shards: int) -> list[Portion]:
     portions = []
-    for part, (files, labels), count in (("train", listing.train, shards), ("test", listing.test, max(1, shards // 4))):
+    for part, (files, labels), count in (
+        ("train", listing.train, shards),
+        ("test", listing.test, max(1, shards // 4)),
+    ):
         for number in range(count if files else 0):
             own = [str(f) for f in files[number::count]]
             portions.append(Portion(part, number, tuple(own), tuple(labels[number::count])))
@@ -132,15 +155,30 @@ def _here(
 
 
 def _by_spark(
-    portions: list[Portion], work: Callable[[Portion], tuple[ShardInfo, list[str]]], master: str, say: Say
+    portions: list[Portion],
+    work: Callable[[Portion], tuple[ShardInfo, list[str]]],
+    master: str,
+    say: Say,
 ) -> list[tuple[ShardInfo, list[str]]]:
     def packed(portion: Portion) -> tuple[dict[str, object], list[str]]:
         info, broken = work(portion)
         return asdict(info), broken
 
-    with Session(master, "paceline prepare images") as session, as_sentence(session), _telling(session.progress, say):
-        found = session.spark.sparkContext.parallelize(portions, len(portions)).map(packed).collect()
-    return [(ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}), names) for s, names in found]
+    with (
+        Session(master, "paceline prepare images") as session,
+        as_sentence(session),
+        _telling(session.progress, say),
+    ):
+        found = (
+            session.spark.sparkContext.parallelize(portions, len(portions)).map(packed).collect()
+        )
+    return [
+        (
+            ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}),
+            names,
+        )
+        for s, names in found
+    ]
 
 
 @contextmanager
@@ -175,9 +213,16 @@ def _report(listing: Listing, broken: list[str]) -> dict[str, object]:
         "broken_lines": 0,
         "broken_lines_of_joined_tables": 0,
         "bad_numbers": 0,
-        "dropped": [{"why": f"not an image that can be read ({Path(broken[0]).name}, ...)", "rows": len(broken)}]
-        if broken
-        else [],
+        "dropped": (
+            [
+                {
+                    "why": f"not an image that can be read ({Path(broken[0]).name}, ...)",
+                    "rows": len(broken),
+                }
+            ]
+            if broken
+            else []
+        ),
         "rows_kept": images - len(broken),
         "missing": {},
         "classes": classes,

@@ -1,8 +1,10 @@
-"""A number of 64 bits for every row, from what is in it: it decides the row's side of the split, its shard and its place there.
+"""A number of 64 bits for every row, from what is in it: it decides the row's side of the split,
+its shard and its place there.
 
-It follows from the content of the columns as they were read, so it is the same in every engine, on every machine and in a task
-that Spark runs again; copies of a row stay together. Text is hashed as a polynomial in its bytes, modulo 2^64, for all rows at
-once; every column's result is stirred (splitmix64) before it is added.
+It follows from the content of the columns as they were read, so it is the same in every engine, on
+every machine and in a task that Spark runs again; copies of a row stay together. Text is hashed as
+a polynomial in its bytes, modulo 2^64, for all rows at once; every column's result is stirred
+(splitmix64) before it is added.
 """
 
 from __future__ import annotations

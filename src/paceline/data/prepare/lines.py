@@ -1,8 +1,10 @@
-"""Lines of a CSV file to columns of text, the same way in every engine: a record is one line, whatever its quotes say.
+"""Lines of a CSV file to columns of text, the same way in every engine: a record is one line,
+whatever its quotes say.
 
-A line is broken when it has not as many fields as there are columns. A quote counts at the beginning of a field only, and is
-doubled inside. One that is never closed would swallow the lines after it: where lines go missing the piece is cut in two and
-parsed again, down to the line that is to blame. Bytes that are no UTF-8 are replaced.
+A line is broken when it has not as many fields as there are columns. A quote counts at the
+beginning of a field only, and is doubled inside. One that is never closed would swallow the lines
+after it: where lines go missing the piece is cut in two and parsed again, down to the line that is
+to blame. Bytes that are no UTF-8 are replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ class Lines:
             return quick
         comment = self.source.comment.encode()
         lines = [line.removesuffix(b"\r") for line in content.split(b"\n")]
-        kept = [x for x in lines if x.strip() and x != self.head and not (comment and x.startswith(comment))]
+        kept = [
+            x
+            for x in lines
+            if x.strip() and x != self.head and not (comment and x.startswith(comment))
+        ]
         try:
             b"".join(kept).decode()
         except UnicodeDecodeError:
@@ -57,7 +63,12 @@ class Lines:
         body = body.removeprefix(self.head + b"\n") if self.head else body
         if not body.endswith(b"\n"):
             body += b"\n"
-        odd = b"\r" in body or BLANK.search(body) or self.source.comment or (self.head and self.head in body)
+        odd = (
+            b"\r" in body
+            or BLANK.search(body)
+            or self.source.comment
+            or (self.head and self.head in body)
+        )
         return None if odd else self._table(body, body.count(b"\n"))
 
     def _by_halves(self, lines: list[bytes]) -> tuple[list[Any], int]:
@@ -87,9 +98,13 @@ class Lines:
         try:
             table = pacsv.read_csv(
                 pa.BufferReader(text),
-                read_options=pacsv.ReadOptions(column_names=self.names, use_threads=False, block_size=len(text) + 1),
+                read_options=pacsv.ReadOptions(
+                    column_names=self.names, use_threads=False, block_size=len(text) + 1
+                ),
                 parse_options=pacsv.ParseOptions(
-                    delimiter=self.source.delimiter, invalid_row_handler=refuse, ignore_empty_lines=False
+                    delimiter=self.source.delimiter,
+                    invalid_row_handler=refuse,
+                    ignore_empty_lines=False,
                 ),
                 convert_options=pacsv.ConvertOptions(
                     column_types=dict.fromkeys(self.wanted, TEXT),

@@ -1,4 +1,6 @@
-"""Where a row goes: which side of the split, which shard, which place in it. All of it follows from the row's own key."""
+"""Where a row goes: which side of the split, which shard, which place in it. All of it follows from
+the row's own key.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Placing:
         if not 1 <= shards <= 99_999:
             raise BadRequest(f"shards={shards}: 1 to 99,999")
         share = recipe.split.test or 0.2
-        from paceline.common.seeding import derive  # brings torch along, which executors can do without
+        from paceline.common.seeding import (
+            derive,
+        )  # brings torch along, which executors can do without
 
         seeds = (derive(recipe.split.seed, what) for what in ("rows", "split", "shard"))
         return cls(recipe, shards, max(1, round(shards * share)), *seeds)
@@ -55,7 +59,9 @@ class Placing:
 
     def part(self, shard: int) -> tuple[str, int]:
         """A shard's part and its number there."""
-        return ("train", shard) if shard < self.train_shards else ("test", shard - self.train_shards)
+        return (
+            ("train", shard) if shard < self.train_shards else ("test", shard - self.train_shards)
+        )
 
     def keys(self, batch: Any, used: list[str], file_part: int) -> list[Any]:
         """The columns of KEYS_SCHEMA for a batch of rows as they were read."""
@@ -64,36 +70,63 @@ class Placing:
         if self.recipe.source.test:
             parts = np.full(len(keys), file_part, dtype=np.int32)
         else:
-            groups = row_keys([batch.column(n) for n in split.by], self.row_seed) if split.by else keys
+            groups = (
+                row_keys([batch.column(n) for n in split.by], self.row_seed) if split.by else keys
+            )
             side = stirred(groups ^ np.uint64(self.split_seed))
             parts = (side < np.uint64(int(split.test * 2.0**63) * 2)).astype(np.int32)
         spread = stirred(keys ^ np.uint64(self.shard_seed))
         in_train = (spread % np.uint64(self.train_shards)).astype(np.int32)
-        in_test = (spread % np.uint64(self.test_shards)).astype(np.int32) + np.int32(self.train_shards)
-        return [pa.array(keys.view(np.int64)), pa.array(parts), pa.array(in_train), pa.array(in_test)]
+        in_test = (spread % np.uint64(self.test_shards)).astype(np.int32) + np.int32(
+            self.train_shards
+        )
+        return [
+            pa.array(keys.view(np.int64)),
+            pa.array(parts),
+            pa.array(in_train),
+            pa.array(in_test),
+        ]
 
     def reasons(self) -> list[str]:
         """Why a row may be dropped: WHY's values from 2 on, in the order of `_conditions`."""
-        partners = [f"nothing in {j.source.path} for its {', '.join(j.on)}" for j in self.recipe.joins if j.how == "inner"]
-        return [*partners, *(f"not {f.text}" for f in self.recipe.filters), *(f"{name} is missing" for name in self._needed())]
+        partners = [
+            f"nothing in {j.source.path} for its {', '.join(j.on)}"
+            for j in self.recipe.joins
+            if j.how == "inner"
+        ]
+        return [
+            *partners,
+            *(f"not {f.text}" for f in self.recipe.filters),
+            *(f"{name} is missing" for name in self._needed()),
+        ]
 
     def _needed(self) -> list[str]:
         """The columns without whose value a row is of no use."""
         groups: list[Numeric | Categorical] = [*self.recipe.numeric, *self.recipe.categorical]
-        return [self.recipe.target.column, *(name for group in groups if group.missing == "drop" for name in group.columns)]
+        return [
+            self.recipe.target.column,
+            *(name for group in groups if group.missing == "drop" for name in group.columns),
+        ]
 
     def _conditions(self, operations: Operations, columns: Columns) -> list[Any]:
-        """What must hold for a row to stay, as an engine's expressions; one that is missing does not hold."""
+        """What must hold for a row to stay, as an engine's expressions; one that is missing does
+        not hold.
+        """
         known = [marker(i) for i, join in enumerate(self.recipe.joins) if join.how == "inner"]
         filters = [f.build(operations, columns.kinds) for f in self.recipe.filters]
-        exists, needed = ([operations.apply("known", operations.column(n)) for n in names] for names in (known, self._needed()))
+        exists, needed = (
+            [operations.apply("known", operations.column(n)) for n in names]
+            for names in (known, self._needed())
+        )
         return [*exists, *filters, *needed]
 
     def why(self, operations: Operations, columns: Columns, broken: Any) -> Any:
         """The value of WHY as an engine's expression."""
         apply, constant = operations.apply, operations.constant
         found = constant(float(KEPT))
-        for number, condition in reversed(list(enumerate(self._conditions(operations, columns), start=2))):
+        for number, condition in reversed(
+            list(enumerate(self._conditions(operations, columns), start=2))
+        ):
             found = apply("when", apply("surely", condition), found, constant(float(number)))
         return found if broken is None else apply("when", broken, constant(float(BROKEN)), found)
 
@@ -101,8 +134,16 @@ class Placing:
 class Writing:
     """Encoded rows into shard files, as they come sorted by shard: one file is open at a time."""
 
-    def __init__(self, placing: Placing, encoder: Any, rows: dict[int, int], folder: Path, id: str) -> None:
-        self.placing, self.encoder, self.rows, self.folder, self.id = placing, encoder, rows, folder, id
+    def __init__(
+        self, placing: Placing, encoder: Any, rows: dict[int, int], folder: Path, id: str
+    ) -> None:
+        self.placing, self.encoder, self.rows, self.folder, self.id = (
+            placing,
+            encoder,
+            rows,
+            folder,
+            id,
+        )
 
     def __call__(self, batches: Any) -> Any:
         """What was written, shard by shard."""

@@ -1,4 +1,5 @@
-"""What is to be made of a table: sources, joins, filters, derived columns, features, target, split. One TOML file.
+"""What is to be made of a table: sources, joins, filters, derived columns, features, target, split.
+One TOML file.
 
 Everything that can be wrong with it is found here, before an engine starts.
 """
@@ -55,7 +56,8 @@ class Numeric:
     columns: tuple[str, ...]
     transform: str = "none"  # none, log1p, cyclic (a sine and a cosine; needs `period`)
     period: float = 0.0
-    scale: str = "standard"  # by the training part's mean and spread; or none; `middle` and `spread` fix them
+    # by the training part's mean and spread; or none; `middle` and `spread` fix them
+    scale: str = "standard"
     middle: float | None = None
     spread: float | None = None
     missing: Literal["mean", "zero", "drop"] = "mean"
@@ -77,7 +79,9 @@ class Categorical:
 class Target:
     column: str
     kind: Literal["class", "number"] = "class"
-    classes: tuple[str, ...] = ()  # given, in this order; otherwise those of the training part, sorted
+    classes: tuple[
+        str, ...
+    ] = ()  # given, in this order; otherwise those of the training part, sorted
 
 
 @dataclass(frozen=True)
@@ -114,16 +118,32 @@ class Recipe:
         known = builtin()
         if name not in known:
             raise UnknownName(
-                "table to prepare", name, known, "Your own goes into --recipe FILE; images into imagefolder:PATH."
+                "table to prepare",
+                name,
+                known,
+                "Your own goes into --recipe FILE; images into imagefolder:PATH.",
             )
         content = read_toml(BUILTIN / f"{name}.toml")
-        files = [content["source"]["path"], *([content["source"]["test"]] if "test" in content["source"] else [])]
+        files = [
+            content["source"]["path"],
+            *([content["source"]["test"]] if "test" in content["source"] else []),
+        ]
         files += [j["path"] for j in content.get("join", [])]
         return cls.make(content, name, find(name, data_dir, (name,), files), f"recipe {name}")
 
     @classmethod
     def make(cls, content: Mapping[str, Any], name: str, folder: Path, where: str) -> Recipe:
-        allowed = {"name", "source", "join", "derive", "filter", "numeric", "categorical", "target", "split"}
+        allowed = {
+            "name",
+            "source",
+            "join",
+            "derive",
+            "filter",
+            "numeric",
+            "categorical",
+            "target",
+            "split",
+        }
         for key in content:
             if key not in allowed:
                 raise UnknownName(f"part of {where}:", key, allowed)
@@ -133,7 +153,9 @@ class Recipe:
         joins = []
         for i, each in enumerate(_tables(content.get("join", []), f"{where}, join")):
             own = {f.name for f in fields(Source)} - {"test"}
-            source = _made(Source, {k: v for k, v in each.items() if k in own}, f"{where}, join {i + 1}")
+            source = _made(
+                Source, {k: v for k, v in each.items() if k in own}, f"{where}, join {i + 1}"
+            )
             rest = {k: v for k, v in each.items() if k not in own}
             joins.append(_made(Join, {"source": source, **rest}, f"{where}, join {i + 1}"))
         derive = content.get("derive", {})
@@ -148,9 +170,18 @@ class Recipe:
             _made(Source, content["source"], f"{where}, source"),
             tuple(joins),
             tuple((str(k), Expression.parse(v, f"{where}, derive {k}")) for k, v in derive.items()),
-            tuple(Expression.parse(f, f"{where}, filter") for f in ([filters] if isinstance(filters, str) else filters)),
-            tuple(_made(Numeric, n, f"{where}, numeric") for n in _tables(content.get("numeric", []), f"{where}, numeric")),
-            tuple(_made(Categorical, c, f"{where}, categorical") for c in _tables(content.get("categorical", []), where)),
+            tuple(
+                Expression.parse(f, f"{where}, filter")
+                for f in ([filters] if isinstance(filters, str) else filters)
+            ),
+            tuple(
+                _made(Numeric, n, f"{where}, numeric")
+                for n in _tables(content.get("numeric", []), f"{where}, numeric")
+            ),
+            tuple(
+                _made(Categorical, c, f"{where}, categorical")
+                for c in _tables(content.get("categorical", []), where)
+            ),
             _made(Target, content["target"], f"{where}, target"),
             _made(Split, content.get("split", {}), f"{where}, split"),
         )
@@ -159,33 +190,55 @@ class Recipe:
 
     def check(self, where: str) -> None:
         if not self.numeric and not self.categorical:
-            raise BadRequest(f"{where} has no [[numeric]] and no [[categorical]] columns: nothing to learn from")
+            raise BadRequest(
+                f"{where} has no [[numeric]] and no [[categorical]] columns: nothing to learn from"
+            )
         if not 0.0 <= self.split.test < 1.0:
-            raise BadRequest(f"{where}: split.test={self.split.test}: the test part's share, 0 or more and less than 1")
+            raise BadRequest(
+                f"{where}: split.test={self.split.test}: the test part's share, 0 or more and less"
+                " than 1"
+            )
         if self.split.by and (self.source.test or self.split.where):
             raise BadRequest(
-                f"{where}: split.by chooses by a hash; with split.where or source.test it would have no say: leave it out"
+                f"{where}: split.by chooses by a hash; with split.where or source.test it would"
+                " have no say: leave it out"
             )
         if self.source.test and self.split.where:
-            raise BadRequest(f"{where}: the test part is a file of its own (source.test) or split.where, not both")
+            raise BadRequest(
+                f"{where}: the test part is a file of its own (source.test) or split.where, not"
+                " both"
+            )
         for group in self.numeric:
             if group.transform not in TRANSFORMS:
                 raise UnknownName(f"transform in {where}:", group.transform, TRANSFORMS)
             if (group.transform == "cyclic") != (group.period > 0):
-                raise BadRequest(f"{where}: transform=cyclic and a period above 0 go together ({', '.join(group.columns)})")
+                raise BadRequest(
+                    f"{where}: transform=cyclic and a period above 0 go together"
+                    f" ({', '.join(group.columns)})"
+                )
             if group.scale not in ("standard", "none"):
                 raise UnknownName(f"scale in {where}:", group.scale, ("standard", "none"))
-            if (group.middle is None) != (group.spread is None) or (group.spread is not None and group.spread <= 0):
-                raise BadRequest(f"{where}: give middle and spread (above 0) together ({', '.join(group.columns)})")
+            if (group.middle is None) != (group.spread is None) or (
+                group.spread is not None and group.spread <= 0
+            ):
+                raise BadRequest(
+                    f"{where}: give middle and spread (above 0) together"
+                    f" ({', '.join(group.columns)})"
+                )
         for words in self.categorical:
             if words.most < 1:
                 raise BadRequest(f"{where}: most={words.most}: 1 or more")
         for source in (self.source, *(j.source for j in self.joins)):
             if len(source.delimiter) != 1 or len(source.comment) > 1 or len(source.strip_end) > 1:
-                raise BadRequest(f"{where}: delimiter, comment and strip_end are one character each")
+                raise BadRequest(
+                    f"{where}: delimiter, comment and strip_end are one character each"
+                )
         for join in self.joins:
             if not join.on or not join.take:
-                raise BadRequest(f"{where}: a join needs `on` (the columns that must agree) and `take` (those that come along)")
+                raise BadRequest(
+                    f"{where}: a join needs `on` (the columns that must agree) and `take` (those"
+                    " that come along)"
+                )
         seen: set[str] = set()
         for column in self.features():
             if column in seen:
@@ -202,7 +255,11 @@ class Recipe:
 
     def files(self) -> list[Path]:
         """All that it reads."""
-        names = [self.source.path, *([self.source.test] if self.source.test else []), *(j.source.path for j in self.joins)]
+        names = [
+            self.source.path,
+            *([self.source.test] if self.source.test else []),
+            *(j.source.path for j in self.joins),
+        ]
         return [self.path(n) for n in names]
 
     def path(self, name: str) -> Path:
@@ -228,13 +285,17 @@ class Columns:
                 if name not in there:
                     raise UnknownName(f"column to join on in {join.source.path}:", name, there)
                 if kinds[name] != there[name]:
-                    raise BadRequest(f"join on {name}: a {kinds[name]} here, a {there[name]} in {join.source.path}")
+                    raise BadRequest(
+                        f"join on {name}: a {kinds[name]} here, a {there[name]} in"
+                        f" {join.source.path}"
+                    )
             for name in join.take:
                 if name not in there:
                     raise UnknownName(f"column in {join.source.path}:", name, there)
                 if join.prefix + name in kinds:
                     raise BadRequest(
-                        f"join with {join.source.path}: there is a column {join.prefix + name!r} already: use prefix"
+                        f"join with {join.source.path}: there is a column {join.prefix + name!r}"
+                        " already: use prefix"
                     )
                 kinds[join.prefix + name] = there[name]
             self.joined.append(there)
@@ -246,7 +307,9 @@ class Columns:
         for i, expression in enumerate(recipe.filters):
             if expression.kind(kinds, f"filter {i + 1}") != "boolean":
                 raise BadRequest(f"filter {expression.text!r} is not a condition")
-        self.where = Expression.parse(recipe.split.where, "split.where") if recipe.split.where else None
+        self.where = (
+            Expression.parse(recipe.split.where, "split.where") if recipe.split.where else None
+        )
         if self.where is not None and self.where.kind(kinds, "split.where") != "boolean":
             raise BadRequest(f"split.where {recipe.split.where!r} is not a condition")
         for name in recipe.split.by:
@@ -254,13 +317,19 @@ class Columns:
                 raise UnknownName(f"column in {recipe.source.path} to split by:", name, self.main)
         own = next((n for n in kinds if n.startswith("__")), None)
         if own is not None:
-            raise BadRequest(f"column {own!r}: names that begin with two underscores are Paceline's own")
+            raise BadRequest(
+                f"column {own!r}: names that begin with two underscores are Paceline's own"
+            )
         self.kinds = kinds
         for group in recipe.numeric:
             self._want(group.columns, ("number", "boolean"), "numeric")
         for group in recipe.categorical:  # type: ignore[assignment]
             self._want(group.columns, ("text", "number"), "categorical")
-        wanted: tuple[Kind, ...] = ("number", "boolean") if recipe.target.kind == "number" else ("number", "boolean", "text")
+        wanted: tuple[Kind, ...] = (
+            ("number", "boolean")
+            if recipe.target.kind == "number"
+            else ("number", "boolean", "text")
+        )
         self._want((recipe.target.column,), wanted, "target")
 
     def _want(self, names: tuple[str, ...], allowed: tuple[Kind, ...], what: str) -> None:
@@ -268,15 +337,28 @@ class Columns:
             if name not in self.kinds:
                 raise UnknownName(f"{what} column", name, self.kinds)
             if self.kinds[name] not in allowed:
-                hint = " (a CSV's columns are text: add it to its `numbers`)" if self.kinds[name] == "text" else ""
-                raise BadRequest(f"{what} column {name!r} is {self.kinds[name]}, not {' or '.join(allowed)}{hint}")
+                hint = (
+                    " (a CSV's columns are text: add it to its `numbers`)"
+                    if self.kinds[name] == "text"
+                    else ""
+                )
+                raise BadRequest(
+                    f"{what} column {name!r} is {self.kinds[name]}, not"
+                    f" {' or '.join(allowed)}{hint}"
+                )
 
     def used(self) -> list[str]:
         """Columns of the main table that something depends on: a row's identity."""
-        wanted = set(self.recipe.features()) | {self.recipe.target.column} | set(self.recipe.split.by)
+        wanted = (
+            set(self.recipe.features()) | {self.recipe.target.column} | set(self.recipe.split.by)
+        )
         for join in self.recipe.joins:
             wanted |= set(join.on)
-        for expression in (*(e for _, e in self.recipe.derive), *self.recipe.filters, *([self.where] if self.where else [])):
+        for expression in (
+            *(e for _, e in self.recipe.derive),
+            *self.recipe.filters,
+            *([self.where] if self.where else []),
+        ):
             wanted |= expression.columns
         return [name for name in self.main if name in wanted]
 
@@ -297,7 +379,9 @@ def header_line(path: Path, source: Source) -> bytes:
         with path.open("rb") as file:
             for line in file:
                 text = line.rstrip(b"\r\n")
-                if text.strip() and not (source.comment and text.startswith(source.comment.encode())):
+                if text.strip() and not (
+                    source.comment and text.startswith(source.comment.encode())
+                ):
                     return text
     except OSError as error:
         raise DataCorrupt(f"{path} cannot be read: {error.strerror}") from None
@@ -328,9 +412,18 @@ def parquet_kinds(path: Path) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        if (
+            pa.types.is_boolean(kind)
+            or pa.types.is_integer(kind)
+            or pa.types.is_floating(kind)
+            or pa.types.is_decimal(kind)
+        ):
             kinds[field.name] = "number"
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        elif (
+            pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_string_view(kind)
+        ):
             kinds[field.name] = "text"
         else:
             kinds[field.name] = "something else"
@@ -370,7 +463,9 @@ def _value(value: Any, kind: str, where: str) -> Any:
             raise BadRequest(f"{where}={value!r}: a list of names")
         return tuple(values)
     if kind.startswith("Literal"):
-        choices = [c.strip("\"' ") for c in kind.removeprefix("Literal[").removesuffix("]").split(",")]
+        choices = [
+            c.strip("\"' ") for c in kind.removeprefix("Literal[").removesuffix("]").split(",")
+        ]
         if value not in choices:
             raise UnknownName(where, str(value), choices)
         return value
@@ -381,6 +476,8 @@ def _value(value: Any, kind: str, where: str) -> Any:
         "float": (int, float),
         "float | None": (int, float),
     }
-    if kind in wanted and (not isinstance(value, wanted[kind]) or (isinstance(value, bool) and kind != "bool")):
+    if kind in wanted and (
+        not isinstance(value, wanted[kind]) or (isinstance(value, bool) and kind != "bool")
+    ):
         raise BadRequest(f"{where}={value!r} is not of kind {kind}")
     return float(value) if "float" in kind else value

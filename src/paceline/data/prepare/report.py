@@ -16,11 +16,18 @@ def report(counts: Counts, placing: Placing, encoder: Encoder) -> dict[str, Any]
     from paceline.data.prepare.counts import BROKEN, KEPT, TEST, TRAIN
     from paceline.data.prepare.encode import shown
 
-    dropped = [{"why": why, "rows": counts.why[i]} for i, why in enumerate(placing.reasons(), start=2) if counts.why[i]]
+    dropped = [
+        {"why": why, "rows": counts.why[i]}
+        for i, why in enumerate(placing.reasons(), start=2)
+        if counts.why[i]
+    ]
     kept = counts.why[KEPT]
     classes = {}
     if encoder.classes is not None:
-        classes = {shown(c): {"train": counts.targets[TRAIN][c], "test": counts.targets[TEST][c]} for c in encoder.classes}
+        classes = {
+            shown(c): {"train": counts.targets[TRAIN][c], "test": counts.targets[TEST][c]}
+            for c in encoder.classes
+        }
     return {
         "rows_in": counts.rows,
         "broken_lines": counts.why[BROKEN],
@@ -37,7 +44,13 @@ def report(counts: Counts, placing: Placing, encoder: Encoder) -> dict[str, Any]
 def as_text(manifest: Manifest) -> str:
     """The short data report."""
     found, rows = manifest.report, {part: manifest.rows(part) for part in ("train", "test")}
-    lines = [f"# {manifest.name}, prepared by {manifest.engine}{' at ' + manifest.master if manifest.master else ''}", ""]
+    lines = [
+        (
+            f"# {manifest.name}, prepared by"
+            f" {manifest.engine}{' at ' + manifest.master if manifest.master else ''}"
+        ),
+        "",
+    ]
     lines += ["| rows | |", "|---|--:|", f"| in | {found['rows_in']:,} |"]
     if found["broken_lines"]:
         lines.append(f"| broken lines, left out | {found['broken_lines']:,} |")
@@ -46,25 +59,39 @@ def as_text(manifest: Manifest) -> str:
     if found["classes"]:
         lines += ["| class | train | | test | |", "|---|--:|--:|--:|--:|"]
         for name, n in found["classes"].items():
-            shares = [f"{n[part]:,} | {n[part] / max(1, rows[part]):.1%}" for part in ("train", "test")]
+            shares = [
+                f"{n[part]:,} | {n[part] / max(1, rows[part]):.1%}" for part in ("train", "test")
+            ]
             lines.append(f"| {name} | {shares[0]} | {shares[1]} |")
         lines.append("")
     width = manifest.inputs["shape"]
     if manifest.columns:
-        lines.append(f"{len(manifest.columns)} columns become {width[0]} numbers per row; {_sizes(manifest)}")
+        lines.append(
+            f"{len(manifest.columns)} columns become {width[0]} numbers per row; {_sizes(manifest)}"
+        )
     else:
         lines.append(f"Images of {' x '.join(map(str, width))} bytes; {_sizes(manifest)}")
     if found["missing"]:
         kept = max(1, found["rows_kept"])
         most = sorted(found["missing"].items(), key=lambda item: -item[1])[:8]
-        lines.append("Missing values: " + ", ".join(f"{name} {n / kept:.1%}" for name, n in most) + ".")
+        lines.append(
+            "Missing values: " + ", ".join(f"{name} {n / kept:.1%}" for name, n in most) + "."
+        )
     if found["bad_numbers"]:
-        lines.append(f"{found['bad_numbers']:,} values that should be numbers are none; they count as missing.")
+        lines.append(
+            f"{found['bad_numbers']:,} values that should be numbers are none; they count as"
+            " missing."
+        )
     if found["broken_lines_of_joined_tables"]:
-        lines.append(f"{found['broken_lines_of_joined_tables']:,} broken lines in the joined tables were left out.")
+        lines.append(
+            f"{found['broken_lines_of_joined_tables']:,} broken lines in the joined tables were"
+            " left out."
+        )
     if found["constant_columns"]:
         lines.append(f"Columns that say nothing: {', '.join(found['constant_columns'])}.")
-    lines.append("Seconds: " + ", ".join(f"{stage} {s:.2f}" for stage, s in manifest.seconds.items()) + ".")
+    lines.append(
+        "Seconds: " + ", ".join(f"{stage} {s:.2f}" for stage, s in manifest.seconds.items()) + "."
+    )
     return "\n".join(lines) + "\n"
 
 

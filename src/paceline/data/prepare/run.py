@@ -56,19 +56,32 @@ def prepare(
     persist: bool = True,
     say: Say = lambda _: None,
 ) -> Manifest:
-    """Shards and their manifest in `out`. Nothing can be read there before everything is in place."""
+    """Shards and their manifest in `out`. Nothing can be read there before everything is
+    in place.
+    """
     seconds: dict[str, float] = {}
     columns, placing = Columns(recipe), Placing.of(recipe, shards)
     chosen = choose(engine, master, recipe, say)
     with Preparation(out, force) as made:
-        with _timed("start", seconds, say, f"starting {chosen.name}{' at ' + chosen.master if chosen.master else ''}"):
+        with _timed(
+            "start",
+            seconds,
+            say,
+            f"starting {chosen.name}{' at ' + chosen.master if chosen.master else ''}",
+        ):
             chosen.__enter__()
         try:
             progress = chosen.progress
             with _timed("read", seconds, say, "reading, joining and filtering", progress):
                 rows = chosen.rows(recipe, columns, placing, persist)
             try:
-                with _timed("count", seconds, say, "counting: statistics and vocabulary of the training part", progress):
+                with _timed(
+                    "count",
+                    seconds,
+                    say,
+                    "counting: statistics and vocabulary of the training part",
+                    progress,
+                ):
                     counts = rows.count()
                 encoder = _encoder(recipe, counts, columns)
                 writing = Writing(placing, encoder, dict(counts.shards), made.folder, made.id)
@@ -119,11 +132,18 @@ def choose(engine: str, master: str, recipe: Recipe, say: Say) -> Engine:
     if engine == "auto":
         engine, why = _better(master, recipe)
         say(f"engine {engine}: {why}")
-    return with_polars.PolarsEngine() if engine == "polars" else with_spark.SparkEngine(master or usual_master())
+    return (
+        with_polars.PolarsEngine()
+        if engine == "polars"
+        else with_spark.SparkEngine(master or usual_master())
+    )
 
 
 def _better(master: str, recipe: Recipe) -> tuple[str, str]:
-    size = sum(f.stat().st_size if f.is_file() else sum(p.stat().st_size for p in f.rglob("*")) for f in recipe.files())
+    size = sum(
+        f.stat().st_size if f.is_file() else sum(p.stat().st_size for p in f.rglob("*"))
+        for f in recipe.files()
+    )
     there = psutil.virtual_memory().available
     held = f"{size / 1e6:,.0f} MB of source files"
     if master:
@@ -133,18 +153,39 @@ def _better(master: str, recipe: Recipe) -> tuple[str, str]:
     if size * GROWS <= there:
         return (
             "polars",
-            f"{held} fit into the {there / 1e9:.0f} GB of free memory, where Spark takes longer to start than the work does",
+            (
+                f"{held} fit into the {there / 1e9:.0f} GB of free memory, where Spark takes longer"
+                " to start than the work does"
+            ),
         )
     if with_spark.missing() is not None:
-        return "polars", f"{held} may be more than {there / 1e9:.0f} GB of free memory holds, but pyspark is not installed"
-    return "spark", f"{held} are too much for the {there / 1e9:.0f} GB of free memory (text takes {GROWS} times as much there)"
+        return (
+            "polars",
+            (
+                f"{held} may be more than {there / 1e9:.0f} GB of free memory holds, but pyspark is"
+                " not installed"
+            ),
+        )
+    return (
+        "spark",
+        (
+            f"{held} are too much for the {there / 1e9:.0f} GB of free memory (text takes {GROWS}"
+            " times as much there)"
+        ),
+    )
 
 
 def _encoder(recipe: Recipe, counts: Counts, columns: Columns) -> Encoder:
     if not counts.why[KEPT]:
-        raise BadRequest(f"recipe {recipe.name}: no row is left of {counts.rows:,}: look at its filters and at missing values")
+        raise BadRequest(
+            f"recipe {recipe.name}: no row is left of {counts.rows:,}: look at its filters and at"
+            " missing values"
+        )
     if not counts.parts[TRAIN]:
-        raise BadRequest(f"recipe {recipe.name}: all {counts.parts[TEST]:,} rows are in the test part: look at [split]")
+        raise BadRequest(
+            f"recipe {recipe.name}: all {counts.parts[TEST]:,} rows are in the test part: look at"
+            " [split]"
+        )
     return Encoder(recipe, counts, columns.kinds)
 
 
@@ -162,7 +203,11 @@ def _whole(infos: list[ShardInfo], counts: Counts, writing: Writing) -> list[Sha
 
 @contextmanager
 def _timed(
-    stage: str, seconds: dict[str, float], say: Say, text: str, progress: Callable[[], str] = lambda: ""
+    stage: str,
+    seconds: dict[str, float],
+    say: Say,
+    text: str,
+    progress: Callable[[], str] = lambda: "",
 ) -> Iterator[None]:
     say(text)
     began, over = time.perf_counter(), threading.Event()

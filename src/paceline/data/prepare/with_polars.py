@@ -1,4 +1,6 @@
-"""The engine for one machine: PyArrow reads (and counts broken lines), Polars joins, derives and filters, on all cores."""
+"""The engine for one machine: PyArrow reads (and counts broken lines), Polars joins, derives and
+filters, on all cores.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ BATCH_ROWS = 1 << 16
 
 
 def missing() -> str | None:
-    return None if find_spec("polars") else "engine polars needs Polars: pip install 'paceline[data]'"
+    return (
+        None if find_spec("polars") else "engine polars needs Polars: pip install 'paceline[data]'"
+    )
 
 
 class PolarsEngine:
@@ -79,11 +83,20 @@ class PolarsRows:
             main = main.with_columns(expression.build(operations, columns.kinds).alias(name))
         if columns.where is not None:
             held = columns.where.build(operations, columns.kinds)
-            main = main.with_columns(pl.when(held).then(TEST).otherwise(TRAIN).cast(pl.Int32).alias(PART))
+            main = main.with_columns(
+                pl.when(held).then(TEST).otherwise(TRAIN).cast(pl.Int32).alias(PART)
+            )
         shard = pl.when(pl.col(PART) == TRAIN).then(pl.col(IN_TRAIN)).otherwise(pl.col(IN_TEST))
-        features = [_plain(name, columns.kinds[name]) for name in (*recipe.features(), recipe.target.column)]
+        features = [
+            _plain(name, columns.kinds[name]) for name in (*recipe.features(), recipe.target.column)
+        ]
         main = main.select(
-            *features, KEY, PART, shard.alias(SHARD), placing.why(operations, columns, None).cast(pl.Int32).alias(WHY), BAD
+            *features,
+            KEY,
+            PART,
+            shard.alias(SHARD),
+            placing.why(operations, columns, None).cast(pl.Int32).alias(WHY),
+            BAD,
         )
         try:
             self.table = main.collect().to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -125,7 +138,10 @@ class PolarsRows:
             return list(pool.map(do, items))
 
     def _slices(self, table: Any) -> list[Any]:
-        return [table.slice(start, BATCH_ROWS * 4) for start in range(0, max(1, table.num_rows), BATCH_ROWS * 4)]
+        return [
+            table.slice(start, BATCH_ROWS * 4)
+            for start in range(0, max(1, table.num_rows), BATCH_ROWS * 4)
+        ]
 
     def _read(self, source: Source, path: Path, wanted: list[str]) -> tuple[Any, int]:
         """The columns, and how many lines were broken."""
@@ -137,9 +153,13 @@ class PolarsRows:
         return _cleaned(table, source, wanted), sum(broken for _, broken in found)
 
     def _with_keys(self, table: Any, used: list[str], part: int) -> Any:
-        found = self._each(partial(self.placing.keys, used=used, file_part=part), self._slices(table))
+        found = self._each(
+            partial(self.placing.keys, used=used, file_part=part), self._slices(table)
+        )
         for place, (name, kind) in enumerate(KEYS_SCHEMA):
-            table = table.append_column(name, pa.chunked_array([each[place] for each in found], kind))
+            table = table.append_column(
+                name, pa.chunked_array([each[place] for each in found], kind)
+            )
         return table
 
     def _joined(self, main: Any, number: int, join: Join, there: dict[str, Any]) -> Any:
@@ -151,7 +171,11 @@ class PolarsRows:
         table = pl.from_arrow(found)
         assert isinstance(table, pl.DataFrame)
         if not join.source.is_parquet:
-            table = _numbered(table.lazy(), [n for n in wanted if there[n] == "number"]).drop(BAD).collect()
+            table = (
+                _numbered(table.lazy(), [n for n in wanted if there[n] == "number"])
+                .drop(BAD)
+                .collect()
+            )
         known = table.drop_nulls(list(join.on))
         refuse_many(
             join,
@@ -235,11 +259,23 @@ def _numbered(table: Any, names: list[str]) -> Any:
     import polars as pl
 
     fits = {
-        n: pl.when(pl.col(n).str.contains(NUMBER)).then(pl.col(n)).cast(pl.Float64, strict=False).is_finite() for n in names
+        n: (
+            pl.when(pl.col(n).str.contains(NUMBER))
+            .then(pl.col(n))
+            .cast(pl.Float64, strict=False)
+            .is_finite()
+        )
+        for n in names
     }
     fits = {n: pl.when(pl.col(n).is_not_null()).then(f.fill_null(False)) for n, f in fits.items()}
-    bad = pl.sum_horizontal([(~f).fill_null(False).cast(pl.Int32) for f in fits.values()]) if fits else pl.lit(0)
-    made = [pl.when(f).then(pl.col(n)).cast(pl.Float64, strict=False).alias(n) for n, f in fits.items()]
+    bad = (
+        pl.sum_horizontal([(~f).fill_null(False).cast(pl.Int32) for f in fits.values()])
+        if fits
+        else pl.lit(0)
+    )
+    made = [
+        pl.when(f).then(pl.col(n)).cast(pl.Float64, strict=False).alias(n) for n, f in fits.items()
+    ]
     return table.with_columns(bad.cast(pl.Int32).alias(BAD), *made)
 
 
@@ -271,7 +307,9 @@ def _parquet(path: Path, wanted: list[str]) -> Any:
             columns[name] = column.cast(pa.string())
         else:
             numbers = column.cast(pa.float64(), safe=False)
-            columns[name] = pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, pa.float64()))
+            columns[name] = pc.if_else(
+                pc.is_finite(numbers), numbers, pa.scalar(None, pa.float64())
+            )
     return pa.table(columns)
 
 

@@ -1,11 +1,13 @@
-"""The engine for tables that one machine does not hold: Spark reads, joins and filters, its executors write the shards.
+"""The engine for tables that one machine does not hold: Spark reads, joins and filters, its
+executors write the shards.
 
     read -> keys -> joins, derived columns, reasons to drop   (persisted: it is used twice)
                       |-> count   one row of sums per partition, added up in the driver
                       '-> write   repartitioned by shard, sorted by key, encoded, one file per shard
 
-Inside Spark a column's name is its letters in hexadecimal: Spark reads dots and capitals in names in ways of its own. Executors
-need Paceline installed, and a folder for the shards that all hosts see.
+Inside Spark a column's name is its letters in hexadecimal: Spark reads dots and capitals in names
+in ways of its own. Executors need Paceline installed, and a folder for the shards that all hosts
+see.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from paceline.data.prepare.agreed import NUMBER, refuse_many
 from paceline.data.prepare.counts import BAD, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
 from paceline.data.prepare.expressions import OVERLOADED
 from paceline.data.prepare.lines import Lines, joined
-from paceline.data.prepare.placing import BROKEN_LINE, IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placing, Writing, marker
+from paceline.data.prepare.placing import (
+    BROKEN_LINE,
+    IN_TEST,
+    IN_TRAIN,
+    KEYS_SCHEMA,
+    Placing,
+    Writing,
+    marker,
+)
 from paceline.data.prepare.recipe import Columns, Join, Recipe, Source
 from paceline.errors import BadRequest
 from paceline.spark.java import pyspark_missing
@@ -66,9 +76,13 @@ class SparkEngine:
 
 
 class SparkRows:
-    """The table as it is to be encoded: a plan, and after the first pass the rows themselves where the executors keep them."""
+    """The table as it is to be encoded: a plan, and after the first pass the rows themselves where
+    the executors keep them.
+    """
 
-    def __init__(self, session: Session, recipe: Recipe, columns: Columns, placing: Placing, persist: bool) -> None:
+    def __init__(
+        self, session: Session, recipe: Recipe, columns: Columns, placing: Placing, persist: bool
+    ) -> None:
         from pyspark.sql import functions as f
 
         self.session, self.recipe, self.placing, self.persist = session, recipe, placing, persist
@@ -78,25 +92,36 @@ class SparkRows:
         main = None
         for part, name in ((TRAIN, recipe.source.path), (TEST, recipe.source.test)):
             if name:
-                table = self._with_keys(self._read(recipe.source, name, columns.main, used), columns, used, part)
+                table = self._with_keys(
+                    self._read(recipe.source, name, columns.main, used), columns, used, part
+                )
                 main = table if main is None else main.unionByName(table)
-        main = _numbered(main, [] if recipe.source.is_parquet else [n for n in used if columns.main[n] == "number"])
+        main = _numbered(
+            main,
+            [] if recipe.source.is_parquet else [n for n in used if columns.main[n] == "number"],
+        )
         for number, (join, there) in enumerate(zip(recipe.joins, columns.joined, strict=True)):
             main = self._joined(main, number, join, there)
         for name, expression in recipe.derive:
             main = main.withColumn(safe(name), expression.build(operations, columns.kinds))
         if columns.where is not None:
-            main = main.withColumn(PART, f.when(columns.where.build(operations, columns.kinds), TEST).otherwise(TRAIN))
+            main = main.withColumn(
+                PART, f.when(columns.where.build(operations, columns.kinds), TEST).otherwise(TRAIN)
+            )
         shard = f.when(f.col(PART) == TRAIN, f.col(IN_TRAIN)).otherwise(f.col(IN_TEST))
         features = [
             column(n).cast("double").alias(safe(n)) if columns.kinds[n] == "boolean" else column(n)
             for n in (*recipe.features(), recipe.target.column)
         ]
-        why = placing.why(operations, columns, f.col(BROKEN_LINE).isNotNull()).cast("int").alias(WHY)
+        why = (
+            placing.why(operations, columns, f.col(BROKEN_LINE).isNotNull()).cast("int").alias(WHY)
+        )
         self.table = self._keep(main.select(*features, KEY, PART, shard.alias(SHARD), why, BAD))
 
     def _keep(self, table: Any) -> Any:
-        """What is used more than once is computed once, and kept where the executors are until the end."""
+        """What is used more than once is computed once, and kept where the executors are until the
+        end.
+        """
         from pyspark.storagelevel import StorageLevel
 
         if self.persist:
@@ -129,9 +154,16 @@ class SparkRows:
 
         with as_sentence(self.session):
             kept = self.table.filter(f.col(WHY) == 0)
-            placed = kept.repartitionById(self.placing.shards, f.col(SHARD)).sortWithinPartitions(SHARD, KEY)
-            found = [json.loads(row.shard) for row in placed.mapInArrow(write, "shard string").collect()]
-        return [ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}) for s in found]
+            placed = kept.repartitionById(self.placing.shards, f.col(SHARD)).sortWithinPartitions(
+                SHARD, KEY
+            )
+            found = [
+                json.loads(row.shard) for row in placed.mapInArrow(write, "shard string").collect()
+            ]
+        return [
+            ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])})
+            for s in found
+        ]
 
     def close(self) -> None:
         for table in self.kept:
@@ -150,15 +182,28 @@ class SparkRows:
         lines = Lines(source, self.recipe.path(name), wanted)
 
         def parse(batches: Iterator[Any]) -> Iterator[Any]:
-            """Every line of the file to a row; a broken one to a row with nothing in it but that mark."""
+            """Every line of the file to a row; a broken one to a row with nothing in it but that
+            mark.
+            """
             for batch in batches:
                 table, broken = lines.parse(joined(batch.column(0)))
                 columns = [table.column(n).cast(pa.string()).combine_chunks() for n in wanted]
-                filled = [pa.concat_arrays([_array(c), pa.nulls(broken, pa.string())]) for c in columns]
-                marks = pa.concat_arrays([pa.nulls(table.num_rows, pa.string()), pa.array(["broken"] * broken, pa.string())])
-                yield pa.RecordBatch.from_arrays([*filled, marks], [*(safe(n) for n in wanted), BROKEN_LINE])
+                filled = [
+                    pa.concat_arrays([_array(c), pa.nulls(broken, pa.string())]) for c in columns
+                ]
+                marks = pa.concat_arrays(
+                    [
+                        pa.nulls(table.num_rows, pa.string()),
+                        pa.array(["broken"] * broken, pa.string()),
+                    ]
+                )
+                yield pa.RecordBatch.from_arrays(
+                    [*filled, marks], [*(safe(n) for n in wanted), BROKEN_LINE]
+                )
 
-        schema = StructType([StructField(n, StringType()) for n in (*(safe(n) for n in wanted), BROKEN_LINE)])
+        schema = StructType(
+            [StructField(n, StringType()) for n in (*(safe(n) for n in wanted), BROKEN_LINE)]
+        )
         table = self.session.spark.read.text(path, lineSep="\n").mapInArrow(parse, schema)
         return table.select(*(_cleaned(n, source) for n in wanted), BROKEN_LINE)
 
@@ -168,12 +213,16 @@ class SparkRows:
         def keys(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
                 found = placing.keys(named(batch), used, part)
-                yield pa.RecordBatch.from_arrays([*batch.columns, *found], [*batch.schema.names, *(n for n, _ in KEYS_SCHEMA)])
+                yield pa.RecordBatch.from_arrays(
+                    [*batch.columns, *found], [*batch.schema.names, *(n for n, _ in KEYS_SCHEMA)]
+                )
 
         from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
         kinds = [LongType() if kind == pa.int64() else IntegerType() for _, kind in KEYS_SCHEMA]
-        added = [StructField(name, kind) for (name, _), kind in zip(KEYS_SCHEMA, kinds, strict=True)]
+        added = [
+            StructField(name, kind) for (name, _), kind in zip(KEYS_SCHEMA, kinds, strict=True)
+        ]
         return table.mapInArrow(keys, StructType([*table.schema.fields, *added]))
 
     def _joined(self, main: Any, number: int, join: Join, there: dict[str, Any]) -> Any:
@@ -182,14 +231,27 @@ class SparkRows:
         wanted = list(dict.fromkeys((*join.on, *join.take)))
         table = self._keep(self._read(join.source, join.source.path, there, wanted))
         if not join.source.is_parquet:
-            found = table.agg(f.count(column(wanted[0])), f.sum(f.col(BROKEN_LINE).isNotNull().cast("int"))).collect()[0]
+            found = table.agg(
+                f.count(column(wanted[0])), f.sum(f.col(BROKEN_LINE).isNotNull().cast("int"))
+            ).collect()[0]
             self.broken_joined += int(found[1] or 0)
-            table = _numbered(table.filter(f.col(BROKEN_LINE).isNull()), [n for n in wanted if there[n] == "number"]).drop(BAD)
+            table = _numbered(
+                table.filter(f.col(BROKEN_LINE).isNull()),
+                [n for n in wanted if there[n] == "number"],
+            ).drop(BAD)
         keys = [safe(n) for n in join.on]
         known = table.drop(BROKEN_LINE).dropna(subset=keys)
         many = known.groupBy(*keys).count().filter("count > 1")
-        refuse_many(join, int(many.agg(f.sum("count")).collect()[0][0] or 0), lambda: list(many.collect()[0])[:-1])
-        taken = [column(n).alias(safe(join.prefix + n)) for n in join.take if join.prefix + n not in join.on]
+        refuse_many(
+            join,
+            int(many.agg(f.sum("count")).collect()[0][0] or 0),
+            lambda: list(many.collect()[0])[:-1],
+        )
+        taken = [
+            column(n).alias(safe(join.prefix + n))
+            for n in join.take
+            if join.prefix + n not in join.on
+        ]
         partner = f.lit(1.0).alias(marker(number))
         return main.join(known.select(*keys, *taken, partner), on=keys, how="left")
 
@@ -216,7 +278,9 @@ def safe(name: str) -> str:
 
 def named(batch: Any) -> Any:
     """With the names that the recipe knows."""
-    return batch.rename_columns([n if n.startswith("__") else bytes.fromhex(n[1:]).decode() for n in batch.schema.names])
+    return batch.rename_columns(
+        [n if n.startswith("__") else bytes.fromhex(n[1:]).decode() for n in batch.schema.names]
+    )
 
 
 def column(name: str) -> Any:
@@ -302,13 +366,19 @@ def _parquet(name: str, kind: str) -> Any:
     from pyspark.sql import functions as f
 
     theirs = f.col(f"`{name.replace('`', '``')}`")
-    return theirs.cast("string").alias(safe(name)) if kind == "text" else _finite(theirs.cast("double")).alias(safe(name))
+    return (
+        theirs.cast("string").alias(safe(name))
+        if kind == "text"
+        else _finite(theirs.cast("double")).alias(safe(name))
+    )
 
 
 def _finite(number: Any) -> Any:
     from pyspark.sql import functions as f
 
-    return f.when(f.abs(number) < float("inf"), number)  # not true of nan either: Spark holds it for larger than anything
+    return f.when(
+        f.abs(number) < float("inf"), number
+    )  # not true of nan either: Spark holds it for larger than anything
 
 
 def _numbered(table: Any, names: list[str]) -> Any:

@@ -15,7 +15,9 @@ from paceline.types import ReplicaLike
 
 
 class Shares:
-    """Whose samples count how much since the last average: known to each worker without asking, for shards are pure."""
+    """Whose samples count how much since the last average: known to each worker without asking, for
+    shards are pure.
+    """
 
     def __init__(self) -> None:
         self.own = self.total = 0.0
@@ -37,7 +39,9 @@ class Shares:
         self.own, self.total = state
 
 
-def average_weights(ctx: Context, replica: ReplicaLike, share: float, collective: Collective) -> None:
+def average_weights(
+    ctx: Context, replica: ReplicaLike, share: float, collective: Collective
+) -> None:
     """w <- sum_p share_p w_p, in place, on every worker."""
     if ctx.workers == 1:
         return
@@ -51,20 +55,26 @@ def trained(params: Tensor, grads: Tensor) -> Tensor:
 
 
 class OptimizerAverage:
-    """Averages what the workers' optimizers remember (momentum, squared gradients), as their weights are averaged.
+    """Averages what the workers' optimizers remember (momentum, squared gradients), as their
+    weights are averaged.
 
-    An optimizer has no state for a parameter that none of the worker's batches has touched. Where another worker has some,
-    the worker counts with the state of an optimizer that has seen gradients of zero only: momentum and squared gradients of
-    zero. The count of steps (Adam's bias correction) becomes the largest of the workers', for that is how often the average
-    has been updated. Other single numbers that an optimizer keeps beside a parameter stay each worker's own.
+    An optimizer has no state for a parameter that none of the worker's batches has touched. Where
+    another worker has some, the worker counts with the state of an optimizer that has seen
+    gradients of zero only: momentum and squared gradients of zero. The count of steps (Adam's bias
+    correction) becomes the largest of the workers', for that is how often the average has been
+    updated. Other single numbers that an optimizer keeps beside a parameter stay each worker's own.
     """
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._agreed = False  # all have state for all parameters, and nothing counts steps: it stays so
+        self._agreed = (
+            False  # all have state for all parameters, and nothing counts steps: it stays so
+        )
 
     def average(self, replica: ReplicaLike, share: float) -> None:
-        """s <- sum_p share_p s_p for every tensor of the state, in the same order on all workers."""
+        """s <- sum_p share_p s_p for every tensor of the state, in the same order on all
+        workers.
+        """
         if self._ctx.workers == 1:
             return
         if not self._agreed:
@@ -77,7 +87,9 @@ class OptimizerAverage:
                 state[parameter][key].copy_(whole)
 
     def _agree(self, replica: ReplicaLike) -> None:
-        """Make state wherever any worker has some. One small all-reduce (the largest of each number) tells where that is."""
+        """Make state wherever any worker has some. One small all-reduce (the largest of each
+        number) tells where that is.
+        """
         optimizer, parameters = replica.optimizer, parameters_of(replica.optimizer)
         kinds = [_kind(p, optimizer.state.get(p, {})) for p in parameters]
         has = [float(kind is not None) for kind in kinds]
@@ -85,20 +97,41 @@ class OptimizerAverage:
         largest = [ABSENT if kind is None else kind for kind in kinds]
         smallest = [ABSENT if kind is None else -kind for kind in kinds]
         device = replica.regions[0].params.device
-        board = torch.tensor([has, [1.0 - h for h in has], largest, smallest, steps], dtype=torch.float64, device=device)
+        board = torch.tensor(
+            [has, [1.0 - h for h in has], largest, smallest, steps],
+            dtype=torch.float64,
+            device=device,
+        )
         self._ctx.peers.all_reduce(board, "max")
         some, lacking, largest, smallest, steps = board.tolist()
-        make_state(optimizer, [p for p, here, any_has in zip(parameters, has, some, strict=True) if any_has and not here])
-        for parameter, any_has, high, low, step in zip(parameters, some, largest, smallest, steps, strict=True):
+        make_state(
+            optimizer,
+            [
+                p
+                for p, here, any_has in zip(parameters, has, some, strict=True)
+                if any_has and not here
+            ],
+        )
+        for parameter, any_has, high, low, step in zip(
+            parameters, some, largest, smallest, steps, strict=True
+        ):
             state = optimizer.state.get(parameter, {})
             if any_has and not high == -low == _kind(parameter, state):
-                name = next((n for n, p in replica.model.named_parameters() if p is parameter), "a parameter")
+                name = next(
+                    (n for n, p in replica.model.named_parameters() if p is parameter),
+                    "a parameter",
+                )
                 raise BadRequest(
-                    f"optimizer_state=average: the workers' {type(optimizer).__name__} keep different kinds of state for "
-                    f"{name}: use optimizer_state=keep or optimizer_state=reset"
+                    f"optimizer_state=average: the workers' {type(optimizer).__name__} keep"
+                    f" different kinds of state for {name}: use optimizer_state=keep or"
+                    " optimizer_state=reset"
                 )
             if any_has and step > _steps(state) >= 0:
-                state["step"] = state["step"].fill_(step) if isinstance(state["step"], Tensor) else type(state["step"])(step)
+                state["step"] = (
+                    state["step"].fill_(step)
+                    if isinstance(state["step"], Tensor)
+                    else type(state["step"])(step)
+                )
         self._agreed = not any(lacking) and max(steps, default=ABSENT) < 0
 
 
@@ -106,12 +139,16 @@ ABSENT = -float(1 << 40)  # below any number that is compared
 
 
 def make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
-    """Give the optimizer the state for these parameters that gradients of zero make; parameters and gradients stay."""
+    """Give the optimizer the state for these parameters that gradients of zero make; parameters and
+    gradients stay.
+    """
     if not parameters:
         return
     wanted = {id(p) for p in parameters}
     kept = [(p, p.data, p.grad) for p in parameters_of(optimizer)]
-    options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    options = [
+        {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+    ]
     try:
         for group in optimizer.param_groups:
             if "weight_decay" in group:
@@ -139,21 +176,28 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _averaged(parameter: Tensor, state: dict[str, Any]) -> list[str]:
     """The keys of what is averaged: all but single numbers, unless the parameter is one itself."""
-    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor) and key != "step"}
+    tensors = {
+        key: value for key, value in state.items() if isinstance(value, Tensor) and key != "step"
+    }
     return sorted(
         key
         for key, value in tensors.items()
-        if (value.is_floating_point() or value.is_complex()) and (value.dim() or not parameter.dim())
+        if (value.is_floating_point() or value.is_complex())
+        and (value.dim() or not parameter.dim())
     )
 
 
 def _kind(parameter: Tensor, state: dict[str, Any]) -> float | None:
-    """A number that stands for the names, shapes and types of what is averaged; None: there is nothing."""
+    """A number that stands for the names, shapes and types of what is averaged; None: there is
+    nothing.
+    """
     keys = _averaged(parameter, state)
     described = [(key, tuple(state[key].shape), str(state[key].dtype)) for key in keys]
     return float(zlib.crc32(repr(described).encode())) if keys else None
 
 
 def _steps(state: dict[str, Any]) -> float:
-    """How many steps the optimizer has counted for a parameter; below zero: it does not count them."""
+    """How many steps the optimizer has counted for a parameter; below zero: it does not
+    count them.
+    """
     return float(state["step"]) if "step" in state else ABSENT

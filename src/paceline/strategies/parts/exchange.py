@@ -1,7 +1,8 @@
-"""What all workers bring together: sums of gradients, means of weights, through the codec that was chosen.
+"""What all workers bring together: sums of gradients, means of weights, through the codec that was
+chosen.
 
-Weights are averaged through a codec by how far each worker has moved from what all had in common, for differences are small
-where weights are not:
+Weights are averaged through a codec by how far each worker has moved from what all had in common,
+for differences are small where weights are not:
 
     d_p <- s_p (w_p - w) ;   w <- w + sum_p C(d_p) ;   w_p <- w
 """
@@ -22,9 +23,13 @@ from paceline.types import ReplicaLike
 
 
 class Exchange:
-    """One flat tensor per region, summed over the workers in place. `weights`: whether it also averages weights."""
+    """One flat tensor per region, summed over the workers in place. `weights`: whether it also
+    averages weights.
+    """
 
-    def __init__(self, ctx: Context, replica: ReplicaLike, collective: Collective, *, weights: bool) -> None:
+    def __init__(
+        self, ctx: Context, replica: ReplicaLike, collective: Collective, *, weights: bool
+    ) -> None:
         self.ctx, self.collective = ctx, collective
         self.compresses = ctx.workers > 1 and not ctx.codec.lossless
         self._layouts = [r.grad_layout for r in replica.regions]

@@ -1,4 +1,6 @@
-"""What local SGD and DiLoCo have in common: steps of one's own, and an exchange of weights every so many of them."""
+"""What local SGD and DiLoCo have in common: steps of one's own, and an exchange of weights every so
+many of them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class LocalSteps(Strategy):
 
     exchanges = "weights"
     noise_adds_up = False
-    averages: ClassVar[bool] = True  # whether what comes of an exchange is the average of the weights itself
+    averages: ClassVar[bool] = (
+        True  # whether what comes of an exchange is the average of the weights itself
+    )
 
     def __post_init__(self) -> None:
         interval(f"{self.name}: every", self.every)
@@ -29,14 +33,18 @@ class LocalSteps(Strategy):
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
         self._shares = Shares()
-        self._exchange = Exchange(ctx, replica, ctx.collective(self.collective), weights=self.averages)
+        self._exchange = Exchange(
+            ctx, replica, ctx.collective(self.collective), weights=self.averages
+        )
 
     def refuses(self, codec: Codec) -> str | None:
         return None
 
     @abstractmethod
     def exchange(self, replica: ReplicaLike, share: float) -> None:
-        """All workers come together; `share` is this worker's part of the samples since the last time."""
+        """All workers come together; `share` is this worker's part of the samples since the last
+        time.
+        """
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         replica.update()

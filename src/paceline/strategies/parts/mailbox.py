@@ -1,8 +1,8 @@
 """Numbers from one rank to one other, through a codec: what parameter servers and gossip send.
 
-`Outbox` and `Inbox` are the two ends, each for some stretches of the weights at once. What is sent may be values (gradients),
-or, by `follow`, how far weights are from what the other side knows of them: whatever a message leaves out is then still in
-the next difference.
+`Outbox` and `Inbox` are the two ends, each for some stretches of the weights at once. What is sent
+may be values (gradients), or, by `follow`, how far weights are from what the other side knows of
+them: whatever a message leaves out is then still in the next difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Wire:
         self.layout, like = stretch
         check_real(self.layout, like.dtype, codec.name)
         self.codec = codec
-        self.message = ctx.transport.allocate(codec.message_bytes(self.layout), torch.uint8, like.device)
+        self.message = ctx.transport.allocate(
+            codec.message_bytes(self.layout), torch.uint8, like.device
+        )
         self.values = torch.zeros_like(like)
         self.used = torch.full((1,), self.message.numel(), dtype=torch.int64, device=like.device)
 
@@ -48,7 +50,9 @@ class Outbox:
     def __init__(self, ctx: Context, codec: Codec, stretches: Sequence[Stretch]) -> None:
         self.codec = codec
         self.wires = [Wire(ctx, codec, stretch) for stretch in stretches]
-        self.states = [codec.start(layout, ctx.random, ctx.shared_random) for layout, _ in stretches]
+        self.states = [
+            codec.start(layout, ctx.random, ctx.shared_random) for layout, _ in stretches
+        ]
 
     def write(self, values: Sequence[Tensor]) -> None:
         with self.codec.clock.encoding():
@@ -56,7 +60,9 @@ class Outbox:
                 wire.used.fill_(self.codec.encode(own, wire.layout, wire.message, state))
 
     def follow(self, weights: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-        """Messages about how far the weights are from what the other side knows, which it then knows."""
+        """Messages about how far the weights are from what the other side knows, which it then
+        knows.
+        """
         for wire, own, theirs in zip(self.wires, weights, known, strict=True):
             torch.sub(own, theirs, out=wire.values)
         self.write([wire.values for wire in self.wires])
@@ -64,7 +70,9 @@ class Outbox:
             theirs.add_(wire.read())
 
     def send(self, line: Metered, to: int) -> list[Work]:
-        """All lengths before all messages, where they differ: the other side must know them to be ready."""
+        """All lengths before all messages, where they differ: the other side must know them to be
+        ready.
+        """
         lengths = [line.isend(wire.used, to) for wire in self.wires] if self.codec.varies else []
         return [*lengths, *(line.isend(wire.filled, to) for wire in self.wires)]
 
@@ -78,7 +86,9 @@ class Inbox:
         self._coming: list[Work] = []
 
     def listen(self, line: Metered, source: int) -> list[Work]:
-        self._coming = [line.expect(w.used if self.codec.varies else w.message, source) for w in self.wires]
+        self._coming = [
+            line.expect(w.used if self.codec.varies else w.message, source) for w in self.wires
+        ]
         return self._coming
 
     def read(self, line: Metered, source: int) -> list[Tensor]:

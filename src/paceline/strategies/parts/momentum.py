@@ -2,9 +2,10 @@
 
     v_p <- m v_p + g_p (+ its share of the weight decay) ;   send C(v_p) ;   w <- w - lr * (sum of what arrived)
 
-Plain SGD is linear, so the sum of the workers' velocities is the velocity of the sum: without a codec nothing changes. With a
-biased one it matters: momentum applied to what has been cut down and delayed keeps pushing where the gradient no longer
-points (Lin et al., "Deep Gradient Compression", 2018).
+Plain SGD is linear, so the sum of the workers' velocities is the velocity of the sum: without a
+codec nothing changes. With a biased one it matters: momentum applied to what has been cut down and
+delayed keeps pushing where the gradient no longer points (Lin et al., "Deep Gradient Compression",
+2018).
 """
 
 from __future__ import annotations
@@ -41,23 +42,33 @@ class Velocity:
 
     @classmethod
     def taken(cls, ctx: Context, replica: ReplicaLike) -> Velocity | None:
-        """Where the codec is biased and the optimizer is SGD with momentum; the optimizer then has none."""
+        """Where the codec is biased and the optimizer is SGD with momentum; the optimizer then has
+        none.
+        """
         optimizer = replica.optimizer
         if not ctx.codec.biased or ctx.workers == 1 or not isinstance(optimizer, torch.optim.SGD):
             return None
         groups = optimizer.param_groups
-        if not any(g["momentum"] for g in groups) or any(g["dampening"] or g["maximize"] for g in groups):
+        if not any(g["momentum"] for g in groups) or any(
+            g["dampening"] or g["maximize"] for g in groups
+        ):
             return None
         return cls(replica)
 
     def _take(self) -> None:
-        """What the optimizer has been told, also meanwhile: a schedule may write momentum again and again."""
+        """What the optimizer has been told, also meanwhile: a schedule may write momentum again and
+        again.
+        """
         found = [(g["momentum"], g["nesterov"], g["weight_decay"]) for g in self._groups]
         if self._stretches and not any(momentum or decay for momentum, _, decay in found):
             return
         for index, (momentum, nesterov, decay) in enumerate(found):
             before = self._rules[index]
-            rule = (momentum or before.momentum, nesterov or before.nesterov, decay or before.weight_decay)
+            rule = (
+                momentum or before.momentum,
+                nesterov or before.nesterov,
+                decay or before.weight_decay,
+            )
             self._rules[index] = _Rule(*rule)
             self._groups[index].update(momentum=0.0, nesterov=False, weight_decay=0.0)
         self._stretches = [_stretches(slots, self._rules) for slots in self._slots]
@@ -65,9 +76,14 @@ class Velocity:
     def advance(self, replica: ReplicaLike, share: float) -> None:
         """The gradients, which are scaled by this worker's share, become what is to be sent."""
         if replica.clip_norm is not None:
-            raise BadRequest("clip_norm with a biased codec: momentum comes before it, clipping after: set momentum=0")
+            raise BadRequest(
+                "clip_norm with a biased codec: momentum comes before it, clipping after: set"
+                " momentum=0"
+            )
         self._take()
-        for region, velocity, stretches in zip(replica.regions, self.velocities, self._stretches, strict=True):
+        for region, velocity, stretches in zip(
+            replica.regions, self.velocities, self._stretches, strict=True
+        ):
             weights = trained(region.params, region.grads)
             for low, high, rule in stretches:
                 grads, own = region.grads[low:high], velocity[low:high]

@@ -3,9 +3,10 @@
     both know r ;   a <- C(w_p - r), b <- C(w_q - r) are exchanged
     w_p <- w_p + (b - a) / 2 ;   w_q <- w_q + (a - b) / 2 ;   r <- r + (a + b) / 2
 
-What one gains the other loses, so the sum over all workers stays what it was, whatever the codec leaves out; and what it
-leaves out is still in w - r, so it goes with a later message. One reference for each pair that meets. (After CHOCO-SGD,
-Koloskova et al., 2019, whose references are one for each worker.)
+What one gains the other loses, so the sum over all workers stays what it was, whatever the codec
+leaves out; and what it leaves out is still in w - r, so it goes with a later message. One reference
+for each pair that meets. (After CHOCO-SGD, Koloskova et al., 2019, whose references are one for
+each worker.)
 """
 
 from __future__ import annotations
@@ -77,11 +78,16 @@ class CodedMeeting:
         self._there = [bool(r.grads.numel()) for r in regions]
         self.references = [w.clone() for w in own]  # all start from the same weights
         stretches = [(r.grad_layout, w) for r, w in zip(some, own, strict=True)]
-        self._out, self._in = Outbox(ctx, codec.plain, stretches), Inbox(ctx, codec.plain, stretches)
+        self._out, self._in = (
+            Outbox(ctx, codec.plain, stretches),
+            Inbox(ctx, codec.plain, stretches),
+        )
 
     def prepare(self, weights: Sequence[Tensor]) -> None:
         """What will be said: how far these weights are from what both know."""
-        for wire, own, reference in zip(self._out.wires, self._some(weights), self.references, strict=True):
+        for wire, own, reference in zip(
+            self._out.wires, self._some(weights), self.references, strict=True
+        ):
             torch.sub(own, reference, out=wire.values)
         self._out.write([wire.values for wire in self._out.wires])
         for wire in self._out.wires:
@@ -97,8 +103,12 @@ class CodedMeeting:
         self._in.read(line, partner)
 
     def average(self, weights: Sequence[Tensor]) -> None:
-        """Half of what one is ahead of the other, in both directions; the same reference on both sides, bit for bit."""
-        pairs = zip(self._some(weights), self.references, self._out.wires, self._in.wires, strict=True)
+        """Half of what one is ahead of the other, in both directions; the same reference on both
+        sides, bit for bit.
+        """
+        pairs = zip(
+            self._some(weights), self.references, self._out.wires, self._in.wires, strict=True
+        )
         for own, reference, said, heard in pairs:
             own.add_(heard.values, alpha=0.5).sub_(said.values, alpha=0.5)
             reference.add_(said.values.add_(heard.values), alpha=0.5)

@@ -1,10 +1,12 @@
-"""Asynchronous pairs: whoever wants to average asks; a thread of the other answers, whatever its worker is doing.
+"""Asynchronous pairs: whoever wants to average asks; a thread of the other answers, whatever its
+worker is doing.
 
     asking:     send w_p ; wait for w_q ; w_p <- w_p + (w_q - w_p as it was sent) / 2
     answering:  receive w_p ; send w_q ; w_q <- w_q + (w_p - w_q) / 2
 
-What one gains the other loses, so the sum over all workers stays what it was, however many pairs cross each other. Who asks
-and who answers have memory of their own for it (`meeting.py`), so that two who ask each other at once do not mix it up.
+What one gains the other loses, so the sum over all workers stays what it was, however many pairs
+cross each other. Who asks and who answers have memory of their own for it (`meeting.py`), so that
+two who ask each other at once do not mix it up.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ class Pairs:
 
     def __init__(self, ctx: Context, replica: ReplicaLike) -> None:
         self._ctx, self._replica, self.lock = ctx, replica, threading.Lock()
-        requests, replies = ctx.transport.inner.side("requests"), ctx.transport.inner.side("replies")
+        requests, replies = (
+            ctx.transport.inner.side("requests"),
+            ctx.transport.inner.side("replies"),
+        )
         requests.tolerant = replies.tolerant = True
         meter = ctx.transport.meter
         self._ask, self._hear = Metered(requests, meter), Metered(replies.twin(), meter)
@@ -58,11 +63,15 @@ class Pairs:
             talk.prepare(self._weights())
         talk.listen(self._hear, partner)
         for work in talk.send(self._ask, partner):
-            work.wait()  # before the answer: a question that is under way moves on only while somebody waits for it
+            # before the answer: a question that is under way moves on only while somebody waits for
+            # it
+            work.wait()
         talk.hear(self._hear, partner)
         with self.lock:
             talk.average(self._weights())
-        self._ctx.transport.count(self._answers.meter.taken("setup"), 0.0)  # what the thread has sent meanwhile
+        self._ctx.transport.count(
+            self._answers.meter.taken("setup"), 0.0
+        )  # what the thread has sent meanwhile
 
     def stop(self) -> None:
         """Nobody asks any more."""
@@ -87,7 +96,9 @@ class Pairs:
                 self._failure = error
                 return
             except Exception as error:  # a thread's end must not go unnoticed
-                self._failure = RunFailed(f"answering worker {partner}: {type(error).__name__}: {error}")
+                self._failure = RunFailed(
+                    f"answering worker {partner}: {type(error).__name__}: {error}"
+                )
                 return
 
     def _listen(self, partner: int) -> Work:

@@ -1,4 +1,6 @@
-"""A parameter server at work: notes that go with the tensors, who may go on, and what is applied when."""
+"""A parameter server at work: notes that go with the tensors, who may go on, and what is applied
+when.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Part = tuple[int, int, int]  # (region, from, to), in elements of its gradients
 
 
 class Parts:
-    """Which server holds what: tensors in order, cut at their boundaries into stretches of about equal length."""
+    """Which server holds what: tensors in order, cut at their boundaries into stretches of about
+    equal length.
+    """
 
     def __init__(self, regions: Sequence[RegionLike], servers: int) -> None:
         total = sum(r.grads.numel() for r in regions)
@@ -45,11 +49,15 @@ class Parts:
 def stretches_of(regions: Sequence[RegionLike], parts: Sequence[Part]) -> list[Stretch]:
     """A server's parts, as what messages are about."""
     cuts = [(regions[region], low, high) for region, low, high in parts]
-    return [(region.grad_layout.cut(low, high), region.grads[low:high]) for region, low, high in cuts]
+    return [
+        (region.grad_layout.cut(low, high), region.grads[low:high]) for region, low, high in cuts
+    ]
 
 
 class Note:
-    """A few numbers beside the payload: what is wanted, clock, norm to clip to, learning rates; and the server's answer."""
+    """A few numbers beside the payload: what is wanted, clock, norm to clip to, learning rates; and
+    the server's answer.
+    """
 
     def __init__(self, groups: int) -> None:
         self.question = torch.zeros(3 + groups, dtype=torch.float64)
@@ -101,12 +109,24 @@ class Client:
 class Server:
     """Holds one part of the weights. `ahead`: clocks that a worker may be ahead of the slowest."""
 
-    def __init__(self, ctx: Context, replica: ReplicaLike, parts: list[Part], ahead: int, adds: bool, survives: bool) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        replica: ReplicaLike,
+        parts: list[Part],
+        ahead: int,
+        adds: bool,
+        survives: bool,
+    ) -> None:
         self.survives = survives
         self.ctx, self.replica, self.parts, self.ahead, self.adds = ctx, replica, parts, ahead, adds
         self.line = ctx.transport
-        self.clients = [Client(rank, Note(len(replica.lrs)).question) for rank in range(ctx.workers)]
-        self.pending: dict[int, list[Client]] = {}  # by clock: gradients that have come and are not yet applied
+        self.clients = [
+            Client(rank, Note(len(replica.lrs)).question) for rank in range(ctx.workers)
+        ]
+        self.pending: dict[
+            int, list[Client]
+        ] = {}  # by clock: gradients that have come and are not yet applied
         self.version = 0
         for client in self.clients:
             client.pushed = [self._place(part) for part in parts]
@@ -118,7 +138,10 @@ class Server:
     def _through_codec(self, client: Client) -> None:
         stretches = stretches_of(self.replica.regions, self.parts)
         codec = self.ctx.codec.plain
-        client.inbox, client.outbox = Inbox(self.ctx, codec, stretches), Outbox(self.ctx, codec, stretches)
+        client.inbox, client.outbox = (
+            Inbox(self.ctx, codec, stretches),
+            Outbox(self.ctx, codec, stretches),
+        )
         client.known = [part.clone() for part in self._weights()]
 
     def _weights(self) -> list[Tensor]:
@@ -145,7 +168,9 @@ class Server:
             self._answer_all()
 
     def _next_question(self, ears: list[Work]) -> int:
-        """Whose note has come. Nobody may have one for long (an evaluation, say); who keeps others waiting is told."""
+        """Whose note has come. Nobody may have one for long (an evaluation, say); who keeps others
+        waiting is told.
+        """
         idle, patience = not any(c.waits for c in self.clients), self.line.patience
         with patience.waiting("gradients", gives_up=False, idle=idle) as look:
             while (which := self.line.wait_any(ears, patience.post_s)) is None:
@@ -168,7 +193,9 @@ class Server:
             ear.wait()
             if int(client.question[0]) == PUSH:
                 if client.inbox is not None:
-                    for place, values in zip(client.pushed, client.inbox.read(self.line, client.rank), strict=True):
+                    for place, values in zip(
+                        client.pushed, client.inbox.read(self.line, client.rank), strict=True
+                    ):
                         place.copy_(values)
                 else:
                     for work in client.coming:
@@ -224,7 +251,9 @@ class Server:
         self._listen(client)
 
     def _apply(self) -> None:
-        """The gradients of a clock are one update: summed in the workers' order, whatever order they came in."""
+        """The gradients of a clock are one update: summed in the workers' order, whatever order
+        they came in.
+        """
         for clock in sorted(self.pending):
             clients = sorted(self.pending.pop(clock), key=lambda c: c.rank)
             for index, (region, low, high) in enumerate(self.parts):
@@ -244,7 +273,10 @@ class Server:
 
     def _keep_or_take(self, client: Client, kind: int) -> None:
         if kind == STATE:
-            told = [{"known": c.known, "codec": c.outbox.states if c.outbox else []} for c in self.clients]
+            told = [
+                {"known": c.known, "codec": c.outbox.states if c.outbox else []}
+                for c in self.clients
+            ]
             content = to_bytes({"optimizer": self.replica.optimizer.state_dict(), "clients": told})
             self._answer[0] = content.numel()
             self.line.send_note(self._answer, client.rank).wait()
@@ -252,7 +284,10 @@ class Server:
         else:
             content = torch.zeros(int(client.question[1]), dtype=torch.uint8)
             self.line.recv_note(content, client.rank).wait()
-            asked = [{k: v for k, v in g.items() if k != "params"} for g in self.replica.optimizer.param_groups]
+            asked = [
+                {k: v for k, v in g.items() if k != "params"}
+                for g in self.replica.optimizer.param_groups
+            ]
             kept = from_bytes(content)
             self.replica.optimizer.load_state_dict(kept["optimizer"])
             for own, told in zip(self.clients, kept["clients"], strict=True):

@@ -1,4 +1,6 @@
-"""GPUs by NCCL, NVIDIA's library. Written after torch.distributed's interface; not run where there is no CUDA."""
+"""GPUs by NCCL, NVIDIA's library. Written after torch.distributed's interface; not run where there
+is no CUDA.
+"""
 
 from __future__ import annotations
 

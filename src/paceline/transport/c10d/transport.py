@@ -1,4 +1,6 @@
-"""What gloo and NCCL have in common: a process group of torch.distributed, held here, so that nothing global is set."""
+"""What gloo and NCCL have in common: a process group of torch.distributed, held here, so that
+nothing global is set.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import PacelineError, PeerLost, PeerSlow, TransportError
-from paceline.transport.base import Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
+from paceline.transport.base import (
+    Op,
+    Rendezvous,
+    Transport,
+    Work,
+    check_ranks,
+    check_tensor,
+    wording,
+)
 from paceline.transport.patience import Patience
 
-LONG = timedelta(hours=24)  # for whoever waits aside: a server may hear nothing for as long as an evaluation takes
-REDUCE: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+LONG = timedelta(
+    hours=24
+)  # for whoever waits aside: a server may hear nothing for as long as an evaluation takes
+REDUCE: dict[str, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
 
 
 class ProcessGroupTransport(Transport):
@@ -42,7 +58,9 @@ class ProcessGroupTransport(Transport):
     ) -> None:
         super().__init__(rank, size, deadline_s, generation, patience)
         self.store, self._host, self._label = store, host, name
-        self._group = self._guard(lambda: self.make_group(dist.PrefixStore(f"{name}/{generation}", store)))
+        self._group = self._guard(
+            lambda: self.make_group(dist.PrefixStore(f"{name}/{generation}", store))
+        )
         self._agreed: set[tuple[str, int, torch.dtype, str, bool]] = set()
         self._arrived, self._waiters = threading.Condition(), Waiters()
         self._reduce = {}
@@ -68,14 +86,18 @@ class ProcessGroupTransport(Transport):
 
     @property
     def timeout(self) -> timedelta:
-        """What the library is told: where a rank's end closes its connections, a wait may take as long as it takes."""
+        """What the library is told: where a rank's end closes its connections, a wait may take as
+        long as it takes.
+        """
         return LONG if self.patience.watched else timedelta(seconds=self.deadline_s)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         return _GroupWork(self, self._guard(lambda: self._group.send([tensor], to, tag), to), to)
 
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        return _GroupWork(self, self._guard(lambda: self._group.recv([tensor], source, tag), source), source)
+        return _GroupWork(
+            self, self._guard(lambda: self._group.recv([tensor], source, tag), source), source
+        )
 
     def barrier(self) -> None:
         self._guard(lambda: self._group.barrier().wait())
@@ -91,7 +113,9 @@ class ProcessGroupTransport(Transport):
             self._guard(lambda: self._group.broadcast(tensor, root).wait())
 
     def _expect_the_same(self, operation: str, tensor: Tensor) -> None:
-        """The library ends the process when ranks bring different lengths: ask before the first call of each kind."""
+        """The library ends the process when ranks bring different lengths: ask before the first
+        call of each kind.
+        """
         key = (operation, tensor.numel(), tensor.dtype, tensor.device.type, tensor.is_contiguous())
         if key not in self._agreed:
             self.agree(wording(operation, tensor))
@@ -99,7 +123,9 @@ class ProcessGroupTransport(Transport):
             self._agreed.add(key)
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        """These libraries say that a message is there only to whoever waits for it: a thread each."""
+        """These libraries say that a message is there only to whoever waits for it: a
+        thread each.
+        """
         waited = [w for w in works if isinstance(w, _GroupWork)]
         until = time.monotonic() + patience_s if patience_s is not None else None
         with self._arrived:
@@ -120,20 +146,46 @@ class ProcessGroupTransport(Transport):
             return self
         name = f"{self._label}/{'-'.join(map(str, members))}"
         own = members.index(self.rank)
-        return type(self)(self.store, self._host, own, len(members), self.deadline_s, self.generation, name, self.patience)
+        return type(self)(
+            self.store,
+            self._host,
+            own,
+            len(members),
+            self.deadline_s,
+            self.generation,
+            name,
+            self.patience,
+        )
 
     def side(self, label: str) -> Self:
         name = f"{self._label}/side/{label}"
-        return type(self)(self.store, self._host, self.rank, self.size, self.deadline_s, self.generation, name, self.patience)
+        return type(self)(
+            self.store,
+            self._host,
+            self.rank,
+            self.size,
+            self.deadline_s,
+            self.generation,
+            name,
+            self.patience,
+        )
 
     def close(self) -> None:
         self._group.abort()
         self.patience.close()
 
-    def _guard(self, call: Callable[[], Any], peer: int | None = None, what: str = "an exchange", aside: bool = False) -> Any:
-        """The libraries say everything with RuntimeError: sort out who is gone from what took too long.
+    def _guard(
+        self,
+        call: Callable[[], Any],
+        peer: int | None = None,
+        what: str = "an exchange",
+        aside: bool = False,
+    ) -> Any:
+        """The libraries say everything with RuntimeError: sort out who is gone from what took too
+        long.
 
-        `aside`: a thread waits while this rank may be doing something else, so nobody needs to be told.
+        `aside`: a thread waits while this rank may be doing something else, so nobody needs to be
+        told.
         """
         wait = None if aside else self.patience.enter(what, peer)
         try:
@@ -206,7 +258,8 @@ class Waiters:
 def open_store(host: str, port: int, timeout_s: float) -> Any:
     """A key-value store that listens on this address and nowhere else ("0.0.0.0": on all of them).
 
-    PyTorch's own store listens on all interfaces, whatever host it is given, unless it is handed a socket.
+    PyTorch's own store listens on all interfaces, whatever host it is given, unless it is handed a
+    socket.
     """
     return store_on(socket.create_server((host, port)), timeout_s)
 
@@ -215,27 +268,37 @@ def store_on(listening: socket.socket, timeout_s: float) -> Any:
     """A key-value store on a socket that listens already."""
     host, port = listening.getsockname()[:2]
     timeout = timedelta(seconds=timeout_s)
-    return dist.TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach())
+    return dist.TCPStore(
+        host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
 
 
 def connect_store(rendezvous: Rendezvous) -> Any:
     """The launcher's key-value store."""
     try:
-        store = dist.TCPStore(rendezvous.host, rendezvous.port, None, False, timedelta(seconds=rendezvous.deadline_s))
+        store = dist.TCPStore(
+            rendezvous.host, rendezvous.port, None, False, timedelta(seconds=rendezvous.deadline_s)
+        )
         if rendezvous.watched:  # what a slow rank has not written yet is waited for
             store.set_timeout(LONG)
         return store
     except RuntimeError as error:
-        raise TransportError(f"no meeting point at {rendezvous.host}:{rendezvous.port}: {first_line(error)}") from None
+        raise TransportError(
+            f"no meeting point at {rendezvous.host}:{rendezvous.port}: {first_line(error)}"
+        ) from None
 
 
 def patience_for(rendezvous: Rendezvous) -> Patience:
-    """This rank's: it tells of slow ranks through a connection of its own to the store, made when it is needed."""
+    """This rank's: it tells of slow ranks through a connection of its own to the store, made when
+    it is needed.
+    """
 
     def connect() -> Any:
         return dist.PrefixStore(f"patience-{rendezvous.generation}", connect_store(rendezvous))
 
-    return Patience(rendezvous.rank, rendezvous.size, rendezvous.deadline_s, connect, rendezvous.watched)
+    return Patience(
+        rendezvous.rank, rendezvous.size, rendezvous.deadline_s, connect, rendezvous.watched
+    )
 
 
 def first_line(error: BaseException) -> str:

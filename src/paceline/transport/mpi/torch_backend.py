@@ -1,11 +1,13 @@
-"""MPI as a backend of torch.distributed, without building PyTorch: plain `torch.distributed` calls and DDP run over it.
+"""MPI as a backend of torch.distributed, without building PyTorch: plain `torch.distributed` calls
+and DDP run over it.
 
     import paceline.transport.mpi.torch_backend                     # registers it
     torch.distributed.init_process_group("paceline-mpi", store=..., rank=..., world_size=...)     # under mpirun
 
-Collectives are queued to one thread that makes MPI's blocking calls in order, as torch.distributed demands of all ranks; sends
-and receives are MPI's own nonblocking ones on a communicator of their own. Tensors are used in place; a work holds them until
-it is done. The thread is joined before MPI is finalised.
+Collectives are queued to one thread that makes MPI's blocking calls in order, as torch.distributed
+demands of all ranks; sends and receives are MPI's own nonblocking ones on a communicator of their
+own. Tensors are used in place; a work holds them until it is done. The thread is joined before MPI
+is finalised.
 """
 
 from __future__ import annotations
@@ -120,7 +122,9 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
         self._thread.start()
-        atexit.register(self.shutdown)  # registered after mpi4py's own, so it runs before MPI is finalised
+        atexit.register(
+            self.shutdown
+        )  # registered after mpi4py's own, so it runs before MPI is finalised
 
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -151,16 +155,23 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return [buffer_of(self._mpi, _plain(tensor)), tensor.numel(), kind]
 
     def _op(self, wanted: Any, tensors: list[Tensor]) -> tuple[Any, bool]:
-        """MPI's operation, and whether its result is to be divided by the number of ranks (MPI has no mean).
+        """MPI's operation, and whether its result is to be divided by the number of ranks (MPI has
+        no mean).
 
         Refuses before anything is sent, and so on every rank, what would be a wrong number.
         """
-        name = next((n for n, kind in dist.ReduceOp.RedOpType.__members__.items() if wanted == kind), str(wanted))
+        name = next(
+            (n for n, kind in dist.ReduceOp.RedOpType.__members__.items() if wanted == kind),
+            str(wanted),
+        )
         if name not in self._ops:
             raise RuntimeError(f"{NAME} cannot combine by {name}: use {', '.join(self._ops)}")
         for tensor in tensors:
             if name == "AVG" and not tensor.is_floating_point():
-                raise RuntimeError(f"{NAME} cannot average {tensor.dtype}: use SUM and divide, or float32 or float64")
+                raise RuntimeError(
+                    f"{NAME} cannot average {tensor.dtype}: use SUM and divide, or float32 or"
+                    " float64"
+                )
             if name in BITWISE and tensor.is_floating_point():
                 raise RuntimeError(f"{NAME} cannot combine {tensor.dtype} by {name}: use integers")
         return self._ops[name], name == "AVG"
@@ -212,20 +223,28 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
         return self._later(call, tensors)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> QueuedWork:
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> QueuedWork:
         def call() -> None:
             for parts, own in zip(outputs, inputs, strict=True):
                 flat = torch.empty(len(parts) * own.numel(), dtype=own.dtype)
                 self._comm.Allgather(self._bytes(own), self._parts(flat))
-                for part, arrived in zip(parts, flat.split(own.numel()) if own.numel() else parts, strict=True):
+                for part, arrived in zip(
+                    parts, flat.split(own.numel()) if own.numel() else parts, strict=True
+                ):
                     part.copy_(arrived.view(part.shape))
 
         return self._later(call, outputs)
 
     def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> QueuedWork:
-        return self._later(lambda: self._comm.Allgather(self._bytes(own), self._parts(output)), output)
+        return self._later(
+            lambda: self._comm.Allgather(self._bytes(own), self._parts(output)), output
+        )
 
-    def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> QueuedWork:
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> QueuedWork:
         def call() -> None:
             for output, own in zip(outputs, inputs, strict=True):
                 self._comm.Allgather(self._bytes(own), self._parts(output))
@@ -247,16 +266,27 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         def call() -> None:
             here = self.rank() == opts.rootRank
             flat = torch.cat([t.reshape(-1) for t in inputs[0]]) if here else None
-            self._comm.Scatter(self._parts(flat) if flat is not None else None, self._bytes(outputs[0]), opts.rootRank)
+            self._comm.Scatter(
+                self._parts(flat) if flat is not None else None,
+                self._bytes(outputs[0]),
+                opts.rootRank,
+            )
 
         return self._later(call, outputs)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> QueuedWork:
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any
+    ) -> QueuedWork:
         how = self._op(opts.reduceOp, outputs)
 
         def call() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(output, torch.cat([p.reshape(-1) for p in parts]), [p.numel() for p in parts], *how)
+                self._reduce_scatter(
+                    output,
+                    torch.cat([p.reshape(-1) for p in parts]),
+                    [p.numel() for p in parts],
+                    *how,
+                )
 
         return self._later(call, outputs)
 
@@ -264,7 +294,9 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         counts, how = [output.numel()] * self.size(), self._op(opts.reduceOp, [output])
         return self._later(lambda: self._reduce_scatter(output, whole, counts, *how), output)
 
-    def _reduce_scatter(self, output: Tensor, whole: Tensor, counts: list[int], op: Any, mean: bool) -> None:
+    def _reduce_scatter(
+        self, output: Tensor, whole: Tensor, counts: list[int], op: Any, mean: bool
+    ) -> None:
         self._comm.Reduce_scatter(self._numbers(whole), self._numbers(output), counts, op)
         if mean:
             output.div_(self.size())
@@ -278,7 +310,12 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self._later(call, outputs)
 
     def alltoall_base(
-        self, output: Tensor, whole: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
+        self,
+        output: Tensor,
+        whole: Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        opts: Any = None,
     ) -> QueuedWork:
         into = list(output.split(output_sizes or [output.shape[0] // self.size()] * self.size()))
         out_of = list(whole.split(input_sizes or [whole.shape[0] // self.size()] * self.size()))
@@ -294,10 +331,16 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self._later(self._comm.Barrier, [])
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> MessageWork:
-        return MessageWork(self._messages.Isend(self._bytes(tensors[0]), to, tag + 2), tensors, self._mpi.Status())
+        return MessageWork(
+            self._messages.Isend(self._bytes(tensors[0]), to, tag + 2), tensors, self._mpi.Status()
+        )
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> MessageWork:
-        return MessageWork(self._messages.Irecv(self._bytes(tensors[0]), source, tag + 2), tensors, self._mpi.Status())
+        return MessageWork(
+            self._messages.Irecv(self._bytes(tensors[0]), source, tag + 2),
+            tensors,
+            self._mpi.Status(),
+        )
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MessageWork:
         return self.recv(tensors, self._mpi.ANY_SOURCE, tag)

@@ -1,8 +1,9 @@
-"""Processes started by mpirun, over Open MPI: mpi4py on the buffers of torch's tensors, without copies.
+"""Processes started by mpirun, over Open MPI: mpi4py on the buffers of torch's tensors, without
+copies.
 
-Bytes travel point to point; the all-reduce is MPI's own. MPI's blocking calls tell nobody who is waited for, so every wait here
-is a loop of tests, and a native collective is entered only after all ranks have said that they come and what they bring. When
-a rank dies, mpirun ends all of them.
+Bytes travel point to point; the all-reduce is MPI's own. MPI's blocking calls tell nobody who is
+waited for, so every wait here is a loop of tests, and a native collective is entered only after all
+ranks have said that they come and what they bring. When a rank dies, mpirun ends all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from torch import Tensor
 from paceline.common.allocator import keep_freed_memory
 from paceline.errors import BadRequest, TransportError
 from paceline.registry import transports
-from paceline.transport.base import Message, Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
+from paceline.transport.base import (
+    Message,
+    Op,
+    Rendezvous,
+    Transport,
+    Work,
+    check_ranks,
+    check_tensor,
+    wording,
+)
 from paceline.transport.c10d.transport import connect_store, patience_for
 from paceline.transport.patience import Patience
 
@@ -39,7 +49,9 @@ def mpirun() -> str | None:
 
 
 def load() -> Any:
-    """mpi4py's MPI, initialised, with the settings that matter on few cores (FACTS: 10 ms to 0.2 ms; 3x at 100 MB)."""
+    """mpi4py's MPI, initialised, with the settings that matter on few cores (FACTS: 10 ms to 0.2
+    ms; 3x at 100 MB).
+    """
     if "mpi4py.MPI" not in sys.modules and sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.setenv(b"OMPI_MCA_mpi_yield_when_idle", b"1", 0)  # unless the person has set it
@@ -74,7 +86,9 @@ class MpiTransport(Transport):
 
     native = frozenset({"all_reduce", "broadcast"})
 
-    def __init__(self, comm: Any, store: Any, deadline_s: float, patience: Patience | None = None) -> None:
+    def __init__(
+        self, comm: Any, store: Any, deadline_s: float, patience: Patience | None = None
+    ) -> None:
         super().__init__(comm.rank, comm.size, deadline_s, patience=patience)
         self.store, self._comm, self._mpi = store, comm, load()
         self._types = number_types(self._mpi)
@@ -92,12 +106,17 @@ class MpiTransport(Transport):
         world = load().COMM_WORLD
         if (world.rank, world.size) != (rendezvous.rank, rendezvous.size):
             raise TransportError(
-                f"MPI says rank {world.rank} of {world.size}, the launcher {rendezvous.rank} of {rendezvous.size}: "
-                "was this started by mpirun?"
+                f"MPI says rank {world.rank} of {world.size}, the launcher {rendezvous.rank} of"
+                f" {rendezvous.size}: was this started by mpirun?"
             )
         patience = patience_for(rendezvous)
         patience.watched = True  # when a rank ends, mpirun ends the others
-        return cls(world.Dup(), connect_store(rendezvous) if rendezvous.port else None, rendezvous.deadline_s, patience)
+        return cls(
+            world.Dup(),
+            connect_store(rendezvous) if rendezvous.port else None,
+            rendezvous.deadline_s,
+            patience,
+        )
 
     def c10d(self) -> str:
         from paceline.transport.mpi.torch_backend import NAME
@@ -106,12 +125,16 @@ class MpiTransport(Transport):
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         check_tensor(tensor, self)
-        request = self._comm.Isend([buffer_of(self._mpi, tensor), tensor.nbytes, self._mpi.BYTE], to, tag)
+        request = self._comm.Isend(
+            [buffer_of(self._mpi, tensor), tensor.nbytes, self._mpi.BYTE], to, tag
+        )
         return _MpiWork(self, request, tensor, to, receives=False)
 
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         check_tensor(tensor, self)
-        request = self._comm.Irecv([buffer_of(self._mpi, tensor), tensor.nbytes, self._mpi.BYTE], source, tag)
+        request = self._comm.Irecv(
+            [buffer_of(self._mpi, tensor), tensor.nbytes, self._mpi.BYTE], source, tag
+        )
         return _MpiWork(self, request, tensor, source, receives=True)
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
@@ -161,12 +184,16 @@ class MpiTransport(Transport):
             self._comm.Bcast([buffer_of(self._mpi, tensor), tensor.nbytes, self._mpi.BYTE], root)
 
     def _come_together(self, operation: str, tensor: Tensor) -> None:
-        """Everybody is here and brings the same; otherwise everybody says what it brings, and raises."""
+        """Everybody is here and brings the same; otherwise everybody says what it brings, and
+        raises.
+        """
         own = hash_of(operation, tensor)
         self._signature[:SIGNATURE] = own
         self._signature[SIGNATURE:] = -own
         message = [buffer_of(self._mpi, self._signature), 2 * SIGNATURE, self._mpi.INT64_T]
-        self.finish(self._comm.Iallreduce(self._mpi.IN_PLACE, message, self._mpi.MAX), None, operation)
+        self.finish(
+            self._comm.Iallreduce(self._mpi.IN_PLACE, message, self._mpi.MAX), None, operation
+        )
         if not torch.equal(self._signature[:SIGNATURE], -self._signature[SIGNATURE:]):
             self.agree(wording(operation, tensor))
         check_tensor(tensor, self)
@@ -196,13 +223,17 @@ class MpiTransport(Transport):
 def hash_of(operation: str, tensor: Tensor) -> Tensor:
     kind = int.from_bytes(f"{tensor.dtype}"[-7:].encode())
     place = 2 * int(tensor.is_contiguous()) + int(tensor.device.type == "cpu")
-    return torch.tensor([int.from_bytes(operation.encode()[-7:]), tensor.numel(), kind, place], dtype=torch.int64)
+    return torch.tensor(
+        [int.from_bytes(operation.encode()[-7:]), tensor.numel(), kind, place], dtype=torch.int64
+    )
 
 
 class _MpiWork:
     """Holds the tensor until MPI is done with its memory."""
 
-    def __init__(self, transport: MpiTransport, request: Any, tensor: Tensor, peer: int, receives: bool) -> None:
+    def __init__(
+        self, transport: MpiTransport, request: Any, tensor: Tensor, peer: int, receives: bool
+    ) -> None:
         self._transport, self._request, self._tensor, self._peer = transport, request, tensor, peer
         self._status = transport._mpi.Status() if receives else None
         self._done = False
@@ -217,19 +248,27 @@ class _MpiWork:
             if not self._done:
                 transport.finish(self._request, self._peer, "a message", self._status)
         except mpi.Exception as error:
-            raise TransportError(f"rank {self._peer}: a message of another length than expected ({error})") from None
+            raise TransportError(
+                f"rank {self._peer}: a message of another length than expected ({error})"
+            ) from None
         if self._status is not None:
             got = self._status.Get_count(mpi.BYTE)
             if got != self._tensor.nbytes:
-                raise TransportError(f"rank {self._peer} sent {got} bytes; {self._tensor.nbytes} were expected")
+                raise TransportError(
+                    f"rank {self._peer} sent {got} bytes; {self._tensor.nbytes} were expected"
+                )
 
 
 class _Persistent:
-    """MPI's own way of saying the same again. Only a schedule's ranges come here: their lengths have been agreed on."""
+    """MPI's own way of saying the same again. Only a schedule's ranges come here: their lengths
+    have been agreed on.
+    """
 
     def __init__(self, transport: MpiTransport, make: Any, tensor: Tensor, peer: int) -> None:
         self._transport, self._peer, self._tensor = transport, peer, tensor
-        self._request = make([buffer_of(transport._mpi, tensor), tensor.nbytes, transport._mpi.BYTE], peer)
+        self._request = make(
+            [buffer_of(transport._mpi, tensor), tensor.nbytes, transport._mpi.BYTE], peer
+        )
 
     def start(self) -> None:
         self._request.Start()

@@ -1,8 +1,9 @@
 """Messages between two processes on one host.
 
-Short ones go through the channel of their pair of ranks, piece by piece. For long ones the receiver first posts where it wants
-them: when that is memory which both can map, the sender writes there itself, and nothing is copied twice; otherwise the pieces
-follow. Messages of one pair keep their order; those with a tag of their own (notes) have a channel of their own.
+Short ones go through the channel of their pair of ranks, piece by piece. For long ones the receiver
+first posts where it wants them: when that is memory which both can map, the sender writes there
+itself, and nothing is copied twice; otherwise the pieces follow. Messages of one pair keep their
+order; those with a tag of their own (notes) have a channel of their own.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ def channels_bytes(ranks: int) -> int:
 class ChannelMessage:
     """A message under way; `advance` moves what can be moved now."""
 
-    def __init__(self, transport: ShmTransport, tensor: Tensor, peer: int, sending: bool, tag: int) -> None:
+    def __init__(
+        self, transport: ShmTransport, tensor: Tensor, peer: int, sending: bool, tag: int
+    ) -> None:
         check_tensor(tensor, transport)
         self.transport, self.tensor, self.peer, self.sending = transport, tensor, peer, sending
         source, target = (transport.rank, peer) if sending else (peer, transport.rank)
         self.channel = (int(tag != 0) * transport.size + source) * transport.size + target
-        self._bytes = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+        self._bytes = (
+            tensor.detach().view(-1).view(torch.uint8)
+            if tensor.numel()
+            else torch.empty(0, dtype=torch.uint8)
+        )
         self._size, self._moved = tensor.nbytes, 0
         self._long = self._size >= LONG_BYTES
         self._ticket: int | None = None  # of a receiver that has posted
@@ -56,7 +63,9 @@ class ChannelMessage:
         return self.done
 
     def _post(self) -> None:
-        """The receiver says where it wants a long message; then it is filled by the sender, or comes in pieces."""
+        """The receiver says where it wants a long message; then it is filled by the sender, or
+        comes in pieces.
+        """
         board, channel = self.transport._board, self.channel
         if self._ticket is None:
             if (board.posted[channel] - board.filled[channel]) & WORD >= PIECES:
@@ -64,7 +73,11 @@ class ChannelMessage:
             slot = channel * PIECES + board.posted[channel] % PIECES
             place = self.transport._memory.find(self.tensor)
             number, offset = place if place is not None else (IN_PIECES, 0)
-            board.numbers[slot], board.low[slot], board.high[slot] = number, offset & WORD, offset >> 32
+            board.numbers[slot], board.low[slot], board.high[slot] = (
+                number,
+                offset & WORD,
+                offset >> 32,
+            )
             board.wanted[slot] = self._size & WORD
             board.posted[channel] = self._ticket = (board.posted[channel] + 1) & WORD
             self._piecewise = place is None
@@ -78,7 +91,9 @@ class ChannelMessage:
             return
         slot = channel * PIECES + board.filled[channel] % PIECES
         if board.wanted[slot] != self._size & WORD:
-            raise TransportError(f"rank {self.peer} expects {board.wanted[slot]} bytes, not {self._size}")
+            raise TransportError(
+                f"rank {self.peer} expects {board.wanted[slot]} bytes, not {self._size}"
+            )
         if board.numbers[slot] == IN_PIECES:
             self._piecewise = True
             return
@@ -106,9 +121,14 @@ class ChannelMessage:
             if self.sending:
                 board.lengths[slot] = length
             elif board.lengths[slot] != length:
-                raise TransportError(f"rank {self.peer} sent {board.lengths[slot]} bytes; {length} were expected")
+                raise TransportError(
+                    f"rank {self.peer} sent {board.lengths[slot]} bytes; {length} were expected"
+                )
             start, size = slot * PIECE_BYTES, min(PIECE_BYTES, self._size - self._moved)
-            there, here = self.transport._channels[start : start + size], self._bytes[self._moved : self._moved + size]
+            there, here = (
+                self.transport._channels[start : start + size],
+                self._bytes[self._moved : self._moved + size],
+            )
             (there if self.sending else here).copy_(here if self.sending else there)
             counter[channel] = (counter[channel] + 1) & WORD
             self._moved += size
@@ -117,7 +137,9 @@ class ChannelMessage:
             if self._long and self.sending:
                 self._filled()
                 return
-            self.done = not self._long or (board.filled[channel] - (self._ticket or 0)) & WORD < 1 << 31
+            self.done = (
+                not self._long or (board.filled[channel] - (self._ticket or 0)) & WORD < 1 << 31
+            )
         if moved:
             board.ring(self.peer, self.transport.rank)
 

@@ -1,7 +1,8 @@
-"""Waiting for another process: look for a while, let others run for a while, then sleep until the doorbell rings.
+"""Waiting for another process: look for a while, let others run for a while, then sleep until the
+doorbell rings.
 
-More ranks than cores must work well, so nobody burns a core for long; and nobody sleeps past the moment it is needed, so
-sleeping is a futex on a word in shared memory that peers change and ring.
+More ranks than cores must work well, so nobody burns a core for long; and nobody sleeps past the
+moment it is needed, so sleeping is a futex on a word in shared memory that peers change and ring.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from paceline.transport.patience import Patience
 
 LOOKS = 200  # before yielding the core
 YIELDS = 20  # before going to sleep, where ranks share cores
-ROOMY_YIELDS = (
-    4000  # ... and where each has its own: some milliseconds in which waking up costs nothing (measured: 0.89 -> 0.95)
-)
+# ... and where each has its own: some milliseconds in which waking up costs nothing (measured: 0.89
+# -> 0.95)
+ROOMY_YIELDS = 4000
 NAP_S = 0.02  # the longest sleep between two looks at whether the peer is alive
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 CHANNELS = 2  # per pair of ranks and direction: for tensors, and for notes
@@ -58,16 +59,22 @@ class Board:
         pairs = 7 * ranks * LINE
         step = CHANNELS * ranks * ranks * LINE
         columns = [Column(words, pairs + i * step) for i in range(4)]
-        self.written, self.read, self.posted, self.filled = columns  # pieces; and what receivers want, and have been given
+        self.written, self.read, self.posted, self.filled = (
+            columns  # pieces; and what receivers want, and have been given
+        )
         columns = [Column(words, pairs + (4 + i * PIECES) * step) for i in range(5)]
-        self.lengths, self.wanted, self.numbers, self.low, self.high = columns  # of messages; of what is wanted, and where
+        self.lengths, self.wanted, self.numbers, self.low, self.high = (
+            columns  # of messages; of what is wanted, and where
+        )
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(words))
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def ring(self, peer: int, me: int) -> None:
         self.bells[peer] = (self.bells[peer] + 1) & 0xFFFFFFFF
         if FUTEX is not None and self.asleep[peer]:
-            self._libc.syscall(FUTEX, ctypes.c_void_p(self._base + 4 * self.bells.index(peer)), 1, 2**31 - 1, None)
+            self._libc.syscall(
+                FUTEX, ctypes.c_void_p(self._base + 4 * self.bells.index(peer)), 1, 2**31 - 1, None
+            )
 
     def ring_all(self, me: int) -> None:
         for peer in range(self.ranks):
@@ -79,7 +86,9 @@ class Board:
         if FUTEX is None:
             time.sleep(0.0002)
             return
-        self._libc.syscall(FUTEX, ctypes.c_void_p(self._base + 4 * self.bells.index(me)), 0, heard, _NAP)
+        self._libc.syscall(
+            FUTEX, ctypes.c_void_p(self._base + 4 * self.bells.index(me)), 0, heard, _NAP
+        )
 
 
 class _Timespec(ctypes.Structure):
@@ -92,7 +101,9 @@ _NAP = ctypes.byref(_Timespec(0, int(NAP_S * 1e9)))
 class Waiter:
     """One rank's way of waiting; knows who is alive."""
 
-    def __init__(self, board: Board, me: int, members: Sequence[int], patience: Patience, crowded: bool) -> None:
+    def __init__(
+        self, board: Board, me: int, members: Sequence[int], patience: Patience, crowded: bool
+    ) -> None:
         self._board, self._me, self._members, self.patience = board, me, members, patience
         self._yields = YIELDS if crowded else ROOMY_YIELDS
         self.descriptors: dict[int, int] = {}
@@ -110,7 +121,9 @@ class Waiter:
         with self.patience.waiting(what, self._members[peer], gives_up=not watched) as look:
             self._sleep_until(ready, peer, what, look)
 
-    def _sleep_until(self, ready: Callable[[], bool], peer: int, what: str, look: Callable[[], None]) -> None:
+    def _sleep_until(
+        self, ready: Callable[[], bool], peer: int, what: str, look: Callable[[], None]
+    ) -> None:
         board, me = self._board, self._me
         while True:
             heard = board.bells[me]
@@ -134,8 +147,12 @@ class Waiter:
                     raise PeerLost(other, f"while waiting for {what}")
             look()
 
-    def wait_any(self, found: Callable[[], int | None], peers: Sequence[int], patience_s: float | None) -> int | None:
-        """Until `found` says which, or one of the peers is gone (its index), or patience ends (None)."""
+    def wait_any(
+        self, found: Callable[[], int | None], peers: Sequence[int], patience_s: float | None
+    ) -> int | None:
+        """Until `found` says which, or one of the peers is gone (its index), or patience ends
+        (None).
+        """
         for look in range(LOOKS + self._yields):
             if (which := found()) is not None:
                 return which

@@ -1,12 +1,13 @@
 """Processes on one host through shared memory.
 
-Buffers that are exchanged live in memory that all ranks map (`allocate`), so an all-reduce copies nothing in or out: each rank
-sums its own slice of everybody's buffers and writes the result into all of them. Buffers that live elsewhere are copied
-through a shared one; small ones travel with a single barrier.
+Buffers that are exchanged live in memory that all ranks map (`allocate`), so an all-reduce copies
+nothing in or out: each rank sums its own slice of everybody's buffers and writes the result into
+all of them. Buffers that live elsewhere are copied through a shared one; small ones travel with a
+single barrier.
 
-The memory belongs to unnamed files (memfd) that vanish with their processes: nothing can be left behind, whatever dies. They
-are not in /dev/shm, so a small one (64 MB in many containers) does no harm; what counts is the machine's free memory, which is
-looked at before any is taken.
+The memory belongs to unnamed files (memfd) that vanish with their processes: nothing can be left
+behind, whatever dies. They are not in /dev/shm, so a small one (64 MB in many containers) does no
+harm; what counts is the machine's free memory, which is looked at before any is taken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import time
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import psutil
@@ -26,7 +28,16 @@ from torch import Tensor
 
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
-from paceline.transport.base import REDUCE, Op, Rendezvous, Transport, Work, check_ranks, check_tensor, wording
+from paceline.transport.base import (
+    REDUCE,
+    Op,
+    Rendezvous,
+    Transport,
+    Work,
+    check_ranks,
+    check_tensor,
+    wording,
+)
 from paceline.transport.c10d.transport import connect_store, patience_for
 from paceline.transport.patience import Patience
 from paceline.transport.shm.channels import ChannelMessage, channels_bytes
@@ -38,7 +49,9 @@ BLOCK_BYTES = 256 << 10  # the slice is summed and handed out in pieces that sta
 
 
 class SharedBytes:
-    """A stretch of memory that other processes can map, given its address (process, file number, size)."""
+    """A stretch of memory that other processes can map, given its address (process, file number,
+    size).
+    """
 
     def __init__(self, size: int, address: tuple[int, int] | None = None) -> None:
         self.size = max(1, size)
@@ -46,7 +59,9 @@ class SharedBytes:
             if address is None:
                 free = psutil.virtual_memory().available
                 if self.size > free:
-                    raise TransportError(f"shared memory of {self.size:,} bytes is not to be had: {free:,} are free")
+                    raise TransportError(
+                        f"shared memory of {self.size:,} bytes is not to be had: {free:,} are free"
+                    )
                 self._file = os.memfd_create("paceline")
                 os.ftruncate(self._file, self.size)
                 self._map = mmap.mmap(self._file, self.size)
@@ -57,19 +72,29 @@ class SharedBytes:
                 finally:
                     os.close(file)
         except OSError as error:
-            raise TransportError(f"shared memory of {self.size:,} bytes is not to be had: {error.strerror}") from None
+            raise TransportError(
+                f"shared memory of {self.size:,} bytes is not to be had: {error.strerror}"
+            ) from None
         self.address = address or (os.getpid(), self._file)
 
-    def tensor(self, dtype: torch.dtype = torch.uint8, offset: int = 0, count: int | None = None) -> Tensor:
+    def tensor(
+        self, dtype: torch.dtype = torch.uint8, offset: int = 0, count: int | None = None
+    ) -> Tensor:
         length = (self.size - offset) // dtype.itemsize if count is None else count
-        return torch.frombuffer(self._map, dtype=dtype, count=length, offset=offset) if length else torch.empty(0, dtype=dtype)
+        return (
+            torch.frombuffer(self._map, dtype=dtype, count=length, offset=offset)
+            if length
+            else torch.empty(0, dtype=dtype)
+        )
 
     def words(self) -> memoryview:
         return memoryview(self._map).cast("B").cast("I")
 
 
 class SharedMemory:
-    """What one process shares, and what it has mapped of others. Allocations are numbered: all ranks make the same ones."""
+    """What one process shares, and what it has mapped of others. Allocations are numbered: all
+    ranks make the same ones.
+    """
 
     def __init__(self, store: Any, rank: int, ranks: int, patience: Patience) -> None:
         self._store, self._rank, self.ranks, self.patience = store, rank, ranks, patience
@@ -79,7 +104,9 @@ class SharedMemory:
     def allocate(self, size: int) -> tuple[SharedBytes, int]:
         shared, number = SharedBytes(size), len(self._own)
         start = shared.tensor().data_ptr()
-        self._store.set(f"shm/{self._rank}/{number}", f"{shared.address[0]} {shared.address[1]} {shared.size}")
+        self._store.set(
+            f"shm/{self._rank}/{number}", f"{shared.address[0]} {shared.address[1]} {shared.size}"
+        )
         self._own.append((start, start + shared.size, shared))
         return shared, number
 
@@ -121,9 +148,17 @@ class ShmTransport(Transport):
     shares_memory = True
 
     def __init__(
-        self, memory: SharedMemory, store: Any, members: tuple[int, ...], world_rank: int, deadline_s: float, name: str
+        self,
+        memory: SharedMemory,
+        store: Any,
+        members: tuple[int, ...],
+        world_rank: int,
+        deadline_s: float,
+        name: str,
     ) -> None:
-        super().__init__(members.index(world_rank), len(members), deadline_s, patience=memory.patience)
+        super().__init__(
+            members.index(world_rank), len(members), deadline_s, patience=memory.patience
+        )
         self.store, self._memory, self._members, self._name = store, memory, members, name
         board, channels = self._meeting_place(store, name)
         self._board = Board(board.words(), self.size)
@@ -134,7 +169,9 @@ class ShmTransport(Transport):
         self._board.pids[self.rank] = os.getpid()
         self._calls = 0
         self._words: dict[tuple[Any, ...], int] = {}  # what can be said at a meeting, in 32 bits
-        self._scratch: dict[tuple[str, int], int] = {}  # allocations that all ranks have made for copying through
+        self._scratch: dict[
+            tuple[str, int], int
+        ] = {}  # allocations that all ranks have made for copying through
         self._slices: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
         self._pending: list[ChannelMessage] = []
         self._barrier_number = 0
@@ -143,7 +180,11 @@ class ShmTransport(Transport):
 
     @classmethod
     def missing(cls) -> str | None:
-        if hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and os.path.isdir("/proc/self/fd"):
+        if (
+            hasattr(os, "memfd_create")
+            and hasattr(os, "pidfd_open")
+            and os.path.isdir("/proc/self/fd")
+        ):
             return None
         return "it needs Linux, with memfd, pidfd and /proc: use --transport gloo"
 
@@ -153,7 +194,14 @@ class ShmTransport(Transport):
             raise TransportError(f"transport shm is not to be had here: {missing}")
         store = dist.PrefixStore(f"shm-{rendezvous.generation}", connect_store(rendezvous))
         memory = SharedMemory(store, rendezvous.rank, rendezvous.size, patience_for(rendezvous))
-        return cls(memory, store, tuple(range(rendezvous.size)), rendezvous.rank, rendezvous.deadline_s, "world")
+        return cls(
+            memory,
+            store,
+            tuple(range(rendezvous.size)),
+            rendezvous.rank,
+            rendezvous.deadline_s,
+            "world",
+        )
 
     def _meeting_place(self, store: Any, name: str) -> tuple[SharedBytes, SharedBytes]:
         """Made by rank 0, mapped by all: the board of counters, and a channel for each pair."""
@@ -164,14 +212,18 @@ class ShmTransport(Transport):
             store.set(key, " ".join(f"{m.address[0]} {m.address[1]}" for m in made))
             return made[0], made[1]
         numbers = self._memory.published(key, self._members[0])
-        return SharedBytes(sizes[0], (numbers[0], numbers[1])), SharedBytes(sizes[1], (numbers[2], numbers[3]))
+        return SharedBytes(sizes[0], (numbers[0], numbers[1])), SharedBytes(
+            sizes[1], (numbers[2], numbers[3])
+        )
 
     def _meet(self) -> None:
         """Everybody is there, and everybody's process is known."""
         self.barrier()
 
     def _watch(self) -> None:
-        """From now on a peer's death is noticed: a process descriptor becomes readable when its process ends."""
+        """From now on a peer's death is noticed: a process descriptor becomes readable when its
+        process ends.
+        """
         for peer in range(self.size):
             if peer != self.rank:
                 try:
@@ -191,7 +243,8 @@ class ShmTransport(Transport):
         self._board.ring_all(self.rank)
         for peer in range(self.size):
             if peer != self.rank:
-                self._waiter.wait(lambda p=peer: (arrived[p] - number) & 0xFFFFFFFF < 0x80000000, peer, "a barrier")  # type: ignore[misc]
+                has_arrived = partial(_is_past, arrived, peer, number)
+                self._waiter.wait(has_arrived, peer, "a barrier")
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
         if self.size == 1:
@@ -205,7 +258,9 @@ class ShmTransport(Transport):
             self._reduce_slices(place, tensor.numel(), tensor.dtype, op)
         else:
             number = self._copying_place(tensor.nbytes)
-            shared = self._memory.of(self._members[self.rank], number).tensor(tensor.dtype, 0, tensor.numel())
+            shared = self._memory.of(self._members[self.rank], number).tensor(
+                tensor.dtype, 0, tensor.numel()
+            )
             shared.copy_(tensor.view(-1))
             self._come_together(op, tensor)
             self._reduce_slices((number, 0), tensor.numel(), tensor.dtype, op)
@@ -214,7 +269,8 @@ class ShmTransport(Transport):
     def _come_together(self, operation: str, tensor: Tensor) -> None:
         """A barrier at which everybody also says what it brings: all raise when it is not the same.
 
-        Two words per rank, used in turn: whoever writes one again has met, at the other, everybody who read it.
+        Two words per rank, used in turn: whoever writes one again has met, at the other, everybody
+        who read it.
         """
         self._calls += 1
         key = (operation, tensor.numel(), tensor.dtype, tensor.device.type, tensor.is_contiguous())
@@ -229,14 +285,21 @@ class ShmTransport(Transport):
                 self.agree(wording(operation, tensor))
         check_tensor(tensor, self)
 
-    def _reduce_slices(self, place: tuple[int, int], length: int, dtype: torch.dtype, op: Op) -> None:
-        """Every rank sums its slice of everybody's buffers and writes the result into all of them."""
+    def _reduce_slices(
+        self, place: tuple[int, int], length: int, dtype: torch.dtype, op: Op
+    ) -> None:
+        """Every rank sums its slice of everybody's buffers and writes the result into all
+        of them.
+        """
         key = (*place, length, dtype)
         parts = self._slices.get(key)
         if parts is None:
             low, high = self.rank * length // self.size, (self.rank + 1) * length // self.size
             number, offset = place
-            parts = [self._memory.of(m, number).tensor(dtype, offset, length)[low:high] for m in self._members]
+            parts = [
+                self._memory.of(m, number).tensor(dtype, offset, length)[low:high]
+                for m in self._members
+            ]
             self._slices[key] = parts
         reduce, block = REDUCE[op], BLOCK_BYTES // dtype.itemsize
         for start in range(0, parts[0].numel(), block):
@@ -249,14 +312,21 @@ class ShmTransport(Transport):
         self.barrier()
 
     def _reduce_small(self, tensor: Tensor, op: Op) -> None:
-        """Everybody puts its part on the table and sums all parts, in rank order. Two tables, used in turn, as above."""
+        """Everybody puts its part on the table and sums all parts, in rank order. Two tables, used
+        in turn, as above.
+        """
         number, flat = self._copying_place(2 * SMALL_BYTES, "tables"), tensor.view(-1)
         offset = (self._calls % 2) * SMALL_BYTES
-        self._memory.of(self._members[self.rank], number).tensor(flat.dtype, offset, flat.numel()).copy_(flat)
+        self._memory.of(self._members[self.rank], number).tensor(
+            flat.dtype, offset, flat.numel()
+        ).copy_(flat)
         self._come_together(op, tensor)
         if not flat.numel():
             return
-        parts = [self._memory.of(m, number).tensor(flat.dtype, offset, flat.numel()) for m in self._members]
+        parts = [
+            self._memory.of(m, number).tensor(flat.dtype, offset, flat.numel())
+            for m in self._members
+        ]
         flat.copy_(parts[0])
         for part in parts[1:]:
             REDUCE[op](flat, part, out=flat)
@@ -274,10 +344,14 @@ class ShmTransport(Transport):
         here = movable(tensor) and tensor.numel() > 0
         number = self._copying_place(tensor.nbytes) if here else 0
         if here and self.rank == root:
-            self._memory.of(self._members[root], number).tensor(tensor.dtype, 0, tensor.numel()).copy_(tensor.view(-1))
+            self._memory.of(self._members[root], number).tensor(
+                tensor.dtype, 0, tensor.numel()
+            ).copy_(tensor.view(-1))
         self._come_together(f"broadcast from {root}", tensor)
         if here and self.rank != root:
-            tensor.view(-1).copy_(self._memory.of(self._members[root], number).tensor(tensor.dtype, 0, tensor.numel()))
+            tensor.view(-1).copy_(
+                self._memory.of(self._members[root], number).tensor(tensor.dtype, 0, tensor.numel())
+            )
         self.barrier()
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
@@ -301,7 +375,9 @@ class ShmTransport(Transport):
             raise TransportError("transport shm shares only what it has allocated")
         number, offset = place
         self.barrier()  # everybody has allocated it
-        return self._memory.of(self._members[root], number).tensor(tensor.dtype, offset, tensor.numel())
+        return self._memory.of(self._members[root], number).tensor(
+            tensor.dtype, offset, tensor.numel()
+        )
 
     @property
     def tolerant(self) -> bool:
@@ -331,16 +407,27 @@ class ShmTransport(Transport):
             return self
         world = tuple(self._members[r] for r in members)
         name = f"{self._name}/{'-'.join(map(str, members))}"
-        return ShmTransport(self._memory, self.store, world, self._members[self.rank], self.deadline_s, name)
+        return ShmTransport(
+            self._memory, self.store, world, self._members[self.rank], self.deadline_s, name
+        )
 
     def side(self, label: str) -> ShmTransport:
         world = self._members[self.rank]
-        return ShmTransport(self._memory, self.store, self._members, world, self.deadline_s, f"{self._name}/side/{label}")
+        return ShmTransport(
+            self._memory,
+            self.store,
+            self._members,
+            world,
+            self.deadline_s,
+            f"{self._name}/side/{label}",
+        )
 
     def twin(self) -> ShmTransport:
         other = copy.copy(self)
         other._pending, other._waiter = [], copy.copy(self._waiter)
-        other._waiter.patience = Patience(self.rank, self.size, self.deadline_s, watched=True)  # one thread of a rank tells
+        other._waiter.patience = Patience(
+            self.rank, self.size, self.deadline_s, watched=True
+        )  # one thread of a rank tells
         return other
 
     def close(self) -> None:
@@ -349,6 +436,11 @@ class ShmTransport(Transport):
         for descriptor in self._waiter.descriptors.values():
             os.close(descriptor)
         self._waiter.descriptors.clear()
+
+
+def _is_past(counters: Sequence[int], rank: int, number: int) -> bool:
+    """Whether a rank's 32-bit counter has reached `number`; counters wrap around."""
+    return (counters[rank] - number) & 0xFFFFFFFF < 0x80000000
 
 
 def movable(tensor: Tensor) -> bool:
