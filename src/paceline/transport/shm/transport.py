@@ -41,7 +41,7 @@ from paceline.transport.base import (
 from paceline.transport.c10d.transport import connect_store, patience_for
 from paceline.transport.patience import Patience
 from paceline.transport.shm.channels import ChannelMessage, channels_bytes
-from paceline.transport.shm.doorbell import Board, Waiter
+from paceline.transport.shm.doorbell import Board, Column, Waiter
 
 SMALL_BYTES = 32 << 10  # up to here everybody sums everything, with one barrier instead of two
 LOOK_S = 0.002  # between two looks at whether a rank has published something
@@ -438,7 +438,7 @@ class ShmTransport(Transport):
         self._waiter.descriptors.clear()
 
 
-def _is_past(counters: Sequence[int], rank: int, number: int) -> bool:
+def _is_past(counters: Column, rank: int, number: int) -> bool:
     """Whether a rank's 32-bit counter has reached `number`; counters wrap around."""
     return (counters[rank] - number) & 0xFFFFFFFF < 0x80000000
 
