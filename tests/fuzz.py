@@ -17,6 +17,7 @@ import tempfile
 import traceback
 import typing
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -193,8 +194,8 @@ def command_line(r: random.Random) -> None:
 def start(job: Any, listen: Any, **_: Any) -> None:
     """Two steps of it, where that takes a moment; no more is wanted of the command."""
     if job.transport == "inproc" and job.ranks <= 4 and sum(job.batch_sizes) <= 4096:
-        job.steps = min(job.steps or 2, 2) if job.resume_from is None else job.steps
-        run(job, listen)
+        steps = min(job.steps or 2, 2) if job.resume_from is None else job.steps
+        run(replace(job, steps=steps), listen)
     raise click.exceptions.Exit(0)
 
 

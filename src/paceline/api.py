@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from paceline.data.adopt import adopt
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
 from paceline.launch.joined import Meeting
-from paceline.launch.run import Listen, run
+from paceline.launch.run import Listen, run_in_folder
 from paceline.launch.seat import find as find_seat
 from paceline.record import checkpoint
 from paceline.record.reader import read_run
@@ -24,7 +25,9 @@ from paceline.report.compare import compare
 from paceline.report.lines import Study, read_study
 from paceline.report.render import render
 from paceline.request.config import Config
-from paceline.request.job import Job, load_config, prepare, run_folder
+from paceline.request.earlier import load_config, run_folder
+from paceline.request.job import Job
+from paceline.request.prepare import prepare
 from paceline.studies.grid import BUILTIN
 from paceline.studies.grid import Study as Plan
 from paceline.studies.runner import run_study
@@ -164,14 +167,11 @@ def silent(meeting: Meeting | None) -> bool:
 def make_job(options: dict[str, Any], meeting: Meeting | None = None) -> Job:
     if meeting is None:
         asked = _started_here({**_saved(options), **options})
-        job = prepare(Config.make(asked), default_out)
-        job.asked = asked
-        return job
+        return replace(prepare(Config.make(asked), default_out), asked=asked)
     with meeting.telling("prepare"):
         options = meeting.going_on(options)
         job = prepare(Config.make(meeting.seat.fit(options, _saved(options))), default_out)
-        job.notices += meeting.notices
-        return job
+        return replace(job, notices=(*job.notices, *meeting.notices))
 
 
 def _saved(options: dict[str, Any]) -> dict[str, Any]:
@@ -236,10 +236,10 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
 
 def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None) -> Run:
     if meeting is None and job.config.launcher == "spark":
-        record = _start_on_spark(job, listen)
+        record, out = _start_on_spark(job, listen), job.out
     else:
-        record = run(job, listen, clean, meeting)
-    return Run(record, job.out, job.model)
+        record, out = run_in_folder(job, listen, clean, meeting)
+    return Run(record, out, job.model)
 
 
 def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def seated(options: dict[str, Any]) -> dict[str, Any] | None:
     if meeting is None:
         raise BadRequest("this process has no place among others: no launcher has started it")
     job = make_job(options, meeting)
-    job.notices.clear()  # the driver has told them
+    job = replace(job, notices=())  # the driver has told them
     with Watch(job, quiet=silent(meeting), live=False, headed=False) as watch:
         record = start(job, watch.listen, clean=True, meeting=meeting).record
     return record if meeting.leads else None

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,12 @@ import paceline
 from paceline.api import make_job
 from paceline.errors import BadRequest
 from paceline.launch import joined
+from paceline.launch.folder import claim
 from paceline.launch.joined import Meeting
-from paceline.launch.run import _claim
 from paceline.launch.seat import Seat, find, first_host, tasks_on_node
 from paceline.privacy.ledger import Line, write_lines
 from paceline.record import checkpoint
 from paceline.record.machine import cores
-from paceline.request.config import Config
-from paceline.request.job import Job
 from paceline.transport.base import Rendezvous
 from paceline.transport.c10d.gloo import GlooTransport
 from paceline.transport.mpi.transport import MpiTransport, mpirun
@@ -325,15 +324,9 @@ def test_a_restart_without_a_folder_says_what_would_help() -> None:
 
 def test_every_worker_knows_the_hosts_of_all_workers(tmp_path: Path) -> None:
     def ask(meeting: Meeting) -> tuple[str, ...]:
-        job = Job.__new__(Job)  # only what a claim looks at
-        job.config, job.out, job.resume_from, job.session = (
-            Config(workers=2),
-            tmp_path / "run",
-            None,
-            0,
-        )
-        meeting.claim(job, lambda job: job.out.mkdir())
-        return job.hosts
+        options = {"data": (make_pairs(60), None), "model": small_net, "workers": 2}
+        job = make_job({**options, "transport": "gloo", "out": str(tmp_path / "run")})
+        return meeting.claim(job, claim).hosts
 
     assert Agent().meet(3, ask) == [(socket.gethostname(),) * 2] * 3  # the third serves
 
@@ -352,13 +345,12 @@ def test_beginning_again_is_a_session_of_its_own_unless_that_would_spend_a_budge
     paceline.train(**options, progress=False)
     job = make_job(options)
     with pytest.raises(BadRequest, match="holds a run already"):
-        _claim(job)
-    _claim(job, restarted=lambda out: True)
-    assert job.session == 1
-    job.protection = object()  # type: ignore[assignment]
+        claim(job)
+    assert claim(job, restarted=lambda out: True).number == 1
+    job = replace(job, protection=object())  # type: ignore[arg-type]
     write_lines(out / "privacy" / "worker-0.json", [Line(session=0, noise=1.0, rate=0.1, steps=2)])
     with pytest.raises(BadRequest, match="started again before its first checkpoint"):
-        _claim(job, restarted=lambda out: True)
+        claim(job, restarted=lambda out: True)
 
 
 def test_what_a_transport_puts_into_the_store_is_of_one_meeting_only(

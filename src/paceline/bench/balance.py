@@ -13,7 +13,7 @@ from typing import Any
 from paceline.bench.strategies import folder_and_data
 from paceline.launch.run import run
 from paceline.request.config import Config
-from paceline.request.job import prepare
+from paceline.request.prepare import prepare
 
 LINES: dict[str, dict[str, Any]] = {
     "apart": {"strategy": "psgd", "shard": "global"},

@@ -23,7 +23,9 @@ from paceline.record.sampler import Sampler
 from paceline.record.writer import Recorder
 from paceline.registry import transports
 from paceline.request.config import Config
-from paceline.request.job import Job, prepare
+from paceline.request.job import Job
+from paceline.request.prepare import prepare
+from paceline.request.session import Session
 from paceline.run.worker import Worker
 from paceline.transport.base import Rendezvous
 
@@ -109,7 +111,7 @@ def _rank(job: Job, rendezvous: Rendezvous, say: Any) -> dict[str, Any]:
         recorder, job.config.sample_every_s, Task(), whole_machine=rendezvous.rank == 0
     )
     turns = InTurns(recorder, sampler)
-    worker = Worker(job, transport, turns, lambda kind, content: None)
+    worker = Worker(Session(job, job.out), transport, turns, lambda kind, content: None)
     sampler.start()
     worker.train()
     sampler.stop()

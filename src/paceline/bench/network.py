@@ -24,7 +24,7 @@ from paceline.launch.local import on_forked_ranks, root_cause
 from paceline.launch.run import run
 from paceline.registry import transports
 from paceline.request.config import Config
-from paceline.request.job import prepare
+from paceline.request.prepare import prepare
 from paceline.testbed.hosts import Testbed, lasting
 from paceline.transport.base import Rendezvous
 

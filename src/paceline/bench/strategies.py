@@ -25,7 +25,7 @@ from paceline.launch.run import run
 from paceline.record.reader import read_worker_events
 from paceline.registry import sources
 from paceline.request.config import Config
-from paceline.request.job import prepare
+from paceline.request.prepare import prepare
 
 PEER = Path(__file__).parent / "peers" / "stock_pytorch.py"
 WARM_UP = 20

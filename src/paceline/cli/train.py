@@ -122,7 +122,7 @@ def train(
     if values.get(
         "resume"
     ):  # an option inside a choice is set in the choice of the run that goes on
-        from paceline.request.job import load_config
+        from paceline.request.earlier import load_config
 
         saved = load_config(values["resume"])
         inside = {

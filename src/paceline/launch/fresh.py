@@ -21,13 +21,13 @@ import torch
 
 from paceline.errors import PacelineError, RunFailed
 from paceline.launch.package import pack, unpack
-from paceline.request.job import Job
+from paceline.request.session import Session
 
 Hear = Callable[[str, dict[str, Any]], None]
 
 
-def run_in_fresh_process(job: Job, hear: Hear) -> None:
-    package = pack(job, job.config.plugin)
+def run_in_fresh_process(session: Session, hear: Hear) -> None:
+    package = pack(session, session.job.config.plugin)
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [
@@ -75,10 +75,10 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     torch.set_num_threads(1)  # no pool of threads before the workers are forked
     connection = Connection(int(sys.argv[1]))
-    job = unpack(connection.recv_bytes())
+    session = unpack(connection.recv_bytes())
     failure: PacelineError | None = None
     try:
-        run_processes(job, lambda kind, content: connection.send((kind, content)))
+        run_processes(session, lambda kind, content: connection.send((kind, content)))
     except PacelineError as error:
         failure = error
     except (KeyboardInterrupt, BrokenPipeError):

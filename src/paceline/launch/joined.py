@@ -49,7 +49,9 @@ from paceline.launch.local import (
 from paceline.launch.seat import Seat
 from paceline.record import checkpoint
 from paceline.record.writer import write_json
-from paceline.request.job import Job, run_folder
+from paceline.request.earlier import run_folder
+from paceline.request.job import Job
+from paceline.request.session import Session
 from paceline.transport.base import Rendezvous, Transport
 from paceline.transport.c10d.transport import first_line, open_store
 from paceline.transport.mpi.transport import load as load_mpi
@@ -309,24 +311,21 @@ class Meeting:
                 {"launcher": self.seat.launcher, "agents": sorted(agents), "processes": processes},
             )
 
-    def claim(self, job: Job, claim: Callable[[Job], None]) -> None:
-        """Rank 0 takes the run's folder; all use it."""
+    def claim(self, job: Job, claim: Callable[[Job], Session]) -> Session:
+        """Rank 0 claims the run's folder; all ranks use it."""
+        hosts = tuple(p.host for p in self.present[: job.workers])
         with self.telling("claim"):
             if self.leads:
-                claim(job)
-                if (
-                    job.resume_from is None
-                    or job.out.resolve() not in job.resume_from.resolve().parents
-                ):
-                    self.mark(
-                        job.out
-                        # a run that goes on in its own folder is so marked when it has come to its
-                        # first step
-                    )
-                self._put("folder", (str(job.out.resolve()), job.session))
-        if not self.leads:
-            job.out, job.session = self._get("folder", lambda said: (Path(said[0]), int(said[1])))
-        job.hosts = tuple(p.host for p in self.present[: job.workers])
+                session = claim(job)
+                resumed_in = job.resume_from.resolve().parents if job.resume_from else ()
+                # A run that is resumed in its own folder is marked when its workers are ready.
+                if session.out.resolve() not in resumed_in:
+                    self.mark(session.out)
+                self._put("folder", (str(session.out.resolve()), session.number))
+        if self.leads:
+            return replace(session, hosts=hosts)
+        out, number = self._get("folder", lambda said: (Path(said[0]), int(said[1])))
+        return Session(job, out, number, hosts)
 
     def connect(self, kind: Any, deadline_s: float) -> Transport:
         """All ranks, over such a transport."""
@@ -335,12 +334,12 @@ class Meeting:
         connected.meeting = self  # type: ignore[attr-defined]
         return connected
 
-    def train(self, job: Job, hear: Hear) -> None:
+    def train(self, session: Session, hear: Hear) -> None:
         """This rank's part. Rank 0 raises what went wrong first, anywhere."""
         try:
             train_rank(
-                job,
-                replace(self.rendezvous, deadline_s=job.config.deadline_s),
+                session,
+                replace(self.rendezvous, deadline_s=session.job.config.deadline_s),
                 hear if self.leads else _of_slow_ranks,
             )
         except KeyboardInterrupt:

@@ -30,6 +30,7 @@ from paceline.errors import (
 )
 from paceline.registry import transports
 from paceline.request.job import Job
+from paceline.request.session import Session
 from paceline.run.worker import run_worker
 from paceline.testbed.hosts import LAUNCHER, Testbed, lasting, standing
 from paceline.transport.base import Rendezvous
@@ -44,13 +45,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_S = 3.0  # between asking a worker to end and ending it
 
 
-def run_processes(job: Job, hear: Hear) -> None:
+def run_processes(session: Session, hear: Hear) -> None:
     """Start the workers, pass on what they say, end them all, and raise the root cause if one
     failed.
     """
+    job = session.job
     with network(job, hear) as bed:
         _, failures = on_forked_ranks(
-            partial(train_rank, job), job.ranks, hear, job.config.deadline_s, may_die(job), bed
+            partial(train_rank, session), job.ranks, hear, job.config.deadline_s, may_die(job), bed
         )
     if failures:
         raise root_cause(failures, job.workers)
@@ -81,12 +83,12 @@ def may_die(job: Job) -> frozenset[int]:
     return frozenset(range(1, job.workers)) if job.strategy().survives else frozenset()
 
 
-def train_rank(job: Job, rendezvous: Rendezvous, say: Hear) -> None:
+def train_rank(session: Session, rendezvous: Rendezvous, say: Hear) -> None:
     """What a worker's process does."""
     keep_freed_memory()
-    transport = transports.entry(job.transport).declared.connect(rendezvous)
+    transport = transports.entry(session.job.transport).declared.connect(rendezvous)
     try:
-        run_worker(job, transport, say, alone_on_host=rendezvous.alone)
+        run_worker(session, transport, say, alone_on_host=rendezvous.alone)
     finally:
         with contextlib.suppress(Exception):  # the process ends anyway
             transport.close()

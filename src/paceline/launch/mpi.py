@@ -40,7 +40,7 @@ from paceline.launch.local import (
     train_rank,
 )
 from paceline.launch.package import pack, unpack
-from paceline.request.job import Job
+from paceline.request.session import Session
 from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
 from paceline.transport.base import Rendezvous
 from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
@@ -55,11 +55,12 @@ ON_THIS_HOST = (
 )  # shared memory only: otherwise every rank listens on all interfaces
 
 
-def run_under_mpirun(job: Job, hear: Hear) -> None:
+def run_under_mpirun(session: Session, hear: Hear) -> None:
+    job = session.job
     config = job.config
     with network(job, hear) as bed:
         failures = on_mpi_ranks(
-            partial(train_rank, job), job.ranks, hear, config.deadline_s, config.plugin, bed
+            partial(train_rank, session), job.ranks, hear, config.deadline_s, config.plugin, bed
         )[1]
     if failures:
         raise root_cause(failures, job.workers)

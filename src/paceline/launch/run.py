@@ -1,11 +1,8 @@
-"""One run from start to record: its folder, its workers, its run.json, whatever happens in
-between.
-"""
+"""One run from start to record: claim its folder, start its workers, write run.json in every case."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +14,7 @@ from typing import Any
 import torch
 
 from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
+from paceline.launch.folder import claim
 from paceline.launch.fresh import run_in_fresh_process
 from paceline.launch.joined import Meeting, refuse_inside_a_launcher
 from paceline.launch.local import run_processes
@@ -24,160 +22,189 @@ from paceline.launch.mpi import run_under_mpirun
 from paceline.launch.seat import find as find_seat
 from paceline.launch.signals import Ending, ending
 from paceline.launch.threads import run_threads
-from paceline.privacy.ledger import read_account
-from paceline.privacy.plan import account, begin_session
+from paceline.privacy.plan import account
 from paceline.record import checkpoint, reserve
-from paceline.record.lock import alone_in
 from paceline.record.machine import environment
 from paceline.record.reader import read_run, read_worker_events, summarise
 from paceline.record.trace import write_trace
 from paceline.record.writer import clean as clean_json
 from paceline.record.writer import write_json
 from paceline.registry import transports
-from paceline.request.job import Job, run_folder
+from paceline.request.job import Job
+from paceline.request.session import Session
 
-Listen = Callable[
-    [str, dict[str, Any]], None
-]  # ("progress", {...}), ("evaluation", {...}), ("notice", {...}), ("chosen", {...})
+# Called with ("progress", {...}), ("evaluation", {...}), ("notice", {...}), ("chosen", {...})
+Listen = Callable[[str, dict[str, Any]], None]
 
 
 def run(
     job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None
 ) -> dict[str, Any]:
-    """Run the job. `clean` promises that this process has run no multi-threaded torch operation
-    (the CLI's has not).
+    """Run the job and return its record; see `run_in_folder`."""
+    return run_in_folder(job, listen, clean, meeting)[0]
 
-    Writes run.json in every case; then raises what went wrong, if something did. With a `meeting`
-    this process is one rank of several that a launcher has started; rank 0 writes.
+
+def run_in_folder(
+    job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None
+) -> tuple[dict[str, Any], Path]:
+    """Run the job. Returns its record and its folder.
+
+    Writes run.json in every case, then raises what went wrong. `clean` promises that this process has run
+    no multi-threaded torch operation (the CLI's has not), so that it can fork. With a `meeting` this process
+    is one of several ranks that a launcher has started; rank 0 writes the record.
     """
-    with ending() as end, ExitStack() as held:  # the folder, until the record is written
-        return _run(job, listen, clean, meeting, held, end)
-
-
-def _run(
-    job: Job, listen: Listen, clean: bool, meeting: Meeting | None, held: ExitStack, end: Ending
-) -> dict[str, Any]:
-    if meeting is None:
-        refuse_inside_a_launcher(find_seat())
-        _claim(job, held=held)
-    else:
-        if job.config.network is not None:
-            raise BadRequest(
-                f"network={job.config.network}: Paceline starts the ranks on its hosts itself, not"
-                f" {meeting.seat.launcher}"
-            )
-        meeting.claim(job, partial(_claim, restarted=meeting.began, held=held))
-    leads = meeting is None or meeting.leads
-    failure: BaseException | None = None
-    ready = job.resume_from is None
-    lost: list[int] = []  # workers that died while the others went on
-
-    def hear(kind: str, content: dict[str, Any]) -> None:
-        nonlocal ready
-        if kind == "lost":
-            lost.append(content["rank"])
-        if kind == "chosen":
-            job.config.memory_format = content["memory_format"]
-        ready = ready or kind == "ready"
-        if ready and leads and kind in ("chosen", "ready"):
-            write_json(job.out / "config.json", job.config.described())
-            if meeting is not None:
-                meeting.mark(job.out)
-        listen("notice" if kind == "waiting" else kind, content)
-
-    try:
-        if leads:
-            reserve.take(job.out)
-        if ready and leads:
-            write_json(job.out / "config.json", job.config.described())
-        for notice in job.notices if leads else ():
-            listen("notice", {"text": notice})
-        (meeting.train if meeting else _runner(job, clean))(job, hear)
-        end.settling = True
-    except KeyboardInterrupt:
-        failure = Interrupted(end.reason)
-        if meeting is not None:
-            failure = Interrupted(
-                f"ended by {meeting.seat.launcher} (another rank has failed, perhaps) or"
-                " interrupted"
-            )
-            failure.told = not leads
-    except Exception as error:
-        end.settling, failure = True, error
-    if leads or lost_the_leader(failure):
-        reserve.release(job.out)
-        checkpoint.sweep(job.out / "checkpoints")
-    if (
-        failure is not None and not ready
-    ):  # a resume that could not even start leaves the run as it was
-        raise failure
-    if meeting is not None and not leads:
-        if failure is not None and not lost_the_leader(failure):
-            raise failure
-        if failure is None:
-            meeting.recorded()
-            return read_run(job.out)
-    status = (
-        "completed"
-        if failure is None
-        else "interrupted"
-        if isinstance(failure, Interrupted)
-        else "failed"
-    )
-    events = read_worker_events(job.out)
-    record = clean_json(
-        summarise(
-            events,
-            {
-                **job.config.described(),
-                "batch_sizes": list(job.batch_sizes),
-                "oversubscribed": job.oversubscribed,
-            },
-            environment(),
-            status,
-            str(failure) if failure else None,
-            time.perf_counter() - job.started,
-        )
-    )
-    if lost:
-        record["lost"] = sorted(lost)
-    if job.data.origin:
-        record["data"] = clean_json(
-            {
-                k: v
-                for k, v in job.data.origin.items()
-                if k not in ("report", "content") or job.protection is None
-            }
-        )
-    if job.protection is not None:
-        record["privacy"] = clean_json(account(job.out, job.protection))
-    try:
-        write_json(job.out / "run.json", record)
-        write_trace(events, job.out / "trace.json")
-    except RunFailed as error:
-        if (
-            job.out / "run.json"
-        ).is_file():  # the timeline is a picture of the record; a run does not fail for it
-            listen("notice", {"text": str(error)})
-        elif failure is not None:
-            listen("notice", {"text": f"the record of the run is missing: {error}"})
+    with ending() as end, ExitStack() as held:  # holds the folder until the record is written
+        if meeting is None:
+            refuse_inside_a_launcher(find_seat())
+            session = claim(job, held=held)
         else:
-            failure = error
-    if isinstance(failure, WorkerFailed) and failure.worker_traceback:
-        failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
-    if failure is not None:
-        raise failure
-    if meeting is not None:
-        meeting.recorded()
-    return dict(record)
+            _refuse_a_network(job, meeting)
+            session = meeting.claim(job, partial(claim, restarted=meeting.began, held=held))
+        attempt = Attempt(session, listen, meeting)
+        failure = attempt.train(clean, end)
+        attempt.tidy(failure)
+        return attempt.conclude(failure), session.out
 
 
-def lost_the_leader(failure: BaseException | None) -> bool:
-    """Then this rank writes the record: nobody else will."""
+def _refuse_a_network(job: Job, meeting: Meeting) -> None:
+    if job.config.network is not None:
+        raise BadRequest(
+            f"network={job.config.network}: Paceline starts the ranks on its hosts itself, not"
+            f" {meeting.seat.launcher}"
+        )
+
+
+class Attempt:
+    """One session of a run, as the process that starts it sees it."""
+
+    def __init__(self, session: Session, listen: Listen, meeting: Meeting | None) -> None:
+        self.session, self.listen, self.meeting = session, listen, meeting
+        self.job, self.out = session.job, session.out
+        self.config = session.config  # with what the workers choose (the memory format)
+        self.leads = meeting is None or meeting.leads
+        # A resumed run counts as started when all workers are ready: until then its files stay as they are.
+        self.started = session.job.resume_from is None
+        self.lost: list[int] = []  # workers that died while the others went on
+
+    def train(self, clean: bool, end: Ending) -> BaseException | None:
+        """Start the workers and wait for their end. Returns what went wrong."""
+        try:
+            if self.leads:
+                reserve.take(self.out)
+                if self.started:
+                    self._save_config()
+                for notice in self.job.notices:
+                    self.listen("notice", {"text": notice})
+            start = self.meeting.train if self.meeting else _starter(self.job, clean)
+            start(self.session, self._hear)
+            end.settling = True
+        except KeyboardInterrupt:
+            return self._interrupted(end)
+        except Exception as error:
+            end.settling = True
+            return error
+        return None
+
+    def _hear(self, kind: str, content: dict[str, Any]) -> None:
+        """Note what concerns the record, and pass it on."""
+        if kind == "lost":
+            self.lost.append(content["rank"])
+        if kind == "chosen":
+            self.config = self.config.merged({"memory_format": content["memory_format"]})
+        self.started = self.started or kind == "ready"
+        if self.started and self.leads and kind in ("chosen", "ready"):
+            self._save_config()
+            if self.meeting is not None:
+                self.meeting.mark(self.out)
+        self.listen("notice" if kind == "waiting" else kind, content)
+
+    def _save_config(self) -> None:
+        write_json(self.out / "config.json", self.config.described())
+
+    def _interrupted(self, end: Ending) -> Interrupted:
+        if self.meeting is None:
+            return Interrupted(end.reason)
+        failure = Interrupted(
+            f"ended by {self.meeting.seat.launcher} (another rank has failed, perhaps) or"
+            " interrupted"
+        )
+        failure.told = not self.leads
+        return failure
+
+    def tidy(self, failure: BaseException | None) -> None:
+        """Remove what only a running session needs."""
+        if self.leads or _lost_the_leader(failure):
+            reserve.release(self.out)
+            checkpoint.sweep(self.out / "checkpoints")
+
+    def conclude(self, failure: BaseException | None) -> dict[str, Any]:
+        """Write the record and return it, or raise what went wrong."""
+        if (
+            failure is not None and not self.started
+        ):  # a resume that failed leaves the run as it was
+            raise failure
+        if self.meeting is not None and not self.leads:
+            if failure is None:
+                self.meeting.recorded()
+                return read_run(self.out)
+            if not _lost_the_leader(failure):
+                raise failure
+        record = self._record(failure)
+        failure = self._write(record, failure)
+        if failure is not None:
+            if isinstance(failure, WorkerFailed) and failure.worker_traceback:
+                failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
+            raise failure
+        if self.meeting is not None:
+            self.meeting.recorded()
+        return record
+
+    def _record(self, failure: BaseException | None) -> dict[str, Any]:
+        job, status = self.job, "completed"
+        if failure is not None:
+            status = "interrupted" if isinstance(failure, Interrupted) else "failed"
+        config = {
+            **self.config.described(),
+            "batch_sizes": list(job.batch_sizes),
+            "oversubscribed": job.oversubscribed,
+        }
+        self.events = read_worker_events(self.out)
+        error, wall_s = str(failure) if failure else None, time.perf_counter() - job.started
+        summary = summarise(self.events, config, environment(), status, error, wall_s)
+        record = dict(clean_json(summary))
+        if self.lost:
+            record["lost"] = sorted(self.lost)
+        if job.data.origin:
+            unprotected = () if job.protection is None else ("report", "content")
+            origin = {k: v for k, v in job.data.origin.items() if k not in unprotected}
+            record["data"] = clean_json(origin)
+        if job.protection is not None:
+            record["privacy"] = clean_json(account(self.out, job.protection))
+        return record
+
+    def _write(self, record: dict[str, Any], failure: BaseException | None) -> BaseException | None:
+        """Write run.json and the timeline. Returns what went wrong, before or here."""
+        try:
+            write_json(self.out / "run.json", record)
+            write_trace(self.events, self.out / "trace.json")
+        except RunFailed as error:
+            if (self.out / "run.json").is_file():  # a run does not fail for its timeline
+                self.listen("notice", {"text": str(error)})
+            elif failure is not None:
+                text = f"the record of the run is missing: {error}"
+                self.listen("notice", {"text": text})
+            else:
+                return error
+        return failure
+
+
+def _lost_the_leader(failure: BaseException | None) -> bool:
+    """Whether rank 0 is gone: then this rank writes the record."""
     return isinstance(failure, PeerLost) and failure.rank == 0
 
 
-def _runner(job: Job, clean: bool) -> Callable[[Job, Listen], None]:
+def _starter(job: Job, clean: bool) -> Callable[[Session, Listen], None]:
+    """Return what starts the ranks: as threads, under mpirun, as forks, or from a fresh process."""
     if transports.entry(job.transport).declared.runs_as == "threads":
         return run_threads
     if job.transport == "mpi":
@@ -186,91 +213,10 @@ def _runner(job: Job, clean: bool) -> Callable[[Job, Listen], None]:
 
 
 def fork_is_safe(threads: int) -> bool:
-    """A fork copies one thread only: no other may hold a lock, and torch's pool, if it was used,
-    must not be needed.
+    """Whether this process may fork workers.
+
+    A fork copies one thread only: no other thread may hold a lock, and torch's pool of threads, if it was
+    used, must not be needed.
     """
-    return (
-        hasattr(os, "fork")
-        and threads == 1
-        and threading.active_count() == 1
-        and not torch.cuda.is_initialized()
-    )
-
-
-def _claim(
-    job: Job, restarted: Callable[[Path], bool] = lambda out: False, held: ExitStack | None = None
-) -> None:
-    """The run's folder: writable, and nobody else's. Making `events/` is the claim: it succeeds
-    once.
-
-    Unless a launcher has started the ranks of the run there anew: they may begin again, as a
-    further session. Until `held` is closed, no other process can go on there.
-    """
-    stem, again, refused = job.out, 1, False
-    while True:
-        try:
-            job.out.mkdir(parents=True, exist_ok=True)
-            (job.out / "events").mkdir()
-            break
-        except FileExistsError:
-            if job.resume_from is not None and same_folder(
-                job.out, run_folder(job.config.resume or "")
-            ):
-                break
-            if restarted(job.out):
-                _refuse_what_was_spent(job)
-                break
-            if job.out_is_given and _nothing_happened(job.out):
-                refused = True  # a request that was refused before its first step
-                break
-            if job.out_is_given:
-                raise BadRequest(
-                    f"out={job.out} holds a run already: choose another folder, or go on with"
-                    f" --resume {job.out}"
-                ) from None
-            again += 1
-            job.out = stem.with_name(f"{stem.name}.{again}")
-            job.config.out = str(job.out)
-        except OSError as error:
-            raise BadRequest(f"out={job.out} cannot be written: {error.strerror}") from None
-    if held is not None:
-        held.enter_context(alone_in(job.out, "this run is being continued by another process"))
-    if refused:
-        shutil.rmtree(job.out / "events")
-        (job.out / "events").mkdir()
-    if job.resume_from is not None:
-        earlier = run_folder(job.config.resume or "")
-        if not same_folder(job.out, earlier) and (earlier / "events").is_dir():
-            shutil.copytree(
-                earlier / "events", job.out / "events", dirs_exist_ok=True
-            )  # the whole run's history
-    job.session = 1 + max(
-        (e["session"] for own in read_worker_events(job.out) for e in own), default=-1
-    )
-    if job.protection is not None:
-        job.session = begin_session(job.out, job.protection, job.session)
-
-
-def _refuse_what_was_spent(job: Job) -> None:
-    """A private run that begins again would spend its budget once more."""
-    if job.protection is not None and any(line.steps for line in read_account(job.out)):
-        raise BadRequest(
-            f"privacy: the run in {job.out} was started again before its first checkpoint, and what"
-            " it has spent is gone: choose another folder, and a --checkpoint-every that comes"
-            " sooner"
-        )
-
-
-def _nothing_happened(out: Path) -> bool:
-    made_steps = any(e["kind"] == "step" for own in read_worker_events(out) for e in own)
-    spent = (out / "privacy").exists() and any(line.steps for line in read_account(out))
-    return (
-        (out / "run.json").is_file()
-        and not made_steps
-        and not spent
-        and not (out / "checkpoints").exists()
-    )
-
-
-def same_folder(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
+    alone = threading.active_count() == 1 and not torch.cuda.is_initialized()
+    return hasattr(os, "fork") and threads == 1 and alone

@@ -10,16 +10,17 @@ import torch
 from paceline.common.seeding import derive
 from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.launch.local import as_failure, may_die, root_cause
-from paceline.request.job import Job
+from paceline.request.session import Session
 from paceline.run.worker import run_worker
 from paceline.transport.inproc import Hub
 
 
-def run_threads(job: Job, hear: Callable[[str, dict[str, Any]], None]) -> None:
+def run_threads(session: Session, hear: Callable[[str, dict[str, Any]], None]) -> None:
+    job = session.job
     hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s)
     threads = torch.get_num_threads()
     try:
-        results = hub.run(lambda transport: run_worker(job, transport, hear))
+        results = hub.run(lambda transport: run_worker(session, transport, hear))
     finally:
         torch.set_num_threads(threads)
     failures: dict[int, PacelineError] = {

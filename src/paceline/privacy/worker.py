@@ -22,16 +22,18 @@ from paceline.types import Batch
 
 if TYPE_CHECKING:
     from paceline.replica.replica import Replica
-    from paceline.request.job import Job
+    from paceline.request.session import Session
     from paceline.strategies.base import Context
 
 
 class Private:
     """Keys are drawn here, in the worker's own process, and leave it never."""
 
-    def __init__(self, job: Job, ctx: Context, device: torch.device) -> None:
+    def __init__(self, session: Session, ctx: Context, device: torch.device) -> None:
+        job = session.job
         assert job.protection is not None
         self.protection: Protection = job.protection
+        self._session = session
         self.settings, self._job, self._ctx, self._device = (
             self.protection.settings,
             job,
@@ -41,13 +43,13 @@ class Private:
         self.worker = ctx.worker_index
         seed = None if self.settings.secure else job.config.seed
         self.keys = {
-            what: draw_key(seed, what, self.worker, job.session) for what in ("noise", "samples")
+            what: draw_key(seed, what, self.worker, session.number) for what in ("noise", "samples")
         }
         self.ledger: Ledger | None = None
         self.made = 0
 
     def batches(self) -> Batches:
-        given, shards = self._job.data.train, self._job.shards()
+        given, shards = self._job.data.train, self._session.shards()
         assert not isinstance(given, Stream)
         assert isinstance(shards, StaticShards)
         train = apart(given)
@@ -85,9 +87,16 @@ class Private:
         asked, told = self.settings, self.protection
         assert asked.noise is not None
         line = Line(
-            job.session, asked.noise, told.rate, 0, told.per, told.start, asked.trust, asked.secure
+            self._session.number,
+            asked.noise,
+            told.rate,
+            0,
+            told.per,
+            told.start,
+            asked.trust,
+            asked.secure,
         )
-        self.ledger = Ledger(job.out, self.worker, line, self.protection.steps)
+        self.ledger = Ledger(self._session.out, self.worker, line, self.protection.steps)
 
     def forward_backward(self, batch: Batch, scale: float) -> float:
         assert self.ledger is not None
@@ -112,7 +121,7 @@ class Private:
         """For a checkpoint: what has been written down so far, by whichever worker is the
         furthest.
         """
-        return described(read_account(self._job.out))
+        return described(read_account(self._session.out))
 
     def settle(self) -> None:
         if self.ledger is not None:

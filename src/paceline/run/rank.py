@@ -17,6 +17,7 @@ from paceline.registry import Spec
 from paceline.replica.memory_format import measure_memory_format
 from paceline.replica.replica import Replica
 from paceline.request.job import Job
+from paceline.request.session import Session
 from paceline.strategies.base import Context, Strategy, codec_for
 from paceline.transport.base import Transport
 from paceline.transport.metered import Meter, Metered
@@ -77,7 +78,10 @@ class Rank:
     notify: Notify
 
     @classmethod
-    def take(cls, job: Job, transport: Transport, recorder: RecorderLike, notify: Notify) -> Rank:
+    def take(
+        cls, session: Session, transport: Transport, recorder: RecorderLike, notify: Notify
+    ) -> Rank:
+        job = session.job
         faults = job.faults()
         for fault in faults:
             transport = fault.wrap(transport)

@@ -10,17 +10,17 @@ import torch
 from paceline.record.machine import boot_id
 from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
-from paceline.request.job import Job
+from paceline.request.session import Session
 from paceline.run.rank import Notify, Rank
 from paceline.transport.base import Transport
 
 
 def run_server(
-    job: Job, transport: Transport, recorder: Recorder, notify: Notify, sampler: Sampler
+    session: Session, transport: Transport, recorder: Recorder, notify: Notify, sampler: Sampler
 ) -> None:
     torch.set_num_threads(1)
     net = NetBytes(sampler)
-    rank = Rank.take(job, transport, recorder, notify)
+    rank = Rank.take(session, transport, recorder, notify)
     replica = rank.replica()
     recorder.write(
         "start",

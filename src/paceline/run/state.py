@@ -16,6 +16,7 @@ from paceline.record import checkpoint
 from paceline.replica.replica import Replica
 from paceline.request.config import Config
 from paceline.request.job import Job
+from paceline.request.session import Session
 from paceline.run.balance import Balance
 from paceline.strategies.base import Context, Strategy
 
@@ -27,6 +28,7 @@ class Seconds(Protocol):
 class Worker(Protocol):
     """What of a worker goes into a checkpoint."""
 
+    session: Session
     job: Job
     config: Config
     strategy: Strategy
@@ -52,7 +54,7 @@ def save(worker: Worker) -> Path:
     if not worker.strategy.replicas_identical:
         own["weights"] = [r.params.clone() for r in replica.regions]
     return checkpoint.save(
-        worker.job.out / "checkpoints",
+        worker.session.out / "checkpoints",
         worker.step,
         ctx.worker_index,
         consensus,
@@ -71,7 +73,7 @@ def rescue(worker: Worker) -> Path:
         **about(worker),
         "workers": 0,
     }  # nobody's own state: only the weights and the place in the data are taken from it
-    folder, rank = worker.job.out / "checkpoints", worker.ctx.worker_index
+    folder, rank = worker.session.out / "checkpoints", worker.ctx.worker_index
     return checkpoint.save(folder, worker.step, rank, weights, own, said, lambda: None)
 
 
@@ -156,7 +158,7 @@ def undo_later(worker: Worker) -> None:
     more.
     """
     if worker.job.resume_from is not None and worker.ctx.worker_index == 0:
-        checkpoint.forget_after(worker.job.out / "checkpoints", worker.step - 1)
+        checkpoint.forget_after(worker.session.out / "checkpoints", worker.step - 1)
 
 
 def restore_own(worker: Worker, own: dict[str, Any]) -> None:

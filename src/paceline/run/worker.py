@@ -23,7 +23,7 @@ from paceline.record.profile import Profile
 from paceline.record.resources import Task, reset_rss_peak
 from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
-from paceline.request.job import Job
+from paceline.request.session import Session
 from paceline.request.speeds import Speeds
 from paceline.run import state as snapshot
 from paceline.run.balance import Balance
@@ -37,12 +37,15 @@ from paceline.types import Batch, RecorderLike
 NOTIFY_EVERY_S = 0.2
 
 
-def run_worker(job: Job, transport: Transport, notify: Notify, alone_on_host: bool = False) -> None:
+def run_worker(
+    session: Session, transport: Transport, notify: Notify, alone_on_host: bool = False
+) -> None:
     """Everything that one rank does, from its first byte to its last."""
+    job = session.job
     torch.set_num_threads(job.threads)
     reset_rss_peak()
     recorder = Recorder(
-        job.out / "events" / f"worker-{transport.rank}.jsonl", transport.rank, job.session
+        session.out / "events" / f"worker-{transport.rank}.jsonl", transport.rank, session.number
     )
     task = Task.own(alone_in_process=transport.runs_as == "processes")
     sampler = Sampler(recorder, job.config.sample_every_s, task, whole_machine=transport.rank == 0)
@@ -51,9 +54,9 @@ def run_worker(job: Job, transport: Transport, notify: Notify, alone_on_host: bo
     sampler.start()
     try:
         if transport.rank >= job.workers:
-            run_server(job, transport, recorder, notify, sampler)
+            run_server(session, transport, recorder, notify, sampler)
             return
-        worker = Worker(job, transport, recorder, notify, sampler)
+        worker = Worker(session, transport, recorder, notify, sampler)
         try:
             worker.train()
             worker.conclude()
@@ -62,7 +65,7 @@ def run_worker(job: Job, transport: Transport, notify: Notify, alone_on_host: bo
                 worker.rescue()
                 raise PeerLost(
                     lost.rank,
-                    f"it was a server; worker 0's weights are in {job.out / 'checkpoints'}",
+                    f"it was a server; worker 0's weights are in {session.out / 'checkpoints'}",
                 ) from None
             raise
         finally:
@@ -94,16 +97,18 @@ class _Clock:
 class Worker:
     def __init__(
         self,
-        job: Job,
+        session: Session,
         transport: Transport,
         recorder: RecorderLike,
         notify: Notify,
         sampler: Sampler | None = None,
     ) -> None:
-        self.job, self.config, self.recorder, self.notify = job, job.config, recorder, notify
+        job = session.job
+        self.session, self.job, self.config = session, job, job.config
+        self.recorder, self.notify = recorder, notify
         self.rank, self.sampler, self.net = transport.rank, sampler, NetBytes(sampler)
         self.profile = Profile() if job.config.profile else None
-        place = Rank.take(job, transport, recorder, notify)
+        place = Rank.take(session, transport, recorder, notify)
         self.meter, self.faults, self.strategy, self.ctx = (
             place.meter,
             place.faults,
@@ -112,7 +117,9 @@ class Worker:
         )
         self.device = torch.device(self.config.device)
         self.clock = _Clock()
-        self.private = Private(job, self.ctx, self.device) if job.protection is not None else None
+        self.private = (
+            Private(session, self.ctx, self.device) if job.protection is not None else None
+        )
         self.batches = self.private.batches() if self.private is not None else self._batches()
         self.balance = self._balance()
         self.schedule = job.schedule()
@@ -198,7 +205,9 @@ class Worker:
                 self.device,
                 stand_in,
             )
-        return ShardBatches(train, job.shards(), self.ctx.worker_index, self.device, stand_in)
+        return ShardBatches(
+            train, self.session.shards(), self.ctx.worker_index, self.device, stand_in
+        )
 
     def _balance(self) -> Balance | None:
         asked = self.config.balance
@@ -310,7 +319,7 @@ class Worker:
         ):  # before the last evaluation: whatever that does, the weights are kept
             with self.replica.holding(weights):
                 checkpoint.save_weights(
-                    self.job.out / "model.safetensors", self.replica.state_dict()
+                    self.session.out / "model.safetensors", self.replica.state_dict()
                 )
         self._evaluate(None)
         if self.profile is not None:

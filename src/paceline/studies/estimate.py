@@ -18,7 +18,7 @@ from paceline.errors import PacelineError
 from paceline.launch.run import run
 from paceline.record.machine import cores
 from paceline.request.config import Config
-from paceline.request.job import prepare
+from paceline.request.prepare import prepare
 from paceline.studies.grid import Setting, alone
 
 TRIAL_STEPS = 15

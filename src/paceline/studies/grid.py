@@ -37,7 +37,7 @@ from paceline.request.config import (
     label_of,
     strategy_for,
 )
-from paceline.request.job import resolve_names
+from paceline.request.names import resolve_names
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6

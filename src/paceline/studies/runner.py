@@ -34,7 +34,8 @@ from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summaris
 from paceline.record.shapes import fault
 from paceline.record.writer import write_json
 from paceline.request.config import Config
-from paceline.request.job import Job, prepare
+from paceline.request.job import Job
+from paceline.request.prepare import prepare
 from paceline.studies.grid import Setting, Study, alone
 
 

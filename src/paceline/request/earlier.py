@@ -1,0 +1,35 @@
+"""An earlier run that is to be resumed: its folder and its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import BadRequest
+
+
+def run_folder(resume: str | Path) -> Path:
+    """Return the folder of a run that is named by its folder or by one of its checkpoints."""
+    folder = Path(resume)
+    return folder.parent.parent if (folder / "checkpoint.json").is_file() else folder
+
+
+def load_config(folder: str | Path) -> dict[str, Any]:
+    """Return the options of an earlier run, without those that belong to one session only."""
+    path = run_folder(folder) / "config.json"
+    try:
+        saved = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadRequest(
+            f"{folder} is not a run that can be resumed: it has no config.json"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from None
+    if not isinstance(saved, dict):
+        raise BadRequest(f"{path} is not a run's configuration")
+    return {
+        k: v
+        for k, v in saved.items()
+        if v is not None and k not in ("resume", "out", "launcher", "master")
+    }

@@ -1,0 +1,54 @@
+"""Every name that a person wrote, looked up in its registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.errors import UnknownName
+from paceline.registry import (
+    Spec,
+    codecs,
+    collectives,
+    faults,
+    losses,
+    metrics,
+    models,
+    optimizers,
+    schedules,
+    sources,
+    strategies,
+    transports,
+)
+from paceline.request.config import Config
+
+
+def resolve_names(config: Config) -> Config:
+    """Return the config with all names looked up and their options checked. Refuses unknown names."""
+    changes: dict[str, Any] = {}
+    for name, registry in (
+        ("strategy", strategies),
+        ("codec", codecs),
+        ("model", models),
+        ("optimizer", optimizers),
+        ("lr_schedule", schedules),
+        ("loss", losses),
+        ("metric", metrics),
+        ("data", sources),
+    ):
+        value = getattr(config, name)
+        if isinstance(value, Spec) and not (
+            name in ("loss", "metric") and value.name in ("auto", "none")
+        ):
+            changes[name] = registry.resolve(value)
+    transport = Spec.of(config.transport).name
+    if transport not in ("auto", *transports.names()):
+        raise UnknownName("transport", transport, ["auto", *transports.names()])
+    strategy = changes.get("strategy")
+    collective = (
+        Spec.of(str(strategy.options.get("collective", "auto"))).name if strategy else "auto"
+    )
+    if collective not in ("auto", *collectives.names()):
+        raise UnknownName("collective", collective, ["auto", *collectives.names()])
+    for fault in config.faults:
+        faults.build(fault)
+    return config.merged(changes)
