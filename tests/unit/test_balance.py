@@ -61,14 +61,14 @@ def test_bad_plans_are_refused(text: str, sentence: str) -> None:
         ({"balance": "measured", "shard": "static"}, "static shards are cut once"),
         (
             {"balance": "measured", "strategy": "ps:consistency=async"},
-            "nobody waits for the slowest",
+            "no worker waits for the slowest",
         ),
         ({"balance": "2,1", "batch_size": "8,4"}, "not both"),
         (
             {"balance": "measured", "strategy": "ddp", "transport": "gloo"},
             "work and waiting look alike",
         ),
-        ({"balance": "measured", "strategy": "gossip"}, "weighs workers equally"),
+        ({"balance": "measured", "strategy": "gossip"}, "weighs all workers equally"),
         ({"balance": "2,1", "batch_size": None, "global_batch_size": 1}, "cannot be cut"),
     ],
 )

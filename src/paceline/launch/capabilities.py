@@ -27,9 +27,8 @@ from paceline.transport.inproc import Hub
 RANKS = 2
 DEVICES = ("cpu", "cuda")
 NATIVE, OURS, IMPOSSIBLE, UNTESTED = "native", "ours", "not possible", "not tested"
-Probe = Callable[
-    [Transport, Tensor], bool
-]  # on a buffer (rank + 1, rank + 1): was the result right?
+# on a buffer (rank + 1, rank + 1): was the result right?
+Probe = Callable[[Transport, Tensor], bool]
 
 
 def _messages(transport: Transport, buffer: Tensor) -> bool:
@@ -60,9 +59,8 @@ def _ours(name: str, at_rank_0: list[int], at_rank_1: list[int]) -> Probe:
     def probe(transport: Transport, buffer: Tensor) -> bool:
         getattr(Operations(transport), name)(buffer)
         wanted = (at_rank_0, at_rank_1)[transport.rank]
-        return all(
-            w < 0 or g == w for g, w in zip(buffer.tolist(), wanted, strict=True)
-        )  # below 0: of no use afterwards
+        # below 0: of no use afterwards
+        return all(w < 0 or g == w for g, w in zip(buffer.tolist(), wanted, strict=True))
 
     return probe
 

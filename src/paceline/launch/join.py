@@ -14,7 +14,8 @@ from paceline.errors import BadRequest
 from paceline.launch.joined import Meeting
 from paceline.launch.seat import find as find_seat
 from paceline.registry import strategies, transports
-from paceline.run.own_loop import Build, Pace
+from paceline.run.own_loop import Pace
+from paceline.run.own_server import Build
 from paceline.strategies.base import Strategy
 from paceline.transport.alone import Alone
 from paceline.transport.base import Transport

@@ -356,9 +356,8 @@ class Meeting:
     def _first_failure(self, own: PacelineError) -> PacelineError:
         failures = {0: own}
         until = time.monotonic() + GRACE_S
-        with suppress(
-            KeyboardInterrupt
-        ):  # the launcher ends the others: what is known by now has to do
+        # the launcher ends the others: what is known by now has to do
+        with suppress(KeyboardInterrupt):
             while time.monotonic() < until and len(failures) < self.seat.size:
                 for rank in range(1, self.seat.size):
                     key = f"failed/{rank}"
@@ -400,9 +399,10 @@ def _mark_in(folder: Path) -> tuple[set[str], set[str]]:
 def address_towards(host: str, port: int) -> str:
     """This host's own address, on the way to another (nothing is sent)."""
     with suppress(OSError):
+        # IPv4 first
         for family, kind, _, _, where in sorted(
             socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        ):  # IPv4 first
+        ):
             with suppress(OSError), socket.socket(family, kind) as there:
                 there.connect(where)
                 return str(there.getsockname()[0])

@@ -113,9 +113,8 @@ def on_forked_ranks(
     store: Any = None
     try:
         for rank in range(size):
-            held = signal.pthread_sigmask(
-                signal.SIG_BLOCK, SIGNALS
-            )  # Ctrl-C during a fork would be swallowed by its hooks
+            # Ctrl-C during a fork would be swallowed by its hooks
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_child, args=(body, rank, theirs, os.getpid(), bed), name=f"worker-{rank}"
@@ -136,9 +135,8 @@ def on_forked_ranks(
             pipe.close()
         if isinstance(store, StoreElsewhere):
             store.close()
-        del (
-            store
-        )  # now, not when a traceback that holds this frame goes: a later fork must not inherit it
+        # now, not when a traceback that holds this frame goes: a later fork must not inherit it
+        del store
 
 
 def store_for(bed: Testbed | None, deadline_s: float) -> Any:
@@ -210,9 +208,8 @@ def _listen(
             rank = handles[handle]
             if rank not in running:
                 continue
-            ended = (
-                processes[rank].exitcode is not None
-            )  # before draining: what it said last is not lost
+            # before draining: what it said last is not lost
+            ended = processes[rank].exitcode is not None
             for kind, content in drain(pipes[rank])[0]:
                 if kind == "done":
                     running.discard(rank)
@@ -291,10 +288,8 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | 
     # what the parent left behind is not this process's to clean up: some of it joins threads that
     # are not here
     gc.freeze()
-    for number in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):  # a terminal sends them to all: the parent ends the workers
+    # a terminal sends them to all: the parent ends the workers
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -303,9 +298,8 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | 
     try:
         if bed is not None:
             bed.enter(bed.host(rank))
-            if (
-                os.environ.get("GLOO_SOCKET_IFNAME") == "lo"
-            ):  # of an earlier run on this host: other hosts are not on it
+            # of an earlier run on this host: other hosts are not on it
+            if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":
                 del os.environ["GLOO_SOCKET_IFNAME"]
         else:
             keep_to_loopback()
@@ -341,9 +335,8 @@ def as_failure(rank: int, error: BaseException) -> PacelineError:
     """Our own errors as they are; anything else with its rank and traceback."""
     if isinstance(error, PacelineError):
         return error
-    if isinstance(error, RuntimeError) and "gloo/transport/" in str(
-        error
-    ):  # PyTorch's DDP talks to gloo on its own
+    # PyTorch's DDP talks to gloo on its own
+    if isinstance(error, RuntimeError) and "gloo/transport/" in str(error):
         return PeerLost(None, "its connection closed during DDP's exchange")
     if isinstance(error, EOFError):
         return WorkerFailed(rank, "it lost its launcher")

@@ -48,11 +48,8 @@ from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
 START_S = 120.0  # for all ranks to be up: each imports torch
 GRACE_S = 3.0  # after the first failure: time for mpirun to say which rank it was
 END_S = 5.0
-ON_THIS_HOST = (
-    "--mca",
-    "btl",
-    "^tcp",
-)  # shared memory only: otherwise every rank listens on all interfaces
+# shared memory only: otherwise every rank listens on all interfaces
+ON_THIS_HOST = ("--mca", "btl", "^tcp")
 
 
 def run_under_mpirun(session: Session, hear: Hear) -> None:

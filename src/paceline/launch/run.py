@@ -139,9 +139,8 @@ class Attempt:
 
     def conclude(self, failure: BaseException | None) -> dict[str, Any]:
         """Write the record and return it, or raise what went wrong."""
-        if (
-            failure is not None and not self.started
-        ):  # a resume that failed leaves the run as it was
+        # a resume that failed leaves the run as it was
+        if failure is not None and not self.started:
             raise failure
         if self.meeting is not None and not self.leads:
             if failure is None:

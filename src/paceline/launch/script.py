@@ -48,9 +48,8 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
             processes.append(
                 _started([sys.executable, script, *arguments], {**common, **seat}, first_act)
             )
-        store = store_on(
-            listening, 300.0
-        )  # only now: its threads would be in the way of starting the ranks
+        # only now: its threads would be in the way of starting the ranks
+        store = store_on(listening, 300.0)
         failed = _wait(processes)
         del store
     finally:

@@ -11,11 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-ENDING = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-)  # Ctrl-C; a batch system, a container; a terminal that is closed
+# Ctrl-C; a batch system, a container; a terminal that is closed
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending:

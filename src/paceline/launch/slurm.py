@@ -17,9 +17,8 @@ from paceline.launch.seat import Seat
 from paceline.registry import Spec, strategies
 from paceline.request.config import Config
 
-TIME = re.compile(
-    r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}"
-)  # 90, 90:00, 1:30:00, 2-12, 2-12:00, 2-12:00:00
+# 90, 90:00, 1:30:00, 2-12, 2-12:00, 2-12:00:00
+TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")
 WORD = re.compile(r"[\w.,@+-]+")
 
 
@@ -89,9 +88,8 @@ def batch_script(
             "nothing to run: after the options write a script, or train and its options"
         )
     if command[0] == "train":
-        threads = (
-            [] if own_threads else ["--threads", '"$OMP_NUM_THREADS"']
-        )  # its own count would be of the cores of all
+        # its own count would be of the cores of all
+        threads = [] if own_threads else ["--threads", '"$OMP_NUM_THREADS"']
         words = ["paceline", *(shlex.quote(word) for word in command), *threads]
     else:
         words = ["python", *(shlex.quote(word) for word in command)]

@@ -29,15 +29,13 @@ from paceline.record import checkpoint
 from paceline.record.writer import write_json
 from paceline.spark.session import ExecutorLost, Session, translated
 
-Rank = Callable[
-    [dict[str, Any]], dict[str, Any] | None
-]  # what each rank does with the options; rank 0 gives the record
+# what each rank does with the options; rank 0 gives the record
+Rank = Callable[[dict[str, Any]], dict[str, Any] | None]
 Say = Callable[[str], None]
 
 ATTEMPTS = 4
-NOISE = re.compile(
-    r"[WI]\d{4} |\*{5}|\[Gloo\]|\[rank\d+\]:|Setting OMP_NUM_THREADS"
-)  # of torch, which is not a person's concern
+# of torch, which is not a person's concern
+NOISE = re.compile(r"[WI]\d{4} |\*{5}|\[Gloo\]|\[rank\d+\]:|Setting OMP_NUM_THREADS")
 TAIL_LINES = 400  # of each rank: its last words
 LAST_WORDS_S = 1.0  # for them to come
 CORES_S = 30.0  # for the executors to come

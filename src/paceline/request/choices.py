@@ -1,5 +1,5 @@
-"""Whether what was asked for goes together: device, strategy, servers, transport, overlap; and what
-`auto` means here.
+"""Device, strategy, servers, transport and overlap: whether they go together, and what `auto`
+means.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_device(name: str) -> None:
         ) from None
     if device.type == "cpu" and device.index:
         raise BadRequest(
-            f"device={name}: there is one cpu for PyTorch, whatever its cores: write --device cpu"
+            f"device={name}: PyTorch counts all cores as one device: write --device cpu"
         )
 
 
@@ -50,7 +50,7 @@ def check_strategy(config: Config, strategy: Strategy) -> None:
 
 
 def servers_of(config: Config, strategy: Strategy) -> int:
-    """How many ranks beside the workers: one by default where the strategy has servers."""
+    """Return the number of servers: 1 by default for a strategy that has servers."""
     if strategy.serves == "ranks":
         if config.servers == 0:
             raise BadRequest(
@@ -65,9 +65,7 @@ def servers_of(config: Config, strategy: Strategy) -> int:
 
 
 def overlap_of(config: Config, transport: str, threads: int, servers: int) -> str:
-    """`auto` is on where every worker has a core more than its threads, for the thread that
-    exchanges.
-    """
+    """Return "on" or "off". `auto` is on where every worker has a spare core for the exchange."""
     if transports.entry(transport).declared.runs_as == "threads":
         if config.overlap == "on":
             raise BadRequest(
@@ -121,7 +119,7 @@ def transport_of(config: Config, strategy: Strategy) -> str:
 
 
 def without_effect(config: Config, strategy: Strategy) -> list[str]:
-    """What was asked for and changes nothing, in words."""
+    """Return notices about options that change nothing in this run."""
     notices = []
     if config.workers == 1 and config.partition == "by-label":
         notices.append("partition=by-label changes nothing: one worker has all labels")
@@ -133,7 +131,7 @@ def without_effect(config: Config, strategy: Strategy) -> list[str]:
 
 
 def _group(strategy: Strategy) -> int | None:
-    """The size of the groups, where a person has given it."""
+    """Return the size of the groups of a hierarchical collective, where it is given."""
     given = Spec.of(str(getattr(strategy, "collective", "auto")))
     if given.name != "hierarchical":
         return None
@@ -142,7 +140,7 @@ def _group(strategy: Strategy) -> int | None:
 
 
 def _on_hosts(config: Config, strategy: Strategy, name: str) -> str:
-    """Hosts of their own have nothing but the network in common."""
+    """Return the transport between the hosts of a testbed, which share only the network."""
     if config.network != "standing":
         Links.read(str(config.network))
     if (reason := missing()) is not None:

@@ -1,49 +1,29 @@
-"""The options of a run: the same names in flags, TOML and Python; file < flags; saved as
-resolved.
-"""
+"""The options of a run, with the same names on the command line, in TOML and in Python."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import date, time
-from pathlib import Path
 from typing import Any, Literal
 
-from paceline.common.intervals import interval
-from paceline.common.values import convert, format_value, is_path, shortened
 from paceline.errors import BadRequest, UnknownName
 from paceline.registry import Spec
+from paceline.request.checks import CHOICES, checked, in_range, positive
 
-CHOICES = (
-    "model",
-    "data",
-    "loss",
-    "metric",
-    "strategy",
-    "codec",
-    "optimizer",
-    "lr_schedule",
-    "transport",
-)
-
-LARGEST_FACTOR = 1e30  # of a gradient or a weight: with more, float32 cannot hold even the factor
-NAMES_THEMSELVES = (
-    "strategy",
-    "model",
-    "optimizer",
-    "data",
-    "codec",
-)  # shown without the option's name
+LARGEST_FACTOR = 1e30  # float32 cannot hold a much larger factor of a gradient or a weight
+# shown without the option's name
+NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")
 SERIAL_DOES_NOT_KNOW = (
-    "strategy", "workers", "servers", "transport", "network", "codec", "shard", "partition", "balance", "overlap",
-    "faults", "init", "lr_scaling",
+    "strategy", "workers", "servers", "transport", "network", "codec", "shard", "partition",
+    "balance", "overlap", "faults", "init", "lr_scaling",
 )  # fmt: skip
 
 
 def label_of(options: Mapping[str, str]) -> str:
-    """What a setting is called by the options that tell it from others: `allreduce, lr=0.1`."""
+    """Return the name of a setting, from the options that differ between settings: `allreduce,
+    lr=0.1`.
+    """
     said = {k: v for k, v in options.items() if (k, v) != ("codec", "none")}
     return ", ".join(
         value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in said.items()
@@ -56,8 +36,9 @@ def option(default: Any, kind: Any, help: str, group: str) -> Any:
 
 @dataclass
 class Config:
-    """Everything `paceline train` can be told. `None` means: decide it from the rest (and record
-    what was decided).
+    """All options of `paceline train`.
+
+    `None` means that Paceline decides from the other options; the record holds the decision.
     """
 
     model: Any = option("cnn", str, "a registered model, or package.module:factory", "What")
@@ -217,28 +198,29 @@ class Config:
 
     @classmethod
     def make(cls, values: Mapping[str, Any]) -> Config:
-        """From flags, a file or Python keywords: names, kinds and ranges are checked here."""
-        known, checked = cls.options(), {}
+        """Make a config from flags, a file or keywords. Checks names, kinds and ranges."""
+        known, made = cls.options(), {}
         for name, value in values.items():
             key = name.replace("-", "_")
             if key not in known:
                 raise UnknownName("option", name, known)
-            checked[key] = _checked(key, value, known[key].metadata["kind"], known[key].default)
-        config = cls(**checked)
+            made[key] = checked(key, value, known[key].metadata["kind"], known[key].default)
+        config = cls(**made)
         if config.strategy is None:
             config.strategy = Spec.of(strategy_for(config.workers))
         config.validate()
         return config
 
     def validate(self) -> None:
-        _positive("workers", self.workers)
+        """Refuse values out of range, and options that contradict each other."""
+        positive("workers", self.workers)
         if self.servers is not None and self.servers < 0:
             raise BadRequest(f"servers={self.servers}: 0 or more")
         if not 0.0 < self.data_share <= 1.0:
             raise BadRequest(f"data_share={self.data_share}: more than 0, at most 1")
         for name in ("epochs", "steps", "evaluate_samples"):
             if getattr(self, name) is not None:
-                _positive(name, getattr(self, name))
+                positive(name, getattr(self, name))
         if self.batch_size is not None and self.global_batch_size is not None:
             raise BadRequest(
                 "give batch_size (per worker) or global_batch_size (over all workers), not both"
@@ -252,11 +234,11 @@ class Config:
             ("until_converged", 0.0, None),
             ("deadline_s", 0.001, 1e9),
         ):
-            _in_range(name, getattr(self, name), low, high)
+            in_range(name, getattr(self, name), low, high)
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
             raise BadRequest(
-                f"momentum={self.momentum:g}: it must be 0 or more and less than 1 (with 1 nothing"
-                " is ever forgotten)"
+                f"momentum={self.momentum:g}: it must be 0 or more and less than 1 (with 1 the"
+                " velocity never decays)"
             )
         if self.master is not None and self.launcher != "spark":
             raise BadRequest(f"master={self.master} is Spark's: it needs launcher=spark")
@@ -270,7 +252,7 @@ class Config:
                 "give batch sizes by hand (batch_size=32,16) or by speed (balance=2,1), not both"
             )
         if self.threads != "auto":
-            _positive("threads", self.threads)
+            positive("threads", self.threads)
             if self.threads > 1024:
                 raise BadRequest(f"threads={self.threads}: at most 1024")
         if not -(2**63) <= self.seed < 2**63:
@@ -280,17 +262,17 @@ class Config:
         return Config.make({**{k: getattr(self, k) for k in self.options()}, **changes})
 
     def described(self) -> dict[str, Any]:
-        """As JSON can hold it; objects given in Python are named."""
+        """Return the options as JSON can hold them, with names for objects given in Python."""
         return {name: _described(getattr(self, name)) for name in self.options()}
 
 
 def strategy_for(workers: int) -> str:
-    """What is meant where no strategy is named."""
+    """Return the default strategy."""
     return "allreduce" if workers > 1 else "serial"
 
 
 def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """`--set lr=0.1`, `--set strategy.every=8`."""
+    """Return the options with `--set` applied: `lr=0.1`, `strategy.every=8`."""
     result, known = dict(values), Config.options()
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -307,92 +289,10 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
                 f" {', '.join(CHOICES)}"
             )
         else:
-            chosen: Any = (
-                result.get(name) or known[name].default or strategy_for(2)
-            )  # only the strategy has no default
+            # only the strategy has no default
+            chosen: Any = result.get(name) or known[name].default or strategy_for(2)
             result[name] = Spec.of(chosen).with_option(inner, value)
     return result
-
-
-def _checked(name: str, value: Any, kind: Any, default: Any) -> Any:
-    if value is None:
-        if default is not None:
-            raise BadRequest(f"{name} needs a value")
-        return None
-    if name in CHOICES:
-        return _choice(name, value)
-    if name == "privacy" and value == "none":
-        return None
-    if name == "privacy" and isinstance(value, Mapping):
-        return ",".join(f"{key}={format_value(v)}" for key, v in value.items())
-    if name in ("plugin", "faults"):
-        if not isinstance(value, (str, list, tuple)):
-            raise BadRequest(f"{name}={value!r} is not text or a list of texts")
-        return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
-    if name in ("batch_size", "global_batch_size"):
-        return _batch_sizes(name, value)
-    if name == "threads" and value != "auto":
-        return convert(value, int, name)
-    if name in ("evaluate_every", "checkpoint_every"):
-        return interval(name, value)
-    if name in ("out", "data_dir", "resume"):
-        if not isinstance(value, (str, Path)) or not is_path(str(value)):
-            raise BadRequest(f"{name}={shortened(value)} is not a path")
-        return str(value)
-    return convert(value, kind, name)
-
-
-def _choice(name: str, value: Any) -> Any:
-    """A name with its options; or, from Python, the thing itself."""
-    if isinstance(value, (str, Mapping, Spec)):
-        return Spec.of(value)
-    if name in (
-        "model",
-        "optimizer",
-        "metric",
-        "strategy",
-    ):  # what else these may be is told where they are made
-        return value
-    plain = (type(None), bool, int, float, str, date, time)
-    wrong = isinstance(value, plain)
-    if isinstance(value, (list, tuple)):
-        wrong = name != "data" or all(isinstance(each, plain) for each in value)
-    if wrong or name in ("transport", "codec"):
-        raise BadRequest(
-            f"{name}={shortened(value)} is not a name: write it as text, {name} ="
-            f' "{Config.options()[name].default}", say'
-        )
-    return value
-
-
-def _batch_sizes(name: str, value: Any) -> int | str | tuple[int, ...]:
-    if value == "all":
-        return "all"
-    parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
-    sizes: tuple[int, ...] = tuple(convert(p, int, name) for p in parts)
-    if not sizes:
-        raise BadRequest(f"{name}={value!r}: it must be a number of samples, 64, say, or all")
-    if len(sizes) > 1 and name == "batch_size":
-        if any(s < 0 for s in sizes) or not any(sizes):
-            raise BadRequest(f"{name}={value}: sizes are 0 or more, and not all 0")
-        return sizes
-    _positive(name, sizes[0])
-    if len(sizes) > 1:
-        raise BadRequest(f"{name}={value}: one number; a list goes into batch_size")
-    return sizes[0]
-
-
-def _positive(name: str, value: int) -> None:
-    if value < 1:
-        raise BadRequest(f"{name}={value}: it must be 1 or more")
-
-
-def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:
-    if value is None:
-        return
-    if not (value >= low and (high is None or value <= high) and value < float("inf")):
-        span = f"between {low:g} and {high:g}" if high is not None else f"{low:g} or more"
-        raise BadRequest(f"{name}={value}: it must be {span}")
 
 
 def _described(value: Any) -> Any:

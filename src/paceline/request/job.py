@@ -1,7 +1,7 @@
 """A request made definite: every name looked up, every size worked out, the data loaded.
 
-`prepare` (request/prepare.py) makes a Job; a launcher adds a folder to it (request/session.py) and hands
-both to the workers, each of which builds its own model, optimizer and strategy.
+`prepare` (request/prepare.py) makes a Job; a launcher adds a folder to it (request/session.py) and
+hands both to the workers, each of which builds its own model, optimizer and strategy.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ class Job:
 
     @property
     def single_batches(self) -> float:
-        """The global batch in batches of one worker: more than 1 only where each worker adds one."""
+        """The global batch in batches of one worker: more than 1 only where each worker
+        adds one.
+        """
         return float(self.workers) if self.batch_grows else 1.0
 
     def shards(self, hosts: tuple[str, ...] = ()) -> Shards:

@@ -23,7 +23,9 @@ from paceline.request.config import Config
 
 
 def resolve_names(config: Config) -> Config:
-    """Return the config with all names looked up and their options checked. Refuses unknown names."""
+    """Return the config with all names looked up and their options checked. Refuses
+    unknown names.
+    """
     changes: dict[str, Any] = {}
     for name, registry in (
         ("strategy", strategies),

@@ -156,8 +156,8 @@ def _epochs(config: Config) -> int | None:
 def _shard(chosen: Chosen, data: Data) -> str | None:
     """How the samples are dealt out: as asked, as the strategy prefers, or in fixed parts.
 
-    The parts are fixed where labels decide, where a sample must stay with one worker (privacy), and where
-    every worker reads its own part of the shards on disk.
+    The parts are fixed where labels decide, where a sample must stay with one worker (privacy), and
+    where every worker reads its own part of the shards on disk.
     """
     if isinstance(data.train, Stream):
         return None
@@ -240,8 +240,8 @@ def _notices(job: Job, strategy: Strategy) -> list[str]:
     factor = Scaling.read(config.lr_scaling).factor(job.single_batches)
     if factor != 1.0:
         notices.append(
-            f"lr {config.lr:g} x {factor:g}: {config.lr_scaling} in the {job.workers} workers, after"
-            " a warm-up"
+            f"lr {config.lr:g} x {factor:g}: {config.lr_scaling} in the {job.workers} workers,"
+            " after a warm-up"
         )
     elif config.lr_scaling != "none" and job.workers > 1:
         notices.append(
@@ -270,9 +270,8 @@ def _unprotected_counts(origin: dict[str, Any]) -> str:
 
 
 def _load(config: Config) -> Data:
-    count = (
-        isinstance(config.model, Spec) and config.model.name in models
-    )  # a person's own model knows its classes
+    # a person's own model knows its classes
+    count = isinstance(config.model, Spec) and config.model.name in models
     if isinstance(config.data, Spec):
         return adopt(sources.build(config.data, data_dir=config.data_dir), str(config.data), count)
     if (

@@ -15,7 +15,7 @@ HOW = "write measured, measured:every=50, speeds (2,1,1), or seconds per batch (
 
 @dataclass(frozen=True)
 class Speeds:
-    """What was asked for: speeds, or to measure them every so often."""
+    """The option `balance`: given speeds, or an interval at which they are measured."""
 
     speeds: tuple[float, ...] = ()
     every: str | None = None
@@ -37,7 +37,7 @@ class Speeds:
         return cls(tuple(1 / n for n in numbers) if name == "runtime" else numbers)
 
     def sizes(self, whole: int) -> tuple[int, ...]:
-        """Where speeds are given: the global batch cut accordingly."""
+        """Return the global batch cut in proportion to the given speeds."""
         return cut(whole, self.speeds)
 
 
@@ -52,7 +52,9 @@ def _numbers(text: str, given: str) -> tuple[float, ...]:
 
 
 def cut(whole: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """In proportion, nobody without a sample: whoever has none cannot be measured."""
+    """Return batch sizes in proportion to the speeds, each at least 1: without a sample there is no
+    speed.
+    """
     if whole < len(speeds):
         raise BadRequest(f"a global batch of {whole} cannot be cut for {len(speeds)} workers")
     sizes = list(split(whole, speeds))

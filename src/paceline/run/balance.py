@@ -1,11 +1,11 @@
-"""Batch sizes that follow how fast each worker is, so that nobody waits for the slowest.
+"""Batch sizes in proportion to each worker's speed, so that no worker waits for the slowest.
 
-    b_p <- G v_p / (v_1 + ... + v_P)         v_p: samples per second of worker p, alone, without the exchange
+    b_p <- G v_p / (v_1 + ... + v_P)     v_p: samples per second of worker p without the exchange
 
-The global batch G stays, and gradients are weighted by samples, so the mathematics stays that of
-the global batch; every sample is seen once an epoch, by whoever has the time. Speeds are given
-(`2,1,1`, or seconds per batch: `runtime:1.2,3.6`), or measured while training: over the last steps,
-averaged with what was thought before.
+The global batch G stays, and gradients are weighted by samples, so a step is that of the global
+batch. Every sample is seen once per epoch. Speeds are given (`2,1,1`, or seconds per batch:
+`runtime:1.2,3.6`) or measured during training: over the last steps, averaged with the estimate
+before.
 """
 
 from __future__ import annotations
@@ -21,19 +21,15 @@ from paceline.common.intervals import due
 from paceline.request.speeds import cut
 from paceline.transport.base import Transport
 
-FIRST_LOOKS = (
-    5,
-    10,
-    15,
-    20,
-)  # steps; what a batch costs whatever its size makes sizes settle in a few looks only
-KEEP = 0.5  # of what was thought before, at each later look
+# In steps. A batch has a fixed cost besides the cost per sample, so the first estimate is off; four
+# early
+# corrections are enough.
+FIRST_LOOKS = (5, 10, 15, 20)
+KEEP = 0.5  # the share of the earlier estimate in each later one
 
 
 def _typical(times: Sequence[float]) -> float:
-    """The mean, for it is the mean that others wait for; what is far out counts as three times the
-    median.
-    """
+    """Return the mean, with outliers cut at three times the median. Others wait for the mean."""
     most = 3 * statistics.median(times)
     return statistics.fmean(min(t, most) for t in times)
 
@@ -50,34 +46,35 @@ class Balance:
 
     every: str
     shards: Resizable
-    line: Transport  # of the workers
-    speeds: list[float] = field(default_factory=list)  # as they were last thought to be
-    settled: bool = False  # it goes on from an earlier run
+    peers: Transport  # of the workers
+    speeds: list[float] = field(default_factory=list)  # the present estimate, in samples per second
+    settled: bool = False  # resumed with an estimate: no early looks
     _steps: int = 0
-    _times: list[float] = field(
-        default_factory=list
-    )  # seconds per sample of the steps since the last look
+    # seconds per sample of the steps since the last look
+    _times: list[float] = field(default_factory=list)
 
     def saw(self, samples: float, seconds: float) -> None:
-        """One step of this worker, without what it waited for others."""
-        if (
-            samples and seconds > 0
-        ):  # clocks that are read one after the other can differ by a little less than nothing
+        """Note one step of this worker: its own seconds, without waiting for others."""
+        # differences of clocks can be slightly negative
+        if samples and seconds > 0:
             self._times.append(seconds / samples)
 
     def look(self, step: int, epoch: int, epoch_ended: bool) -> bool:
-        """After a step, by all workers together: whether batch sizes have changed."""
+        """Adapt the batch sizes if that is due after this step. Returns whether they have changed.
+
+        All workers call it together.
+        """
         self._steps += 1
         early = self._steps in FIRST_LOOKS and not self.settled
         if not (early or due(self.every, step, epoch, epoch_ended)):
             return False
-        measured = torch.zeros(self.line.size, dtype=torch.float64)
+        measured = torch.zeros(self.peers.size, dtype=torch.float64)
         if self._times:
-            measured[self.line.rank] = 1 / _typical(self._times)
-        self.line.all_reduce(measured)
+            measured[self.peers.rank] = 1 / _typical(self._times)
+        self.peers.all_reduce(measured)
         self._times.clear()
         found: list[float] = measured.tolist()
-        if not all(found):  # somebody has not worked since: nothing is known of it
+        if not all(found):  # a worker without a sample has no speed
             return False
         kept = KEEP if self.speeds and not early else 0.0
         self.speeds = [
@@ -93,9 +90,6 @@ class Balance:
 
     def load(self, state: dict[str, Any]) -> None:
         if sum(state["batch_sizes"]) != sum(self.shards.batch_sizes):
-            return  # another global batch is asked for now
-        self.speeds, self.shards.batch_sizes, self.settled = (
-            state["speeds"],
-            tuple(state["batch_sizes"]),
-            bool(state["speeds"]),
-        )
+            return  # the resumed run has another global batch
+        self.shards.batch_sizes = tuple(state["batch_sizes"])
+        self.speeds, self.settled = state["speeds"], bool(state["speeds"])

@@ -1,6 +1,4 @@
-"""Evaluation on the test set by all workers together: each takes its part, and every sample counts
-exactly once.
-"""
+"""Evaluation on the test set: each worker takes a part, and every sample counts exactly once."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ EVALUATION_BATCH = 500
 
 
 class Evaluation:
-    """Of whatever weights the replica holds at the moment."""
+    """Evaluates the weights that the replica holds at the moment."""
 
     def __init__(
         self, job: Job, replica: Replica, ctx: Context, test: Samples | None = None
@@ -32,17 +30,15 @@ class Evaluation:
         self.metrics = _metrics(job)
 
     def smaller(self, samples: int | None) -> Evaluation:
-        """The same on so many samples of the test set, spread over it; the same ones every time and
-        in every run.
+        """Return an evaluation on `samples` samples spread over the test set, the same in every
+        run.
         """
         if self.test is None or samples is None or samples >= len(self.test):
             return self
         return Evaluation(self.job, self.replica, self.ctx, some_of(self.test, samples))
 
     def try_out(self) -> None:
-        """A loss or metric that does not fit is refused before the first step, not after
-        the last.
-        """
+        """Refuse a loss or metric that does not fit the outputs, before the first step."""
         test = self.test
         if test is None:
             return
@@ -64,7 +60,7 @@ class Evaluation:
                 ) from error
 
     def measure(self) -> tuple[float, dict[str, float]]:
-        """The mean loss, and every metric; the same numbers on all workers."""
+        """Return the mean loss and every metric, the same numbers on all workers."""
         assert self.test is not None
         test, replica, samples = self.test, self.replica, len(self.test)
         sums = torch.zeros(2, dtype=torch.float64)
@@ -93,7 +89,7 @@ def _shape(value: Any) -> str:
 
 
 def _metrics(job: Job) -> list[Metric]:
-    """Accuracy wherever targets are classes, then the chosen one (last: it is `result.metric`)."""
+    """Return accuracy where targets are classes, then the chosen metric (`result.metric`)."""
     chosen = job.metric()
     found: list[Metric] = []
     if chosen is None:

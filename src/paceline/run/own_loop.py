@@ -14,17 +14,14 @@ alone, it is one worker.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from paceline.common.sealing import seal, unseal
 from paceline.common.seeding import random_states, set_random_states
 from paceline.data.adopt import adopt
 from paceline.data.base import Stream
@@ -35,24 +32,22 @@ from paceline.errors import BadRequest
 from paceline.replica.flat import layout_of
 from paceline.replica.replica import Replica, has_batch_norm, refuse_closures
 from paceline.request.sizes import DEFAULT_BATCH
-from paceline.run.rank import line_up
+from paceline.run.own_server import Build, built, receive_model, send_model
+from paceline.run.rank import make_context
 from paceline.strategies.base import Strategy, distance_to, expect_identical
 from paceline.transport.base import Transport
-from paceline.transport.metered import Metered
 from paceline.types import Batch
-
-Build = str | Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 class Unrecorded:
-    """A loop of one's own leaves no record."""
+    """A recorder that writes nothing: your own loop leaves no record."""
 
     def write(self, kind: str, **fields: Any) -> None:
         return
 
 
 class Pace:
-    """This process's place in the line. Made by `paceline.join`."""
+    """One worker of your own loop. Made by `paceline.join`."""
 
     def __init__(
         self,
@@ -66,13 +61,13 @@ class Pace:
         build: Build | None = None,
     ) -> None:
         self.strategy, self.check_every, self.seed = strategy, check_every, seed
-        self.ctx = line_up(
+        self.ctx = make_context(
             transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded(), say=_say
         )
         self.steps = 0
         self._secret, self._build = secret, build
         self._batches: OwnBatches | None = None
-        self._parts: list[Batch] = []  # what gradients have been added from since the last step
+        self._parts: list[Batch] = []  # batches whose gradients were added since the last step
         self._prepared = self._stepping = self._finished = False
 
     @property
@@ -98,12 +93,11 @@ class Pace:
         batch_size: int | None = None,
         shard: str | None = None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-        """The model (same names, same device), the optimizer, and this worker's batches of the
-        data.
+        """Return the model, the optimizer, and this worker's batches of the data.
 
-        All workers start from worker 0's weights. The parameters' memory moves into flat buffers;
-        they stay the same objects. `batch_size` is for each worker; without it a DataLoader's own
-        holds, otherwise 64.
+        All workers start from worker 0's weights. The parameters move into flat buffers, but stay
+        the same objects with the same names on the same device. `batch_size` is per worker; the
+        default is that of your DataLoader, otherwise 64.
         """
         if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
             raise BadRequest(
@@ -111,8 +105,8 @@ class Pace:
             )
         if self._prepared:
             raise BadRequest(
-                "this pace has prepared a model already, and keeps one together: for another model"
-                " or optimizer take a pace of its own (second = paceline.join(...)), or put both"
+                "prepare was called twice on one pace, which keeps one model together: for another"
+                " model or optimizer make a second pace (second = paceline.join(...)), or put both"
                 " models into one Module"
             )
         refuse_closures(optimizer)
@@ -120,7 +114,7 @@ class Pace:
         try:
             return self._prepare(model, optimizer, data, batch_size, shard)
         finally:
-            set_random_states(before)  # what a script has seeded stays seeded
+            set_random_states(before)  # a seed that your script has set stays in force
 
     def _prepare(
         self,
@@ -132,11 +126,7 @@ class Pace:
     ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
         if self.leads and self._build is None:
             for server in self.ctx.servers:
-                _send_bytes(
-                    self.ctx.transport,
-                    server,
-                    seal(self._secret, cloudpickle.dumps((model, optimizer))),
-                )
+                send_model(self.ctx.transport, server, self._secret, model, optimizer)
         self.replica = Replica(
             model,
             optimizer,
@@ -151,9 +141,8 @@ class Pace:
         if data is not None:
             self._batches = OwnBatches(self._cut(data, batch_size, shard, device), model)
         forward = self.replica.forward
-        if (
-            isinstance(forward, nn.Module) and forward is not model
-        ):  # DDP's wrapper, under the model's own names
+        # DDP's wrapper, under the model's own names
+        if isinstance(forward, nn.Module) and forward is not model:
             for name in ("named_parameters", "state_dict", "load_state_dict"):
                 object.__setattr__(forward, name, getattr(model, name))
             return forward, optimizer, self._batches
@@ -170,7 +159,7 @@ class Pace:
     def _cut(
         self, data: Any, batch_size: int | None, shard: str | None, device: torch.device
     ) -> OwnPasses:
-        """This worker's part of the data."""
+        """Return this worker's part of the data."""
         whole = None if hasattr(data, "batch") else adopt(data, count_classes=False)
         train = data if whole is None else whole.train
         brought = None if whole is None else whole.batch_size
@@ -204,8 +193,7 @@ class Pace:
     # --- in the loop
 
     def backward(self, loss: Tensor, weight: float | None = None) -> None:
-        """What `loss.backward()` means: the gradients of this loss are added to those since the
-        last step.
+        """Add the gradients of this loss to those since the last step, as `loss.backward()` does.
 
         Within a worker losses add up, so a loop that accumulates over n batches divides each loss
         by n, as always. Between workers each loss counts by its share of the rows of this batch (or
@@ -225,7 +213,7 @@ class Pace:
         weight: float | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        """Backward (when a loss is given), synchronise, update."""
+        """Compute gradients (where a loss is given), synchronise, update."""
         if self._finished:
             raise BadRequest("this loop has been finished: no step can follow")
         if loss is not None:
@@ -251,9 +239,7 @@ class Pace:
             self.check()
 
     def _add(self, loss: Tensor, weight: float | None) -> None:
-        """The gradients of one loss. Where it counts nothing (an empty slice) nothing is touched,
-        as if it had not been.
-        """
+        """Add the gradients of one loss. A batch of weight 0 (an empty slice) changes nothing."""
         flat, batch = self.replica.flat, self._weighed(weight)
         if not self._parts:
             if flat is not None:
@@ -261,16 +247,15 @@ class Pace:
             else:
                 self.replica.optimizer.zero_grad()
         scale = self.strategy.scale(batch)
-        if (
-            batch.weight or flat is None
-        ):  # DDP exchanges inside the backward pass: every worker has to make one
+        # DDP exchanges in the backward pass: every worker makes one
+        if batch.weight or flat is None:
             (loss if scale == 1.0 else loss * scale).backward()
         if self._batches is not None:
             self._batches.forget_stand_in()
         self._parts.append(batch)
 
     def _weighed(self, weight: float | None) -> Batch:
-        """How much what was just computed counts, here and in all."""
+        """Return the present batch with its weight on this worker and on all workers."""
         current = self._batches.take() if self._batches is not None else None
         epoch, ends = (current.epoch, current.ends_epoch) if current is not None else (0, False)
         if weight is not None:
@@ -282,7 +267,7 @@ class Pace:
         return Batch(None, None, 1.0, float(self.workers), epoch, self.steps, ends)
 
     def _together(self) -> Batch:
-        """What gradients have been added from, as one batch."""
+        """Return the batches since the last step as one."""
         parts, self._parts = self._parts, []
         own, total = sum(b.weight for b in parts), sum(b.global_weight for b in parts)
         return Batch(
@@ -290,14 +275,16 @@ class Pace:
         )
 
     def any(self, flag: bool) -> bool:
-        """Whether any worker says so: for stopping early, together."""
+        """Return whether `flag` is true on any worker: to stop early, all together."""
         votes = torch.tensor([float(flag)])
         self.ctx.peers.inner.all_reduce(votes, "max")
         return bool(votes)
 
     def check(self) -> float:
-        """Raise unless replicas that should be identical are; otherwise how far this one is from
-        their mean.
+        """Return how far this replica is from the mean of all replicas.
+
+        Where a strategy keeps replicas identical the distance is 0, and a difference raises an
+        error.
         """
         if self.strategy.replicas_identical or self.workers == 1:
             if self.workers > 1:
@@ -310,21 +297,23 @@ class Pace:
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """The weights that the workers agree on, in the model, for a while: to evaluate or to save.
-        By all workers together.
+        """Put the consensus weights into the model for the time of a `with` block.
+
+        For evaluating and saving. All workers call it together.
         """
-        agreed = None if self._finished else self._agree()  # afterwards everybody has them
+        agreed = None if self._finished else self._agree()  # after finish() all workers hold them
         with self.replica.holding(agreed):
             yield
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The model's, of the weights that the workers agree on. By all workers together."""
+        """Return the model's state dict of the consensus weights. All workers call it together."""
         with self.consensus():
             return self.replica.state_dict()
 
     def finish(self) -> None:
-        """The last exchange (averages that some strategies make at the end), and goodbye. By all
-        workers together.
+        """Make the last exchange and leave. All workers call it together.
+
+        Some strategies average the weights here.
         """
         if self._finished:
             return
@@ -342,7 +331,7 @@ class Pace:
         return self.strategy.consensus(self.replica)
 
     def _assemble(self) -> None:
-        """Workers that run apart come when they are done: no deadline."""
+        """Wait, without a deadline, for the workers of an asynchronous strategy."""
         if self.workers > 1 and not self.strategy.in_step:
             self.ctx.transport.assemble(range(self.workers))
 
@@ -357,13 +346,11 @@ class Pace:
                 self.ctx.transport.close()
 
     def serve(self) -> None:
-        """A server's whole life: it builds what it is to hold, or worker 0 sends it, sealed."""
+        """Hold the weights for the workers until all of them have left. For a server's rank."""
         if self._build is not None:
             model, optimizer = built(self._build)
         else:
-            model, optimizer = cloudpickle.loads(
-                unseal(self._secret, _receive_bytes(self.ctx.transport, 0))
-            )
+            model, optimizer = receive_model(self.ctx.transport, self._secret)
         replica = Replica(model, optimizer, _no_loss, allocate=self.ctx.transport.allocate)
         self.strategy.serve(self.ctx, replica)
 
@@ -373,36 +360,4 @@ def _say(text: str) -> None:
 
 
 def _no_loss(outputs: Any, targets: Any) -> Tensor:
-    raise BadRequest("in a loop of one's own the loss is the loop's")
-
-
-def built(build: Build) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """What a server builds by itself."""
-    make: Any = build
-    if isinstance(build, str):
-        module, _, name = build.partition(":")
-        try:
-            make = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise BadRequest(
-                f"build={build} is not a module:function that can be imported here: {error}"
-            ) from None
-    made = make()
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise BadRequest(
-            f"build={build} must return (model, optimizer); it returned a {type(made).__name__}"
-        )
-    return made
-
-
-def _send_bytes(line: Metered, to: int, content: bytes) -> None:
-    line.send_note(torch.tensor([len(content)]), to).wait()
-    line.send_note(torch.frombuffer(bytearray(content), dtype=torch.uint8), to).wait()
-
-
-def _receive_bytes(line: Metered, source: int) -> bytes:
-    length = torch.zeros(1, dtype=torch.int64)
-    line.recv_note(length, source).wait()
-    content = torch.zeros(int(length), dtype=torch.uint8)
-    line.recv_note(content, source).wait()
-    return content.numpy().tobytes()
+    raise BadRequest("your own loop computes the loss itself")

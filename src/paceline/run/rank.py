@@ -1,4 +1,4 @@
-"""What a worker and a server have in common: a place in the line, counters, faults, a replica."""
+"""What a worker and a server have in common: a context, counters, faults, a replica."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.types import RecorderLike
 Notify = Callable[[str, dict[str, Any]], None]
 
 
-def line_up(
+def make_context(
     transport: Transport,
     strategy: Strategy,
     workers: int,
@@ -38,19 +38,21 @@ def line_up(
     overlap: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Context:
-    """This rank's place: ranks 0 .. workers-1 are workers, the rest servers. `say`: who is told of
-    slow ranks.
+    """Return what a strategy needs to know about this rank.
+
+    Ranks 0 to workers - 1 are workers, the others are servers. `say` gets the notices about slow
+    ranks.
     """
-    line, rank = Metered(transport), transport.rank
-    line.patience.say = say
-    line.patience.name = lambda other: (
+    metered, rank = Metered(transport), transport.rank
+    metered.patience.say = say
+    metered.patience.name = lambda other: (
         f"worker {other}" if other < workers else f"the server (rank {other})"
     )
-    line.tolerant = strategy.survives
+    metered.tolerant = strategy.survives
     serves = rank >= workers
     ctx = Context(
-        transport=line,
-        peers=line.group(range(workers, transport.size) if serves else range(workers)),
+        transport=metered,
+        peers=metered.group(range(workers, transport.size) if serves else range(workers)),
         role="server" if serves else "worker",
         worker_index=-1 if serves else rank,
         workers=workers,
@@ -68,7 +70,7 @@ def line_up(
 
 @dataclass
 class Rank:
-    """One rank of a run."""
+    """One rank of a run: its strategy, its context, and the faults that were asked for."""
 
     job: Job
     strategy: Strategy
@@ -78,7 +80,7 @@ class Rank:
     notify: Notify
 
     @classmethod
-    def take(
+    def of(
         cls, session: Session, transport: Transport, recorder: RecorderLike, notify: Notify
     ) -> Rank:
         job = session.job
@@ -86,7 +88,7 @@ class Rank:
         for fault in faults:
             transport = fault.wrap(transport)
         config, strategy = job.config, job.strategy()
-        ctx = line_up(
+        ctx = make_context(
             transport,
             strategy,
             job.workers,
@@ -100,8 +102,10 @@ class Rank:
         return cls(job, strategy, ctx, ctx.transport.meter, faults, notify)
 
     def replica(self) -> Replica:
-        """The model comes from the run's seed on every rank; what follows (dropout, augmentation)
-        is each worker's own.
+        """Build the model, its optimizer and its flat buffers.
+
+        All ranks seed the model alike. Random numbers after that (dropout, augmentation) differ by
+        worker.
         """
         job, ctx = self.job, self.ctx
         seed_everything(job.config.seed)
@@ -122,7 +126,7 @@ class Rank:
         )
 
     def _memory_format(self, model: torch.nn.Module) -> str:
-        """Worker 0 measures, all obey."""
+        """Return the memory format that worker 0 has measured to be the faster one."""
         job, ctx = self.job, self.ctx
         if job.memory_format != "auto":
             return job.memory_format

@@ -1,4 +1,4 @@
-"""A server's rank: it holds parameters for the workers until they have all left."""
+"""A server: holds parameters for the workers until all of them have left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_server(
 ) -> None:
     torch.set_num_threads(1)
     net = NetBytes(sampler)
-    rank = Rank.take(session, transport, recorder, notify)
+    rank = Rank.of(session, transport, recorder, notify)
     replica = rank.replica()
     recorder.write(
         "start",

@@ -1,4 +1,4 @@
-"""A worker's state into a checkpoint, and out of it again."""
+"""A worker's state: written into a checkpoint, and read from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Seconds(Protocol):
 
 
 class Worker(Protocol):
-    """What of a worker goes into a checkpoint."""
+    """The parts of a worker that a checkpoint holds."""
 
     session: Session
     job: Job
@@ -41,11 +41,11 @@ class Worker(Protocol):
     step: int
 
     @property
-    def clock(self) -> Seconds: ...
+    def timer(self) -> Seconds: ...
 
 
 def save(worker: Worker) -> Path:
-    """By all workers together."""
+    """Write a checkpoint. All workers call it together."""
     replica, ctx = worker.replica, worker.ctx
     weights = worker.strategy.consensus(replica)
     with replica.holding(weights):
@@ -65,20 +65,21 @@ def save(worker: Worker) -> Path:
 
 
 def rescue(worker: Worker) -> Path:
-    """By one worker, alone, from what it has: whoever resumes from it starts the strategy anew."""
+    """Write a checkpoint with one worker's weights. A run that resumes from it restarts its
+    strategy.
+    """
     if worker.batches.step > worker.step:  # the step was not made
         worker.batches.give_back()
     own, weights = own_state(worker, {}), worker.replica.state_dict()
-    said = {
-        **about(worker),
-        "workers": 0,
-    }  # nobody's own state: only the weights and the place in the data are taken from it
+    # 0 workers: a resumed run takes the weights and the place in the data, and no worker's own
+    # state
+    said = {**about(worker), "workers": 0}
     folder, rank = worker.session.out / "checkpoints", worker.ctx.worker_index
     return checkpoint.save(folder, worker.step, rank, weights, own, said, lambda: None)
 
 
 def own_state(worker: Worker, strategy: dict[str, Any]) -> dict[str, Any]:
-    """What is this worker's alone."""
+    """Return the state that differs between workers."""
     return {
         "optimizer": worker.replica.optimizer.state_dict(),
         "random": random_states(),
@@ -96,7 +97,7 @@ def about(worker: Worker) -> dict[str, Any]:
     return {
         "step": worker.step,
         "workers": worker.ctx.workers,
-        "train_s": worker.clock.total_s,
+        "train_s": worker.timer.total_s,
         "memory_format": "channels_last" if worker.replica.channels_last else "contiguous",
         "optimizer": type(worker.replica.optimizer).__name__,
         "strategy": str(worker.config.described()["strategy"]),
@@ -108,16 +109,19 @@ def about(worker: Worker) -> dict[str, Any]:
 
 
 def _content(worker: Worker) -> str | None:
-    """Tells one set of shards from another; of people's data, in a private run, by a number that
-    does not come from it.
+    """Return what identifies the prepared data: a hash of it, or in a private run a random number.
+
+    A hash would tell something about the data, which privacy has to protect.
     """
     origin = worker.job.data.origin
     return origin.get("id" if worker.private is not None else "content")
 
 
 def restore(worker: Worker) -> dict[str, Any]:
-    """Weights, optimizer and place in the data; what was this worker's own only if there are as
-    many as before.
+    """Load weights, optimizer and place in the data. Returns the state that differs between
+    workers.
+
+    With another number of workers than before, all of them take worker 0's.
     """
     folder, replica = worker.job.resume_from, worker.replica
     assert folder is not None
@@ -144,25 +148,23 @@ def restore(worker: Worker) -> dict[str, Any]:
     asked = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(own["optimizer"])
     for group, options in zip(optimizer.param_groups, asked, strict=True):
-        group.update(options)  # what is asked for now, not what it was then
+        group.update(options)  # the options that are given now replace those of then
     worker.batches.restore(own["batches"])
     worker.epoch_start = own["epoch_start"]
     replica.samples_seen = own["samples_seen"]
-    worker.step, worker.clock.total_s = said["step"], said["train_s"]
+    worker.step, worker.timer.total_s = said["step"], said["train_s"]
     own["same_workers"], own["made_with"] = same, said.get("strategy", "another strategy")
     return own
 
 
 def undo_later(worker: Worker) -> None:
-    """Once a step has been made from an earlier checkpoint, the later ones belong to no run any
-    more.
-    """
+    """Delete the checkpoints after the one that the run has resumed from and left behind."""
     if worker.job.resume_from is not None and worker.ctx.worker_index == 0:
         checkpoint.forget_after(worker.session.out / "checkpoints", worker.step - 1)
 
 
 def restore_own(worker: Worker, own: dict[str, Any]) -> None:
-    """After the strategy has been set up: what it, and this worker alone, remember."""
+    """Load what the strategy and this worker alone remember. Called after `strategy.setup`."""
     ctx = worker.ctx
     if not own["same_workers"]:
         seed_everything(derive(worker.config.seed, "resumed", worker.step, ctx.worker_index))

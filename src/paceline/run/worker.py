@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,11 +29,11 @@ from paceline.run.balance import Balance
 from paceline.run.evaluation import Evaluation
 from paceline.run.rank import Notify, Rank
 from paceline.run.server import run_server
+from paceline.run.step_log import StepLog, mean_message_bytes, message_bytes
+from paceline.run.timer import StepTimer
 from paceline.transport.base import Transport
-from paceline.transport.metered import ALL_PEERS, Tally
+from paceline.transport.metered import ALL_PEERS
 from paceline.types import Batch, RecorderLike
-
-NOTIFY_EVERY_S = 0.2
 
 
 def run_worker(
@@ -76,25 +75,9 @@ def run_worker(
         recorder.close()
 
 
-@dataclass
-class _Clock:
-    """Seconds of training: runs while steps are made, stands still while anything else is done."""
-
-    total_s: float = 0.0
-    since: float = 0.0
-
-    def start(self) -> None:
-        self.since = time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last lap, added to the total."""
-        now = time.perf_counter()
-        lap, self.since = now - self.since, now
-        self.total_s += lap
-        return lap
-
-
 class Worker:
+    """One worker of a run: its replica, its batches, its strategy, and the loop over them."""
+
     def __init__(
         self,
         session: Session,
@@ -108,15 +91,12 @@ class Worker:
         self.recorder, self.notify = recorder, notify
         self.rank, self.sampler, self.net = transport.rank, sampler, NetBytes(sampler)
         self.profile = Profile() if job.config.profile else None
-        place = Rank.take(session, transport, recorder, notify)
-        self.meter, self.faults, self.strategy, self.ctx = (
-            place.meter,
-            place.faults,
-            place.strategy,
-            place.ctx,
-        )
+        place = Rank.of(session, transport, recorder, notify)
+        self.meter, self.faults = place.meter, place.faults
+        self.strategy, self.ctx = place.strategy, place.ctx
+        self.leads = self.ctx.worker_index == 0  # this worker notifies, and saves the weights
         self.device = torch.device(self.config.device)
-        self.clock = _Clock()
+        self.timer = StepTimer()
         self.private = (
             Private(session, self.ctx, self.device) if job.protection is not None else None
         )
@@ -125,12 +105,10 @@ class Worker:
         self.schedule = job.schedule()
         self.total_steps = self._total_steps()
         self.step, self.target_reached = 0, False
-        self.members = tuple(range(job.workers))  # the workers that are there
-        self.epoch_start: list[
-            Tensor
-        ] = []  # the weights when this epoch began, where convergence is watched
-        self._last_notice = 0.0
-        self._rate: list[tuple[float, float]] = []
+        self.members = tuple(range(job.workers))  # the workers that are alive
+        # for --until-converged: the weights when the epoch began
+        self.epoch_start: list[Tensor] = []
+        self.log = StepLog(place, recorder, self.timer, self.private, self.total_steps)
 
         self.replica = place.replica()
         own = snapshot.restore(self) if job.resume_from else None
@@ -140,18 +118,14 @@ class Worker:
         self.evaluation = Evaluation(job, self.replica, self.ctx)
         self.evaluation.try_out()
         if self.private is not None:
-            self.private.attach(
-                self.replica,
-                own.get("privacy") if own is not None and own["same_workers"] else None,
-            )
-            for notice in (
-                self.private.gradient.clipper.notices if self.ctx.worker_index == 0 else ()
-            ):
-                notify("notice", {"text": notice})
-        self.glance = self.evaluation.smaller(
-            self.config.evaluate_samples
-        )  # the one between epochs or steps
-        if self.ctx.worker_index == 0:
+            same_workers = own is not None and own["same_workers"]
+            self.private.attach(self.replica, own.get("privacy") if own and same_workers else None)
+            if self.leads:
+                for notice in self.private.gradient.clipper.notices:
+                    notify("notice", {"text": notice})
+        # between steps or epochs; the last evaluation takes the whole test set
+        self.glance = self.evaluation.smaller(self.config.evaluate_samples)
+        if self.leads:
             notify("ready", {})
         recorder.write(
             "start",
@@ -163,34 +137,10 @@ class Worker:
             clock=time.perf_counter(),
             parameters=self.replica.parameter_count,
             memory_format="channels_last" if self.replica.channels_last else "contiguous",
-            **self._message(),
+            **message_bytes(self.ctx, self.replica.regions),
         )
 
     # --- setting up
-
-    def _message(self) -> dict[str, int]:
-        """The bytes of one message, everything counted, and of the numbers that it stands for."""
-        codec, regions = self.ctx.codec, self.replica.regions
-        if codec.lossless or self.ctx.workers == 1:
-            return {}
-        return {
-            "message_bytes": sum(codec.message_bytes(r.grad_layout) for r in regions),
-            "plain_bytes": sum(r.grads.nbytes for r in regions),
-        }
-
-    def _mean_message(self) -> dict[str, float]:
-        """Where messages differ in length (and go to everybody at once): how long they were on
-        average.
-        """
-        clock, regions = (
-            self.ctx.codec.clock,
-            sum(r.grads.numel() > 0 for r in self.replica.regions),
-        )
-        return (
-            {"message_bytes": clock.message_bytes / clock.messages * regions}
-            if clock.messages
-            else {}
-        )
 
     def _batches(self) -> Batches:
         job, train = self.job, self.job.data.train
@@ -217,19 +167,21 @@ class Worker:
         assert isinstance(self.batches, ShardBatches)
         return Balance(every, self.batches.shards, self.ctx.peers.inner)
 
-    def _look_at_balance(self, batch: Batch, own_s: float, epoch: int) -> None:
-        """Waiting for the others here is exchange, not work."""
+    def _look_at_balance(self, batch: Batch, own_s: float) -> None:
+        """Adapt the batch sizes to the workers' speeds. Its time counts as exchange, not
+        as work.
+        """
         assert self.balance is not None
         self.balance.saw(batch.weight, own_s)
         began = time.perf_counter()
-        changed = self.balance.look(self.step, epoch, self.batches.ended)
+        changed = self.balance.look(self.step, batch.epoch + 1, self.batches.ended)
         self.meter.add("balance", ALL_PEERS, 0, 0, 0, time.perf_counter() - began)
-        if changed and self.ctx.worker_index == 0:
+        if changed and self.leads:
             sizes, speeds = list(self.balance.shards.batch_sizes), self.balance.speeds
             self.recorder.write("balance", step=self.step, batch_sizes=sizes, samples_per_s=speeds)
 
     def _total_steps(self) -> int | None:
-        """The steps of the whole run, where that can be known."""
+        """Return the steps of the whole run, or None where only its course decides."""
         known = [self.job.steps]
         if self.private is not None:
             known.append(self.private.protection.until)
@@ -240,64 +192,65 @@ class Worker:
     # --- the loop
 
     def train(self) -> None:
-        strategy, replica, meter = self.strategy, self.replica, self.meter
+        """Make steps until the run is over."""
+        strategy, replica, timer = self.strategy, self.replica, self.timer
         if self.config.until_converged is not None and not self.epoch_start:
             self.epoch_start = [w.clone() for w in replica.weights()]
         self.ctx.peers.barrier()
-        meter.phase = "train"
+        self.meter.phase = "train"
         self.net.start()
-        self.clock.start()
+        timer.start()
         if self._is_over():
-            if self.ctx.worker_index == 0:
-                notify_text = (
-                    f"already at step {self.step} after {self.batches.epochs_done} epochs: no step"
-                    " is left to make"
-                )
-                self.notify("notice", {"text": notify_text})
+            self._say(
+                f"already at step {self.step} after {self.batches.epochs_done} epochs: no step is"
+                " left to make"
+            )
             return
-        before, goes_back = replace(meter.totals["train"]), self.job.resume_from is not None
+        self.log.start()
+        first = True
         for batch in self.batches:
             if self.profile is not None:
                 self.profile.next_step()
-            began = self.clock.since
+            began = timer.since
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
             loss = self._compute(batch)
             arrived = time.perf_counter()
             strategy.step(replica, batch)
 
-            self.step, epoch = batch.step + 1, batch.epoch + 1
-            if goes_back:
+            self.step = batch.step + 1
+            if first and self.job.resume_from is not None:
                 snapshot.undo_later(self)
-                goes_back = False
-            seconds = self.clock.lap()
-            self._record_step(batch, loss, began, seconds, before, arrived)
-            own_s = seconds - (meter.totals["train"].seconds - before.seconds)
-            before = replace(meter.totals["train"])
+            first = False
+            own_s = self.log.write(self.step, batch, loss, began, arrived, timer.lap())
             if self.balance is not None:
-                self._look_at_balance(batch, own_s, epoch)
-            over = self._is_over()
-            if self.batches.ended and self.config.until_converged is not None and not over:
-                over = self._converged()
-            alone = (
-                self.strategy.decides_alone and self.config.until_converged is not None
-            )  # others may have stopped already
-            if (
-                not over
-                and not alone
-                and due(self.config.evaluate_every, self.step, epoch, self.batches.ended)
-            ):
-                self._evaluate(epoch)
-                over = self.target_reached
-            if not alone and due(
-                self.config.checkpoint_every, self.step, epoch, self.batches.ended
-            ):
-                self._checkpoint()
-            if over:
+                self._look_at_balance(batch, own_s)
+            if self._look_around(batch.epoch + 1):
                 break
         self.net.stop()
         if self.profile is not None:
             self.profile.pause()
-        meter.phase = "finish"
+        self.meter.phase = "finish"
+
+    def _look_around(self, epoch: int) -> bool:
+        """Evaluate and save where that is due. Returns whether training is over."""
+        ended, config = self.batches.ended, self.config
+        over = self._is_over()
+        if ended and config.until_converged is not None and not over:
+            over = self._converged()
+        # Workers that decide alone when to stop do not come together: others may have stopped
+        # already.
+        if self.strategy.decides_alone and config.until_converged is not None:
+            return over
+        if not over and due(config.evaluate_every, self.step, epoch, ended):
+            self._evaluate(epoch)
+            over = self.target_reached
+        if due(config.checkpoint_every, self.step, epoch, ended):
+            self._checkpoint()
+        return over
+
+    def _say(self, notice: str) -> None:
+        if self.leads:
+            self.notify("notice", {"text": notice})
 
     def _compute(self, batch: Batch) -> float:
         for fault in self.faults:
@@ -310,17 +263,15 @@ class Worker:
         return loss
 
     def conclude(self) -> None:
+        """Agree on the final weights, save and evaluate them, write the summary."""
         self.meter.phase = "finish"
         self._assemble()
         self.strategy.finish(self.replica)
         weights = self.strategy.consensus(self.replica)
-        if (
-            self.ctx.worker_index == 0
-        ):  # before the last evaluation: whatever that does, the weights are kept
+        if self.leads:  # before the last evaluation, which may fail
             with self.replica.holding(weights):
-                checkpoint.save_weights(
-                    self.session.out / "model.safetensors", self.replica.state_dict()
-                )
+                state = self.replica.state_dict()
+            checkpoint.save_weights(self.session.out / "model.safetensors", state)
         self._evaluate(None)
         if self.profile is not None:
             self.recorder.write("profile", **self.profile.tables())
@@ -335,7 +286,7 @@ class Worker:
             evaluate_sent_bytes=self.meter.total("evaluate").sent_bytes,
             finish_sent_bytes=self.meter.total("finish").sent_bytes,
             times_known=self.meter.times_known,
-            **self._mean_message(),
+            **mean_message_bytes(self.ctx, self.replica.regions),
             traffic=self.meter.described(),
         )
         self.ctx.peers.barrier()
@@ -345,70 +296,15 @@ class Worker:
         steps, epochs = self.job.steps, self.job.epochs
         if self.private is not None and self.step >= self.private.protection.until:
             return True
-        return (steps is not None and self.step >= steps) or (
-            epochs is not None and self.batches.epochs_done >= epochs
-        )
-
-    def _record_step(
-        self, batch: Batch, loss: float, began: float, seconds: float, before: Tally, arrived: float
-    ) -> None:
-        now = self.meter.totals["train"]
-        sync_s = now.seconds - before.seconds
-        waits = self.strategy.in_step and now.calls > before.calls
-        encode_s, decode_s = self.ctx.codec.clock.taken()
-        shown = (
-            self.private.revealed(batch, loss)
-            if self.private is not None
-            else {"n": batch.weight, "loss": loss}
-        )
-        self.recorder.write(
-            "step",
-            step=self.step,
-            epoch=batch.epoch,
-            **shown,
-            compute_s=seconds - sync_s - encode_s - decode_s,
-            sync_s=sync_s,
-            began=began,
-            arrived=arrived,
-            waits=waits,
-            train_s=self.clock.total_s,
-            sent=now.sent_bytes - before.sent_bytes,
-            received=now.received_bytes - before.received_bytes,
-            messages=now.messages - before.messages,
-            **({} if self.ctx.codec.lossless else {"encode_s": encode_s, "decode_s": decode_s}),
-            **self.strategy.observed,
-        )
-        if self.ctx.worker_index:
-            return
-        self._rate.append((self.clock.total_s, batch.global_weight))
-        moment = time.perf_counter()
-        last = self.total_steps is not None and self.step == self.total_steps
-        if last or moment - self._last_notice >= NOTIFY_EVERY_S:
-            self._last_notice = moment
-            self._rate = self._rate[-200:]
-            span = self._rate[-1][0] - self._rate[0][0]
-            rate = (
-                sum(n for _, n in self._rate[1:]) / span
-                if span > 0
-                else batch.global_weight / max(1e-9, self._rate[0][0])
-            )
-            self.notify(
-                "progress",
-                {
-                    "step": self.step,
-                    "total": self.total_steps,
-                    "epoch": batch.epoch + 1,
-                    "loss": shown["loss"],
-                    "samples_per_s": rate,
-                    **({"epsilon": self.private.epsilon} if self.private is not None else {}),
-                },
-            )
+        if steps is not None and self.step >= steps:
+            return True
+        return epochs is not None and self.batches.epochs_done >= epochs
 
     # --- looking
 
     def _evaluate(self, epoch: int | None) -> None:
-        """All workers together, each sample once, of the strategy's consensus weights. `epoch`
-        None: the last one.
+        """Evaluate the consensus weights, all workers together. `epoch` None: the last
+        evaluation.
         """
         if self.job.data.test is None:
             return
@@ -420,21 +316,21 @@ class Worker:
         until, target = self.config.until_accuracy, self.config.target_accuracy
         self.target_reached = until is not None and accuracy is not None and accuracy >= until
         goal = target if target is not None else until
-        name = next(reversed(values), None)
-        better = getattr(self.evaluation.metrics[-1], "higher_is_better", True) if name else None
+        metric = None
+        if name := next(reversed(values), None):
+            better = getattr(self.evaluation.metrics[-1], "higher_is_better", True)
+            metric = {"name": name, "value": values[name], "higher_is_better": better}
         result = {
             "step": self.step,
-            "train_s": self.clock.total_s,
+            "train_s": self.timer.total_s,
             "loss": loss,
             "accuracy": accuracy,
-            "metric": (
-                {"name": name, "value": values[name], "higher_is_better": better} if name else None
-            ),
+            "metric": metric,
             "reached": goal is not None and accuracy is not None and accuracy >= goal,
             "final": epoch is None,
         }
         self.recorder.write("evaluation", **result)
-        if self.ctx.worker_index == 0:
+        if self.leads:
             self.notify("evaluation", {**result, "epoch": epoch})
         if not loss - loss == 0.0:
             raise NotFinite(
@@ -442,46 +338,34 @@ class Worker:
             )
 
     def _converged(self) -> bool:
-        """Relative change of the consensus weights over the epoch, the same number on all workers;
-        or of one's own.
+        """Whether the weights changed by less than --until-converged (relative) in this epoch.
+
+        All workers see the same consensus weights, and so the same change; where a strategy lets
+        workers decide alone, each looks at its own weights.
         """
+        assert self.config.until_converged is not None
         if self.strategy.decides_alone:
             weights: Sequence[Tensor] = self.replica.weights()
         else:
             with self._aside("convergence"):
                 weights = self.strategy.consensus(self.replica) or self.replica.weights()
-        before = self.epoch_start
-        moved = (
-            sum(
-                float((a - b).abs().double().square().sum())
-                for a, b in zip(weights, before, strict=True)
-            )
-            ** 0.5
-        )
-        size = sum(float(b.abs().double().square().sum()) for b in before) ** 0.5
+        moved = _norm(a - b for a, b in zip(weights, self.epoch_start, strict=True))
+        size = _norm(self.epoch_start)
         change = moved / size if size else float("inf")
-        if self.ctx.worker_index == 0:
-            self.notify(
-                "notice", {"text": f"weights changed by {change:.2e} (relative) in this epoch"}
-            )
-        self.clock.start()
-        assert self.config.until_converged is not None
+        self._say(f"weights changed by {change:.2e} (relative) in this epoch")
+        self.timer.start()
         self.epoch_start = [w.clone() for w in weights]
         return change < self.config.until_converged
 
     # --- keeping
 
     def rescue(self) -> None:
-        """A server is gone and what it remembered with it: what worker 0 has becomes a checkpoint
-        to start from.
-        """
-        if self.ctx.worker_index == 0:
+        """After a server's death: save worker 0's weights as a checkpoint to resume from."""
+        if self.leads:
             snapshot.rescue(self)
 
     def _assemble(self) -> None:
-        """Workers that run apart come together when they have come this far; whoever has died
-        meanwhile is left out.
-        """
+        """Wait for the workers of an asynchronous strategy. Leaves out those that have died."""
         if self.ctx.peers.size == 1 or (self.strategy.in_step and not self.strategy.survives):
             return
         here = self.ctx.transport.assemble(self.members, self.strategy.survives)
@@ -493,12 +377,12 @@ class Worker:
     def _checkpoint(self) -> None:
         with self._aside("checkpoint"):
             path = snapshot.save(self)
-        if self.ctx.worker_index == 0:
+        if self.leads:
             self.recorder.write("checkpoint", step=self.step, path=str(path))
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Something that is not training: its time and its bytes are counted apart."""
+        """Do something that is not training: its time and its bytes are counted apart."""
         began = time.perf_counter()
         self.net.stop()
         if self.profile is not None:
@@ -510,4 +394,9 @@ class Worker:
             "aside", what=what, step=self.step, began=began, seconds=time.perf_counter() - began
         )
         self.net.start()
-        self.clock.start()
+        self.timer.start()
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """The Euclidean norm of all numbers together."""
+    return float(sum(float(t.abs().double().square().sum()) for t in tensors) ** 0.5)

@@ -29,8 +29,8 @@ from paceline.common.files import read_toml
 from paceline.errors import BadRequest, UnknownName
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
+from paceline.request.checks import CHOICES
 from paceline.request.config import (
-    CHOICES,
     SERIAL_DOES_NOT_KNOW,
     Config,
     apply_settings,

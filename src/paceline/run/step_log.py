@@ -1,0 +1,125 @@
+"""What a worker writes after every step, and what worker 0 tells the person who watches."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.privacy.worker import Private
+from paceline.run.rank import Rank
+from paceline.run.timer import StepTimer
+from paceline.strategies.base import Context
+from paceline.types import Batch, RecorderLike, RegionLike
+
+NOTIFY_EVERY_S = 0.2
+RATE_OVER_STEPS = 200
+
+
+class StepLog:
+    """Writes step events. The traffic of a step is what the meter counted since the step before."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        recorder: RecorderLike,
+        timer: StepTimer,
+        private: Private | None,
+        total_steps: int | None,
+    ) -> None:
+        self.rank, self.recorder, self.timer = rank, recorder, timer
+        self.private, self.total_steps = private, total_steps
+        self._leads = rank.ctx.worker_index == 0
+        self._before = replace(rank.meter.totals["train"])
+        self._last_notice = 0.0
+        # (seconds trained, samples of all workers) of the last steps
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RATE_OVER_STEPS)
+
+    def start(self) -> None:
+        """Count traffic from now on."""
+        self._before = replace(self.rank.meter.totals["train"])
+
+    def write(
+        self, step: int, batch: Batch, loss: float, began: float, arrived: float, seconds: float
+    ) -> float:
+        """Record one step. Returns the seconds that this worker did not wait for others.
+
+        `began` and `arrived`: when the step and when its exchange began, by time.perf_counter.
+        """
+        strategy, codec = self.rank.strategy, self.rank.ctx.codec
+        now, before = self.rank.meter.totals["train"], self._before
+        sync_s = now.seconds - before.seconds
+        encode_s, decode_s = codec.clock.taken()
+        shown = self._shown(batch, loss)
+        self.recorder.write(
+            "step",
+            step=step,
+            epoch=batch.epoch,
+            **shown,
+            compute_s=seconds - sync_s - encode_s - decode_s,
+            sync_s=sync_s,
+            began=began,
+            arrived=arrived,
+            waits=strategy.in_step and now.calls > before.calls,
+            train_s=self.timer.total_s,
+            sent=now.sent_bytes - before.sent_bytes,
+            received=now.received_bytes - before.received_bytes,
+            messages=now.messages - before.messages,
+            **({} if codec.lossless else {"encode_s": encode_s, "decode_s": decode_s}),
+            **strategy.observed,
+        )
+        if self._leads:
+            self._notify(step, batch, shown["loss"])
+        self._before = replace(now)
+        return seconds - sync_s
+
+    def _shown(self, batch: Batch, loss: float) -> dict[str, Any]:
+        if self.private is not None:
+            return self.private.revealed(batch, loss)
+        return {"n": batch.weight, "loss": loss}
+
+    def _notify(self, step: int, batch: Batch, loss: float | None) -> None:
+        """Tell the progress a few times a second, and at the last step."""
+        self._recent.append((self.timer.total_s, batch.global_weight))
+        moment = time.perf_counter()
+        if step != self.total_steps and moment - self._last_notice < NOTIFY_EVERY_S:
+            return
+        self._last_notice = moment
+        progress = {
+            "step": step,
+            "total": self.total_steps,
+            "epoch": batch.epoch + 1,
+            "loss": loss,
+            "samples_per_s": self._rate(),
+        }
+        if self.private is not None:
+            progress["epsilon"] = self.private.epsilon
+        self.rank.notify("progress", progress)
+
+    def _rate(self) -> float:
+        """Samples per second of all workers over the last steps."""
+        (first_s, first), (last_s, _) = self._recent[0], self._recent[-1]
+        if last_s > first_s:
+            return (sum(samples for _, samples in self._recent) - first) / (last_s - first_s)
+        return first / max(1e-9, first_s)
+
+
+def message_bytes(ctx: Context, regions: Sequence[RegionLike]) -> dict[str, int]:
+    """The bytes of one encoded message, and of the numbers that it stands for."""
+    if ctx.codec.lossless or ctx.workers == 1:
+        return {}
+    return {
+        "message_bytes": sum(ctx.codec.message_bytes(r.grad_layout) for r in regions),
+        "plain_bytes": sum(r.grads.nbytes for r in regions),
+    }
+
+
+def mean_message_bytes(ctx: Context, regions: Sequence[RegionLike]) -> dict[str, float]:
+    """The mean length of a message, for a codec whose messages differ in length."""
+    spent = ctx.codec.clock
+    if not spent.messages:
+        return {}
+    encoded = sum(r.grads.numel() > 0 for r in regions)
+    return {"message_bytes": spent.message_bytes / spent.messages * encoded}
