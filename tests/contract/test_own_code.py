@@ -435,7 +435,7 @@ def test_08_passes_behave_as_a_dataloaders() -> None:
 def test_08_a_second_prepare_raises() -> None:
     pace = paceline.join("serial")
     pace.prepare(*made(small_net))
-    with pytest.raises(BadRequest, match="a pace of its own"):
+    with pytest.raises(BadRequest, match="make a second pace"):
         pace.prepare(*made(small_net))
 
 
