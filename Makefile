@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup study test test-slow check lint types format bench clean help
+.PHONY: setup study test test-slow mutants check lint types format bench clean help
 
 help:
 	@echo "make study      measure every strategy with 1 to 5 workers on MNIST (fetches it), to a report; FULL=1 cuts nothing"
@@ -43,6 +43,9 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 
 check: lint types test
+
+mutants: $(STAMP)
+	@$(BIN)/python tests/mutants.py
 
 bench: $(STAMP)
 	@$(BIN)/paceline data fetch mnist

@@ -205,7 +205,7 @@ def test_01_a_server_is_refused_where_no_secret_is_handed_over(
     seats = iter(
         [Seat("torchrun", rank, 2, rank, 2, "127.0.0.1", store.port, True) for rank in (1, 0)]
     )
-    monkeypatch.setattr("paceline.run.own_loop.find_seat", lambda: next(seats))
+    monkeypatch.setattr("paceline.launch.join.find_seat", lambda: next(seats))
     said: list[BaseException] = []
 
     def rank() -> None:
