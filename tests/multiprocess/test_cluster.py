@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from paceline.errors import BadRequest, PacelineError, RunFailed
-from paceline.spark import java, marked, standalone
-from paceline.spark.standalone import Cluster
+from paceline.spark import cluster as clusters
+from paceline.spark import java, marked, standalone, starting
+from paceline.spark.cluster import Cluster, Daemon
 
 PACELINE = Path(sys.executable).parent / "paceline"
 
@@ -68,9 +70,9 @@ def fake(
     script.parent.mkdir(parents=True)
     script.write_text(FAKE.format(python=sys.executable, worker=worker, host=host))
     script.chmod(0o755)
-    monkeypatch.setattr(standalone, "spark_home", lambda: tmp_path / "spark")
-    monkeypatch.setattr(standalone, "spark_environment", lambda: dict(os.environ))
-    monkeypatch.setattr(standalone, "pyspark_missing", lambda: None)
+    monkeypatch.setattr(starting, "spark_home", lambda: tmp_path / "spark")
+    monkeypatch.setattr(starting, "spark_environment", lambda: dict(os.environ))
+    monkeypatch.setattr(starting, "pyspark_missing", lambda: None)
 
 
 def leftovers(cluster: Cluster) -> list[str]:
@@ -136,7 +138,7 @@ def test_what_ignores_a_polite_word_is_killed(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
         + GOOD.replace('"sleep"', '"sh", "-c", "trap \'\' TERM; sleep 99; sleep"'),
     )
-    monkeypatch.setattr(standalone, "END_S", 0.5)
+    monkeypatch.setattr(clusters, "END_S", 0.5)
     with standalone.lasting(1) as cluster:
         begun = time.monotonic()
     assert gone(cluster)
@@ -168,7 +170,7 @@ def test_a_worker_that_never_comes_is_waited_for_until_the_deadline(
         monkeypatch,
         "print('still thinking', flush=True)\nsubprocess.run(['sleep', '1000'])",
     )
-    monkeypatch.setattr(standalone, "START_S", 1.5)
+    monkeypatch.setattr(starting, "START_S", 1.5)
     with pytest.raises(
         RunFailed, match=r"(?s)not up within 2 s, with 2 of 2 processes.*still thinking"
     ):
@@ -244,9 +246,7 @@ def test_a_number_that_is_anothers_by_now_is_left_alone(
     with subprocess.Popen(["sleep", "1000"]) as other:
         cluster.folder.mkdir()
         started = psutil.Process(other.pid).create_time()
-        stale = standalone.replace(
-            cluster, daemons=(standalone.Daemon("master", other.pid, started),)
-        )
+        stale = replace(cluster, daemons=(Daemon("master", other.pid, started),))
         standalone._remember(stale)
         assert standalone.standing() is None
         assert not stale.folder.exists()
@@ -261,7 +261,7 @@ def test_a_start_that_was_killed_is_cleaned_up_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(tmp_path, monkeypatch)
-    planned = standalone._planned(1, 1, "1g", None)
+    planned = starting.plan(1, 1, "1g", None)
     with standalone._lock():
         standalone._remember(planned)
     child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marked.MARK: planned.mark})
@@ -276,9 +276,9 @@ def test_nothing_is_left_when_the_one_who_wanted_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(tmp_path, monkeypatch)
-    planned = standalone._planned(1, 1, "1g", None)
+    planned = starting.plan(1, 1, "1g", None)
     watcher = standalone._watcher(planned)
-    cluster = standalone._start(planned, lambda _: None)
+    cluster = starting.start(planned, lambda _: None)
     assert watcher.stdin is not None
     watcher.stdin.close()  # as the end of this process would
     watcher.wait(20)

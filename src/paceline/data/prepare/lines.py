@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from paceline.data.prepare.recipe import Source, header, header_line
+from paceline.data.prepare.columns import header, header_line
+from paceline.data.prepare.recipe import Source
 from paceline.errors import DataCorrupt
 
 BLOCK_BYTES = 1 << 24

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from paceline.data.manifest import ShardWriter
+from paceline.data.prepare.columns import Columns
 from paceline.data.prepare.counts import BROKEN, KEPT, KEY, PART, SHARD
 from paceline.data.prepare.expressions import Operations
 from paceline.data.prepare.keys import row_keys, stirred
-from paceline.data.prepare.recipe import Categorical, Columns, Numeric, Recipe
+from paceline.data.prepare.recipe import Categorical, Numeric, Recipe
 from paceline.errors import BadRequest
 
 IN_TRAIN, IN_TEST, BROKEN_LINE = (

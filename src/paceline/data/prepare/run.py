@@ -15,10 +15,11 @@ import psutil
 
 from paceline.data.manifest import Manifest, Preparation, ShardInfo
 from paceline.data.prepare import with_polars, with_spark
+from paceline.data.prepare.columns import Columns
 from paceline.data.prepare.counts import KEPT, TEST, TRAIN, Counts
 from paceline.data.prepare.encode import Encoder, shown
 from paceline.data.prepare.placing import Placing, Writing
-from paceline.data.prepare.recipe import Columns, Recipe
+from paceline.data.prepare.recipe import Recipe
 from paceline.data.prepare.report import as_text, report
 from paceline.errors import BadRequest, UnknownName
 from paceline.spark.session import usual_master

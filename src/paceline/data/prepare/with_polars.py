@@ -20,11 +20,12 @@ import pyarrow.parquet as pq
 
 from paceline.data.manifest import ShardInfo
 from paceline.data.prepare.agreed import NUMBER, refuse_many
+from paceline.data.prepare.columns import Columns, parquet_kinds
 from paceline.data.prepare.counts import BAD, BROKEN, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
 from paceline.data.prepare.expressions import OVERLOADED
 from paceline.data.prepare.lines import Lines, blocks
 from paceline.data.prepare.placing import IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placing, Writing, marker
-from paceline.data.prepare.recipe import Columns, Join, Recipe, Source, parquet_kinds
+from paceline.data.prepare.recipe import Join, Recipe, Source
 from paceline.errors import BadRequest, DataCorrupt
 
 BATCH_ROWS = 1 << 16

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from paceline.data.manifest import Piece, ShardInfo
 from paceline.data.prepare.agreed import NUMBER, refuse_many
+from paceline.data.prepare.columns import Columns
 from paceline.data.prepare.counts import BAD, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
 from paceline.data.prepare.expressions import OVERLOADED
 from paceline.data.prepare.lines import Lines, joined
@@ -34,7 +35,7 @@ from paceline.data.prepare.placing import (
     Writing,
     marker,
 )
-from paceline.data.prepare.recipe import Columns, Join, Recipe, Source
+from paceline.data.prepare.recipe import Join, Recipe, Source
 from paceline.errors import BadRequest
 from paceline.spark.java import pyspark_missing
 from paceline.spark.session import Session, as_sentence

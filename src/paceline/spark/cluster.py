@@ -1,0 +1,98 @@
+"""A standalone Spark cluster on this machine: its processes, its ports, and how it is ended."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from paceline.spark import marked
+
+END_S = 8.0  # for the processes to end by themselves after SIGTERM
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+
+# The processes that this process started, by the mark of their cluster.
+CHILDREN: dict[str, list[subprocess.Popen[bytes]]] = {}
+
+
+@dataclass(frozen=True)
+class Daemon:
+    name: str  # master, worker-0
+    pid: int
+    started_s: float  # since 1970
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that is up, or was. A driver needs `master`, and `conf_dir` as its
+    SPARK_CONF_DIR.
+    """
+
+    master: str  # spark://127.0.0.1:PORT
+    ui: str  # http://127.0.0.1:PORT
+    folder: Path
+    mark: str
+    workers: int
+    cores: int  # of each worker
+    memory: str  # of each worker
+    daemons: tuple[Daemon, ...] = ()
+
+    @property
+    def conf_dir(self) -> Path:
+        return self.folder / "conf"
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {d.name: d.pid for d in self.daemons}
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run: master, workers, executors, and the Pythons of these."""
+        return marked.find(self.mark)
+
+    def executors(self) -> list[psutil.Process]:
+        return [p for p in self.processes() if EXECUTOR in marked.command(p)]
+
+    def ended(self) -> list[str]:
+        """The names of those that should run and do not."""
+        return [d.name for d in self.daemons if not _runs(d, self.mark)]
+
+    def drivers(self) -> list[int]:
+        """The processes outside that use this cluster."""
+        ours = {p.pid for p in self.processes()}
+        return [
+            p.pid
+            for p in psutil.process_iter()
+            if p.pid not in ours and str(self.conf_dir) in " ".join(marked.command(p))
+        ]
+
+    def listening(self) -> list[tuple[str, str, int]]:
+        """Every listening port of every process: whose, on which address, which."""
+        names, found = {d.pid: d.name for d in self.daemons}, set()
+        for process in self.processes():
+            name = names.get(process.pid) or (
+                "executor" if EXECUTOR in marked.command(process) else "python"
+            )
+            found |= {(name, address, port) for address, port in marked.ports(process)}
+        return sorted(found)
+
+    def down(self) -> bool:
+        """End its processes, remove its folder; whether any was running."""
+        was_there = marked.end(self.mark, END_S)
+        for child in CHILDREN.pop(self.mark, []):
+            child.wait(END_S)  # its end has to be noted by this process, which started it
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return was_there
+
+
+def _runs(daemon: Daemon, mark: str) -> bool:
+    """Its number is not enough: it may be another's by now."""
+    process = marked.at(daemon.pid, mark)
+    try:
+        return (
+            process is not None and abs(process.create_time() - daemon.started_s) < 2
+        )  # the clock may have been set
+    except psutil.Error:
+        return False
