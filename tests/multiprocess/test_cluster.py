@@ -152,7 +152,7 @@ def test_a_worker_that_fails_is_told_of(
     fake(tmp_path, monkeypatch, "sys.exit('no such thing as a port')")
     with pytest.raises(
         RunFailed,
-        match=r"(?s)worker 0 of the Spark cluster ended at its start.*no such thing as a port",
+        match=r"(?s)worker 0 of the Spark cluster ended while it started.*no such thing as a port",
     ):
         standalone.up(1, folder=folder)
     assert standalone.standing() is None
@@ -172,7 +172,7 @@ def test_a_worker_that_never_comes_is_waited_for_until_the_deadline(
     )
     monkeypatch.setattr(starting, "START_S", 1.5)
     with pytest.raises(
-        RunFailed, match=r"(?s)not up within 2 s, with 2 of 2 processes.*still thinking"
+        RunFailed, match=r"(?s)not up within 2 s \(2 of 2 processes were started.*still thinking"
     ):
         standalone.up(1)
     assert standalone.standing() is None
@@ -184,7 +184,7 @@ def test_a_port_that_others_can_reach_is_refused(
     fake(tmp_path, monkeypatch, host="0.0.0.0")
     with pytest.raises(
         RunFailed,
-        match=r"the master of the Spark cluster listened on 0\.0\.0\.0:\d+, which others can reach",
+        match=r"the master of the Spark cluster listened on 0\.0\.0\.0:\d+, which other machines can reach",
     ):
         standalone.up(1)
     assert standalone.standing() is None
@@ -203,7 +203,7 @@ def test_loopback() -> None:
         ({"workers": 0}, "0 workers: a cluster on one machine has 1 to 32"),
         ({"workers": 33}, "33 workers"),
         ({"cores": 0}, "0 cores for each worker"),
-        ({"memory": "much"}, "memory='much' is not an amount that Spark reads: 512m, 1g"),
+        ({"memory": "much"}, "memory='much' is not an amount of memory: write 512m, 1g"),
         ({"memory": "64m"}, "512m or more"),
         ({"memory": "99999g"}, "this machine has .* fewer workers, or less memory"),
         ({"folder": "."}, "not an empty folder"),
@@ -229,7 +229,7 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, monkeypatch)
     with standalone._lock():
         for act in (standalone.up, standalone.down):
-            with pytest.raises(BadRequest, match="another process is just starting a cluster"):
+            with pytest.raises(BadRequest, match="another process is starting a cluster"):
                 act()
         assert standalone.standing() is None
 

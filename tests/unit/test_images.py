@@ -130,9 +130,9 @@ def test_bad_folders(photos: Path, tmp_path: Path) -> None:
         prepare("imagefolder:nowhere", out=tmp_path / "out")
     with pytest.raises(BadRequest, match="Did you mean 'local'"):
         prepare(f"imagefolder:{photos}", out=tmp_path / "out", engine="locl")
-    with pytest.raises(BadRequest, match="is Spark's"):
+    with pytest.raises(BadRequest, match="needs Spark"):
         prepare(f"imagefolder:{photos}", out=tmp_path / "out", engine="local", master="local[2]")
-    with pytest.raises(BadRequest, match="prepare what"):
+    with pytest.raises(BadRequest, match="prepare needs one of"):
         prepare(out=tmp_path / "out")
     with pytest.raises(BadRequest, match="is for images"):
         prepare("flights", out=tmp_path / "out", size=3)

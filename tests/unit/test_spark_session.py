@@ -178,7 +178,7 @@ def test_another_reason_wins_over_lost_peers() -> None:
 
 def test_no_room() -> None:
     found = translated(RuntimeError("java.io.IOException: No space left on device"))
-    assert str(found) == "Spark has no room on its disk: No space left on device"
+    assert str(found) == "Spark's disk is full: No space left on device"
 
 
 # --- a session that the program has already
@@ -225,7 +225,7 @@ def test_another_master_than_the_programs_is_refused(active: Any) -> None:
     with pytest.raises(
         BadRequest,
         match=(
-            r"master=spark://a:7077, but this program has a Spark session with local\[2\] already"
+            r"master=spark://a:7077, but this program already has a Spark session with local\[2\]"
         ),
     ):
         Session("spark://a:7077", "tests", {"zone": "UTC"}).__enter__()

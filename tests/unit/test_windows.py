@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.test_shards import epoch_of
 
-from paceline.data.sharded import Block
+from paceline.data.sharded import RowSpan
 from paceline.data.shards import Cursor
 from paceline.data.windows import WindowShards, arrangement, assign
 
@@ -20,22 +20,22 @@ lengths = st.lists(
 )
 
 
-def blocks_of(parts: list[tuple[int, str]]) -> list[Block]:
-    blocks, at = [], 0
+def spans_of(parts: list[tuple[int, str]]) -> list[RowSpan]:
+    spans, at = [], 0
     for rows, host in parts:
-        blocks.append(Block(at, at + rows, host))
+        spans.append(RowSpan(at, at + rows, host))
         at += rows
-    return blocks
+    return spans
 
 
 @given(lengths, sizes, hosts, st.integers(1, 30), st.integers(0, 99))
 def test_every_row_once_per_epoch(parts, batch_sizes, on, window, seed) -> None:  # type: ignore[no-untyped-def]
-    blocks = blocks_of(parts)
-    shards = WindowShards(blocks, batch_sizes, seed, window, tuple(on[: len(batch_sizes)]))
+    spans = spans_of(parts)
+    shards = WindowShards(spans, batch_sizes, seed, window, tuple(on[: len(batch_sizes)]))
     cursor = Cursor()
     for _ in range(2):
         seen, steps, cursor = epoch_of(shards, cursor)
-        assert sorted(i for own in seen for i in own) == list(range(blocks[-1].stop))
+        assert sorted(i for own in seen for i in own) == list(range(spans[-1].stop))
         assert steps == shards.steps_per_epoch
 
 
@@ -56,8 +56,8 @@ def test_an_epoch_that_others_finish(
     """Stopped anywhere, resumed by the same workers or by others, twice: still every row exactly
     once.
     """
-    blocks = blocks_of(parts)
-    shards = WindowShards(blocks, first, seed, window, tuple(on[: len(first)]))
+    spans = spans_of(parts)
+    shards = WindowShards(spans, first, seed, window, tuple(on[: len(first)]))
     cursor, seen = Cursor(), []
     for again, there, bytes_ in (
         (first, on, window),
@@ -72,17 +72,17 @@ def test_an_epoch_that_others_finish(
             ]
             cursor = shards.advance(cursor)
         state = shards.state(cursor)
-        shards = WindowShards(blocks, again, seed, bytes_, tuple(there[: len(again)]))
+        shards = WindowShards(spans, again, seed, bytes_, tuple(there[: len(again)]))
         cursor = shards.restore(state)
     if cursor.epoch == 0:
         seen += [i for own in epoch_of(shards, cursor)[0] for i in own]
-    assert sorted(seen) == list(range(blocks[-1].stop))
+    assert sorted(seen) == list(range(spans[-1].stop))
 
 
 @given(lengths, sizes, st.integers(1, 30), st.integers(0, 99), st.data())
 def test_the_same_workers_go_on_exactly(parts, batch_sizes, window, seed, data) -> None:  # type: ignore[no-untyped-def]
-    blocks = blocks_of(parts)
-    one, other = (WindowShards(blocks, batch_sizes, seed, window) for _ in range(2))
+    spans = spans_of(parts)
+    one, other = (WindowShards(spans, batch_sizes, seed, window) for _ in range(2))
     cursor = Cursor()
     for _ in range(data.draw(st.integers(0, 6))):
         cursor = one.advance(cursor)
@@ -92,14 +92,14 @@ def test_the_same_workers_go_on_exactly(parts, batch_sizes, window, seed, data) 
 
 
 def test_a_worker_takes_its_own_host_first() -> None:
-    blocks = [Block(0, 10, "a"), Block(10, 20, "b"), Block(20, 30, "b")]
-    assert assign(blocks, (1, 1, 1), ("b", "a", "b")) == [[(10, 20)], [(0, 10)], [(20, 30)]]
-    assert assign(blocks, (1, 1), ("b", "a")) == [
+    spans = [RowSpan(0, 10, "a"), RowSpan(10, 20, "b"), RowSpan(20, 30, "b")]
+    assert assign(spans, (1, 1, 1), ("b", "a", "b")) == [[(10, 20)], [(0, 10)], [(20, 30)]]
+    assert assign(spans, (1, 1), ("b", "a")) == [
         [(10, 20), (20, 25)],
         [(0, 10), (25, 30)],
     ]  # then by rows
-    assert assign(blocks, (1, 1), ()) == [[(0, 10), (10, 15)], [(15, 20), (20, 30)]]
-    assert arrangement(blocks, (1, 1, 1), ("b", "a", "b")).tolist() == [
+    assert assign(spans, (1, 1), ()) == [[(0, 10), (10, 15)], [(15, 20), (20, 30)]]
+    assert arrangement(spans, (1, 1, 1), ("b", "a", "b")).tolist() == [
         *range(10, 20),
         *range(10),
         *range(20, 30),
@@ -107,7 +107,7 @@ def test_a_worker_takes_its_own_host_first() -> None:
 
 
 def test_a_batch_stays_in_a_window() -> None:
-    shards = WindowShards([Block(0, 1000)], (10,), 0, 100)
+    shards = WindowShards([RowSpan(0, 1000)], (10,), 0, 100)
     windows = {
         tuple(sorted({i // 100 for i in shards.take(Cursor(0, s), 0).tolist()})) for s in range(100)
     }

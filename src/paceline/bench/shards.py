@@ -48,7 +48,7 @@ if sys.argv[1] == "stream":
     from paceline.data.batches import ShardBatches
     from paceline.data.windows import WindowShards
     train = data.train
-    order = WindowShards(train.blocks, (256,), 0, train.window_rows)
+    order = WindowShards(train.spans, (256,), 0, train.window_rows)
     process, count = psutil.Process(), 0
     base = process.memory_info().rss
     batches = ShardBatches(train, order, 0, torch.device("cpu"))
@@ -144,7 +144,7 @@ def _throughput(folder: Path, rounds: int, steps: int) -> list[float]:
         nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 2)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    order = WindowShards(mapped.blocks, (64,), 0, mapped.window_rows)
+    order = WindowShards(mapped.spans, (64,), 0, mapped.window_rows)
 
     def trained(samples: Any) -> Iterator[None]:
         for batch in ShardBatches(samples, order, 0, torch.device("cpu")):

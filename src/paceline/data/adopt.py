@@ -1,6 +1,4 @@
-"""A person's own data: tensors, a Dataset, a DataLoader, an IterableDataset, or a pair of any of
-them.
-"""
+"""Adopt the user's own data: tensors, a Dataset, a DataLoader, an IterableDataset, or a pair."""
 
 from __future__ import annotations
 
@@ -27,27 +25,28 @@ from paceline.data.base import Data, Samples, Stream, TensorSamples
 from paceline.errors import BadRequest
 
 STREAM_NOTICE = (
-    "Your data is a stream: every worker reads all of it and keeps every P-th batch of each round"
-    " of P; the sizes of all P batches are known, so gradients are weighted exactly."
+    "Your data is a stream: every worker reads all of it and keeps one batch of each round of P"
+    " batches. Every worker knows the sizes of all P batches, so gradients are weighted exactly."
 )
 LOADER_NOTICE = (
     "Your DataLoader's data set, collate function, batch size ({size} for each worker) and"
-    " drop_last ({drop}) are used; which samples a worker sees and their order come from Paceline's"
-    " shards, so that no sample is seen twice."
+    " drop_last ({drop}) are used. Paceline's shards decide which samples a worker sees and in"
+    " which order, so that no sample is seen twice."
 )
+# Settings of a DataLoader that are not used, with their defaults.
 UNUSED = {
     "num_workers": 0,
     "pin_memory": False,
     "worker_init_fn": None,
     "generator": None,
-}  # and their defaults
-# samples that are read to count classes where nothing else tells; more would be an hour of decoding
-# images
+}
+# If nothing else tells the number of classes, the labels are read, but only of so few samples:
+# decoding a large set of images could take an hour.
 FEW = 1000
 
 
 class DatasetSamples:
-    """A map-style Dataset, read sample by sample and collated."""
+    """A map-style Dataset whose samples are read one by one and collated."""
 
     def __init__(
         self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate
@@ -67,8 +66,9 @@ class DatasetSamples:
 
 
 def labels_of(dataset: Any) -> Tensor | None:
-    """The class numbers that a Dataset has in memory (`targets`, as torchvision's have), without
-    reading a sample.
+    """Return the class numbers that a Dataset holds in memory, without reading a sample.
+
+    torchvision's data sets hold them as `targets`.
     """
     if isinstance(dataset, Subset):
         whole = labels_of(dataset.dataset)
@@ -88,8 +88,9 @@ def labels_of(dataset: Any) -> Tensor | None:
 
 
 def classes_of(dataset: Any) -> int | None:
-    """How many classes a Dataset says that it has (`classes`, a list or a number), without reading
-    a sample.
+    """Return the number of classes that a Dataset declares, without reading a sample.
+
+    Its attribute `classes` is a collection or a number.
     """
     if isinstance(dataset, Subset):
         return classes_of(dataset.dataset)
@@ -113,8 +114,9 @@ def pair(batch: Any) -> tuple[Any, Any]:
 
 
 def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
-    """Whatever a person handed over, as Data. A pair of sets is (train, test), of tensors (inputs,
-    targets).
+    """Return the user's data as Data.
+
+    A pair of data sets is (train, test); a pair of tensors is (inputs, targets).
     """
     if isinstance(value, Data):
         return value
@@ -173,9 +175,9 @@ def _training(value: Any, notices: list[str]) -> Samples | Stream:
 
 
 def _plain(loader: DataLoader[Any]) -> bool:
-    """A loader whose order is one of PyTorch's own: ours can stand in for it.
+    """Return whether a loader's order is one of PyTorch's own, so that shards can replace it.
 
-    One with a DistributedSampler is already cut for this worker; Paceline cuts the whole data set
+    A DistributedSampler would cut the data for this worker; Paceline cuts the whole data set
     instead, once.
     """
     return (
@@ -191,7 +193,7 @@ def _draws_each_once(sampler: RandomSampler) -> bool:
 
 
 def _about_loader(loader: DataLoader[Any]) -> str:
-    """What of a loader is used and what is not, in one notice."""
+    """Return a notice that says which settings of a loader are used and which are not."""
     told = LOADER_NOTICE.format(size=loader.batch_size, drop="on" if loader.drop_last else "off")
     unused = [name for name, default in UNUSED.items() if getattr(loader, name) != default]
     unused = [
@@ -212,17 +214,14 @@ def _testing(value: Any) -> Samples:
         return DatasetSamples(
             value.dataset, value.collate_fn if value.batch_size is not None else default_collate
         )
-    if isinstance(
-        value, (DataLoader, IterableDataset)
-    ):  # a stream is read once, so that each sample is counted once
+    # A stream is read into memory once, so that each sample is counted once.
+    if isinstance(value, (DataLoader, IterableDataset)):
         loader = value if isinstance(value, DataLoader) else DataLoader(value, batch_size=256)
         batches = [pair(b) for b in loader]
         if not batches:
             raise BadRequest("the test stream gave no batch")
         if not all(isinstance(part, Tensor) for b in batches for part in b):
-            raise BadRequest(
-                "a test stream must give tensors; hand over a Dataset for anything else"
-            )
+            raise BadRequest("a test stream must give tensors; pass a Dataset for anything else")
         return TensorSamples(torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches]))
     return _indexed(value)
 
@@ -243,8 +242,9 @@ def _indexed(value: Any) -> Samples:
 def _look(
     samples: Samples | Stream, count_classes: bool
 ) -> tuple[tuple[int, ...], int | None, bool]:
-    """The shape of one input, how many classes there are (None where that is not known), and
-    whether targets are classes.
+    """Return the shape of one input, the number of classes, and whether targets are classes.
+
+    The number of classes is None where it is not known.
     """
     if isinstance(samples, Stream):
         iterable = samples.batches
@@ -274,7 +274,7 @@ def _look(
 
 
 def _tensor(value: Any) -> Tensor:
-    """numpy's default float64 becomes torch's default; tensors stay as they are."""
+    """Convert NumPy's default float64 to PyTorch's default dtype; leave tensors unchanged."""
     tensor = torch.as_tensor(value)
     return (
         tensor.to(torch.get_default_dtype())

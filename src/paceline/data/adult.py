@@ -1,9 +1,9 @@
 """Adult: a table of people from the 1994 census, and whether they earn more than $50,000 a year.
 
-Columns are made into numbers by what is published about the table, never by what is in it: which
-words a column may have, and round numbers for the middle and the spread of the others. Means and
-vocabularies of the data would be a release of their own, which no noise protects. The survey's
-weight (`fnlwgt`) and the words for `education-num` are left out.
+The encoding uses what is published about the table, never its rows: the words that a column may
+have, and round numbers for the mean and the spread of the others. Means and vocabularies that are
+computed from the rows would be a release of private data without noise. The survey's weight
+(`fnlwgt`) and `education` (a text form of `education-num`) are left out.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ FILES = ("adult.data", "adult.test")
 COLUMNS = 15
 UNKNOWN = "?"
 
-NUMBERS = {
-    0: (40.0, 15.0),
-    4: (10.0, 3.0),
-    12: (40.0, 12.0),
-}  # age, years of education, hours per week: middle, spread
-AMOUNTS = {10: 10.0, 11: 10.0}  # capital gain and loss: the logarithm, over ten
+# Middle and spread of age, years of education, and hours per week.
+NUMBERS = {0: (40.0, 15.0), 4: (10.0, 3.0), 12: (40.0, 12.0)}
+AMOUNTS = {10: 10.0, 11: 10.0}  # capital gain and loss: log(1 + x) / 10
 WORDS = {
     1: (
         "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay"
@@ -60,9 +57,7 @@ LABELS = {"<=50K": 0, ">50K": 1}
 
 @sources.register("adult")
 def adult(data_dir: str | None) -> Data:
-    """People of the 1994 census, 32,561 + 16,281 rows of 88 numbers; earns more than $50,000, or
-    not.
-    """
+    """People of the 1994 census, 32,561 + 16,281 rows of 88 numbers: more than $50,000 a year?"""
     folder = find("adult", data_dir, ("adult",), FILES)
     train, test = (TensorSamples(*read(folder / name)) for name in FILES)
     return Data("adult", train, test, tuple(train.inputs.shape[1:]), 2)
@@ -84,7 +79,7 @@ def read(path: Path) -> tuple[Tensor, Tensor]:
                 labels.append(LABELS[row[-1].rstrip(".")])
     except (KeyError, ValueError) as error:
         raise DataCorrupt(
-            f"{path}, line {number}: {error} is not what this column may have"
+            f"{path}, line {number}: this column may not have the value {error}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataCorrupt(f"{path} cannot be read: {error}") from None

@@ -1,6 +1,4 @@
-"""Images as they come from a shard or a folder, bytes, to what a network sees: cropped, flipped,
-normalised.
-"""
+"""Crop, flip and normalise images: from the bytes of a shard or a folder to a model's input."""
 
 from __future__ import annotations
 
@@ -10,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PADDING = 8  # one eighth on each side, where images are stored no larger than they are used
+PADDING = 8  # images without a margin are padded by an eighth of their size on each side
 
 
 class Augment:
-    """In training a random crop and, every other time, a mirror image; otherwise the middle. One
-    crop per image.
+    """Cut a random crop from each image and flip half of them, or cut the centre.
+
+    `random` is for training. Each image of a batch gets a crop of its own.
     """
 
     def __init__(self, size: int, random: bool, scale: Callable[[Tensor], Tensor]) -> None:

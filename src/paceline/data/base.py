@@ -1,4 +1,4 @@
-"""What a data source gives: samples that can be indexed by batch, held once per host."""
+"""What a data source returns: samples that are indexed by batch and held once per host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Scale:
-    """Bytes to numbers, per channel: (x / 255 - mean) / std."""
+    """Convert bytes to numbers, per channel: (x / 255 - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -35,16 +35,14 @@ class Scale:
 
 
 class TensorSamples:
-    """Inputs and targets as tensors. Bytes stay bytes in memory and become numbers batch
-    by batch.
-    """
+    """Inputs and targets as tensors. Bytes stay bytes in memory; each batch is scaled."""
 
     def __init__(
         self, inputs: Tensor, targets: Tensor, scale: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         if len(inputs) != len(targets):
             raise DataCorrupt(
-                f"{len(inputs)} inputs and {len(targets)} targets: they must be as many"
+                f"{len(inputs)} inputs and {len(targets)} targets: both must have the same length"
             )
         self.inputs, self.targets, self.scale = inputs, targets, scale
 
@@ -64,7 +62,7 @@ class TensorSamples:
 
 
 class SomeSamples:
-    """Some of the samples, in an order of their own."""
+    """A selection of samples, in the order of `indices`."""
 
     def __init__(self, samples: Samples, indices: Tensor) -> None:
         self.samples, self.indices = samples, indices
@@ -81,8 +79,9 @@ class SomeSamples:
 
 
 def some_of(samples: Samples, count: int) -> Samples:
-    """So many, drawn without replacement: the same ones for everybody, and fewer are always among
-    more.
+    """Draw `count` samples without replacement.
+
+    All ranks draw the same samples, and a smaller draw is a subset of a larger one.
     """
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
     return SomeSamples(samples, order[:count])
@@ -90,11 +89,10 @@ def some_of(samples: Samples, count: int) -> Samples:
 
 @dataclass
 class Stream:
-    """Batches that come in an order of their own: a person's IterableDataset, or a DataLoader with
-    its own sampler.
+    """Batches in the order of the user's IterableDataset, or of a DataLoader with its own sampler.
 
-    Every worker reads the whole stream and keeps its part of each round of P batches, so the sizes
-    of the others' batches are known to it too, and gradients are weighted exactly.
+    Every worker reads the whole stream and keeps one batch of each round of P batches. So every
+    worker knows the sizes of all batches, and gradients are weighted exactly.
     """
 
     batches: Iterable[Any]
@@ -105,26 +103,23 @@ class Stream:
 
 @dataclass
 class Data:
-    """A training set, a test set (or none), and what a model must know of them."""
+    """A training set, a test set (or none), and what a model must know about them."""
 
     name: str
     train: Samples | Stream
     test: Samples | None
     input_shape: tuple[int, ...]
     classes: int | None
-    notice: str = ""  # what a person should be told about how their data is used
-    batch_size: int | None = None  # the batch size that came with a person's own DataLoader
-    labelled: bool = False  # targets are class numbers, whether or not they have been counted
-    origin: dict[str, Any] = field(
-        default_factory=dict
-    )  # where prepared data came from, for the record
-    drop_last: bool = (
-        False  # an epoch ends before a batch that is not full, as a person's DataLoader asks
-    )
+    notice: str = ""  # tells the user how their data is used
+    batch_size: int | None = None  # of the user's own DataLoader
+    labelled: bool = False  # targets are class numbers, even if `classes` is not known
+    # Where prepared data came from, for the record of a run.
+    origin: dict[str, Any] = field(default_factory=dict)
+    drop_last: bool = False  # the user's DataLoader leaves out a last batch that is not full
 
     def __post_init__(self) -> None:
         self.labelled = self.labelled or self.classes is not None
         if not isinstance(self.train, Stream) and len(self.train) == 0:
             raise BadRequest(f"data {self.name!r} has no training samples")
         if self.test is not None and len(self.test) == 0:
-            raise BadRequest(f"data {self.name!r} has an empty test set: give None for none")
+            raise BadRequest(f"data {self.name!r} has an empty test set: pass None instead")

@@ -1,6 +1,4 @@
-"""The batches of one worker, in order: samples cut by shards, or a person's own stream dealt out in
-rounds.
-"""
+"""The batches of one worker, in order: samples by shards, or rounds of the user's own stream."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ from paceline.types import Batch
 
 
 class Batches(Protocol):
-    """Endless: epoch after epoch. `step`: batches given so far; `ended`: whether the last of them
-    was the last of its epoch.
+    """An endless sequence of batches, epoch after epoch.
+
+    `step` counts the batches so far. `ended` says whether the last one ended its epoch.
     """
 
     step: int
@@ -33,9 +32,7 @@ class Batches(Protocol):
     def steps_per_epoch(self) -> int | None: ...
     def __iter__(self) -> Iterator[Batch]: ...
     def give_back(self) -> None:
-        """The batch given last has not been used: a state that is taken now has it still
-        to come.
-        """
+        """Take back the last batch, which was not used: the state that is saved now includes it."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -43,20 +40,21 @@ class Batches(Protocol):
 
 
 class OwnPasses(Batches, Protocol):
-    """Batches of a person's own loop, which may leave an epoch before its end."""
+    """Batches of your own loop, which may leave an epoch before its end."""
 
     def begin_epoch(self, anew: bool) -> None:
-        """The next batch is the first of an epoch: of this one (`anew`), or of the next if this one
-        has begun.
+        """Make the next batch the first of an epoch.
+
+        If this epoch has begun, `anew` restarts it; otherwise the next epoch begins.
         """
         ...
 
 
 class ShardBatches:
-    """Samples in memory, indexed by what the shards say.
+    """Batches of indexed samples, as the shards assign them to this worker.
 
-    With `stand_in`, an empty slice carries two samples of weight 0: batch norm cannot be run on
-    one.
+    With `stand_in`, a worker without samples in a step gets two dummy samples with weight 0. Batch
+    norm cannot train on one.
     """
 
     def __init__(
@@ -131,8 +129,9 @@ class ShardBatches:
 
 
 class StreamBatches:
-    """Round r of a stream: worker p keeps batch r*P + p. All ranks read everything, in the same
-    order.
+    """Batches of a stream: in round r, worker p of P keeps batch r*P + p.
+
+    All workers read the whole stream in the same order.
     """
 
     def __init__(
@@ -199,9 +198,8 @@ class StreamBatches:
                 current = following
 
     def _rounds(self) -> Iterator[list[tuple[Any, Any]]]:
-        own = OwnRandom(
-            derive(self.seed, "stream", self.epoch)
-        )  # whatever a stream draws is the same on all ranks
+        # All ranks draw the same random numbers for the stream.
+        own = OwnRandom(derive(self.seed, "stream", self.epoch))
         with own():
             batches = iter(self.loader)
             ahead = next(batches, None)
@@ -237,14 +235,14 @@ class StreamBatches:
             raise BadRequest("the checkpoint was not made from a stream")
         if state["round"] and state["workers"] != self.workers:
             raise BadRequest(
-                "a stream can change its number of workers between epochs only: this checkpoint is"
-                f" from the middle of one, with {state['workers']} workers"
+                "the number of workers of a stream can only change between epochs, and this"
+                f" checkpoint is from the middle of one: use {state['workers']} workers"
             )
         self.step, self.epoch, self.round = state["step"], state["epoch"], state["round"]
 
 
 def evaluation_slices(samples: int, workers: int, worker: int, size: int) -> Iterator[Tensor]:
-    """This worker's part of a test set, in batches; over all workers every sample exactly once."""
+    """Yield this worker's part of a test set in batches. No two workers share a sample."""
     start, end = worker * samples // workers, (worker + 1) * samples // workers
     for at in range(start, end, size):
         yield torch.arange(at, min(at + size, end))
@@ -261,7 +259,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def rows(value: Any) -> int:
-    """How many samples a batch has: the first dimension of (the first tensor of) its targets."""
+    """Return the number of samples in a batch: the length of the first tensor of its targets."""
     if isinstance(value, Tensor):
         return int(value.shape[0]) if value.dim() else 1
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""CIFAR-10 in either of the layouts that people have."""
+"""CIFAR-10, from its official binary files or its official pickled files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BINARY = (
     ("test_batch.bin",),
 )
 PICKLED = ("cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",))
-PICKLED_MD5 = {  # unpickling runs code: only the official files are opened
+PICKLED_MD5 = {  # unpickling can run code, so only the official files are opened
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
     "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
@@ -39,7 +39,8 @@ def _read_binary(path: Path) -> Rows:
     raw = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     if len(raw) == 0 or len(raw) % ROW:
         raise DataCorrupt(
-            f"{path} is truncated: {len(raw):,} bytes is no multiple of {ROW}. Fetch cifar10 again."
+            f"{path} is truncated: {len(raw):,} bytes is not a multiple of {ROW}. Fetch cifar10"
+            " again."
         )
     return raw.reshape(-1, ROW)
 
@@ -48,8 +49,8 @@ def _read_pickled(path: Path) -> Rows:
     raw = path.read_bytes()
     if hashlib.md5(raw, usedforsecurity=False).hexdigest() != PICKLED_MD5[path.name]:
         raise DataCorrupt(
-            f"{path} is not the official file (its MD5 differs), and a pickle that is not is never"
-            " opened"
+            f"{path} is not the official file (its MD5 differs). Unpickling can run code, so it is"
+            " not opened"
         )
     content = pickle.loads(raw, encoding="bytes")
     labels = np.asarray(content[b"labels"], dtype=np.uint8)
@@ -80,7 +81,7 @@ def cifar10(data_dir: str | None) -> Data:
 def _samples(folder: Path, files: tuple[str, ...], read: type | object) -> TensorSamples:
     rows = np.concatenate([read(folder / f) for f in files])  # type: ignore[operator]
     if rows[:, 0].max() > 9:
-        raise DataCorrupt(f"{folder}: a label {rows[:, 0].max()}; ten classes are numbered 0 to 9")
+        raise DataCorrupt(f"{folder} has a label {rows[:, 0].max()}; the ten classes are 0 to 9")
     images = np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)
     return TensorSamples(
         torch.from_numpy(images), torch.from_numpy(rows[:, 0].astype("int64")), SCALE

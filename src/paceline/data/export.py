@@ -1,6 +1,4 @@
-"""`paceline data export`: images that are here as one array, written in ImageNet's layout, to try
-what is made for such.
-"""
+"""`paceline data export`: write a set of images as PNG files in ImageNet's layout."""
 
 from __future__ import annotations
 
@@ -26,8 +24,9 @@ def export(
     most: int | None = None,
     say: Say = lambda _: None,
 ) -> int:
-    """OUT/train/<class>/*.png and OUT/val/<class>/*.png; how many were written. `most`: of each
-    class and part.
+    """Write OUT/train/<class>/*.png and OUT/val/<class>/*.png, and return the number of files.
+
+    `most` limits the images of each class and part.
     """
     data: Data = sources.build(name, data_dir=data_dir)
     root = Path(out)

@@ -1,4 +1,4 @@
-"""The idx format of MNIST: a magic number, the sizes, then the bytes."""
+"""Read MNIST's idx format: a magic number, the sizes, then the bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.errors import DataCorrupt
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Read `path`, or `path`.gz beside it."""
+    """Read `path`, or `path`.gz if that exists instead."""
     try:
         if path.exists():
             raw = path.read_bytes()

@@ -21,11 +21,11 @@ from paceline.registry import sources
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".gif"}
 SCALE = Scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-IN_MEMORY_BYTES = 1 << 30  # decoded once and shared up to here; beyond, decoded batch by batch
+IN_MEMORY_BYTES = 1 << 30  # larger sets are decoded batch by batch, not once
 
 
 class ImageFiles:
-    """Images that are decoded when they are asked for."""
+    """Image files that are decoded for each batch."""
 
     def __init__(
         self, files: list[Path], labels: list[int], size: int, change: Callable[[Tensor], Tensor]
@@ -45,7 +45,7 @@ class ImageFiles:
 
 
 def decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
-    """Shorter side to `size`, the middle cut out, as 3 x size x size bytes."""
+    """Resize the shorter side to `size` and cut out the centre: 3 x size x size bytes."""
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
@@ -57,7 +57,7 @@ def decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
             left, top = (image.width - size) // 2, (image.height - size) // 2
             image = image.crop((left, top, left + size, top + size))
         return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
-    except Exception as error:  # each format's reader has its own
+    except Exception as error:  # each format's reader raises errors of its own
         raise _unreadable(path, error) from None
 
 
@@ -74,14 +74,14 @@ def _listing(root: Path, classes: list[str], seed: int) -> tuple[list[Path], lis
         for file in sorted((root / name).rglob("*") if (root / name).is_dir() else ())
         if file.suffix.lower() in SUFFIXES
     ]
-    # Folders come sorted by class; a fixed shuffle makes the plain chunks of static shards i.i.d.
+    # Folders are sorted by class; with a fixed shuffle, static shards are i.i.d.
     order = np.random.default_rng(derive(seed, "imagefolder")).permutation(len(pairs))
     return [pairs[i][0] for i in order], [pairs[i][1] for i in order]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a folder in ImageNet's layout, and the size to which they are to be brought."""
+    """The files of a folder in ImageNet's layout, and the size of a decoded image."""
 
     classes: list[str]
     size: int
@@ -93,8 +93,8 @@ class Listing:
         root = Path(path)
         if not path or not (root / "train").is_dir():
             raise DataUnavailable(
-                f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}; one folder per"
-                " class goes in there"
+                f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}; it must have one"
+                " folder per class"
             )
         if size < 0:
             raise BadRequest(f"imagefolder: size={size}: 0 or more")
@@ -109,7 +109,7 @@ class Listing:
             extra = sorted({d.name for d in held_out.iterdir() if d.is_dir()} - set(classes))
             if extra:
                 raise BadRequest(
-                    f"{held_out} has classes that train/ has not: {', '.join(extra[:5])}"
+                    f"{held_out} has classes that train/ does not have: {', '.join(extra[:5])}"
                 )
         if size == 0:
             try:

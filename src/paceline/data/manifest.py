@@ -1,15 +1,15 @@
-"""A folder of shards: arrays that trainers map, and a manifest that says what is in them.
+"""A folder of shards: array files that workers map into memory, and a manifest of them.
 
 DIR/
-  train-00000-ID.inputs.npy    rows x shape; plain NumPy files whose numbers begin at a page of their own
-  train-00000-ID.targets.npy   rows; ID is of one preparation
+  train-00000-ID.inputs.npy    rows x shape; a NumPy file whose data begins at a page boundary
+  train-00000-ID.targets.npy   rows; ID names one preparation
   test-00000-ID...
-  manifest.json                written last, by renaming: a folder without it was never finished, and is not read
-  report.md                    what came in, what was dropped and why, what there is
+  manifest.json                written last; a folder without it is unfinished, and is not read
+  report.md                    rows that were read, rows that were dropped and why, rows that remain
 
-A shard is written aside, flushed to the disk and renamed, so it is whole or not there. Its content
-follows from its rows alone: two attempts at the same task, at the same time even, put the same
-bytes in place.
+A shard is written to a temporary file, flushed to the disk and renamed, so no half of a shard is
+ever visible. Its bytes depend on its rows only: two attempts at the same task write the same bytes,
+even at the same time.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, PacelineEr
 MANIFEST = "manifest.json"
 SHARD = r"(?:train|test)-\d{5}-[0-9a-f]{8}\.(?:inputs|targets)\.npy"
 OWN = re.compile(
-    rf"{SHARD}|\.{SHARD}\.[0-9a-f]+\.part|\.manifest\.json\.[0-9a-f]+\.part|manifest\.json|report\.md|\.lock"
+    rf"{SHARD}|\.{SHARD}\.[0-9a-f]+\.part|\.manifest\.json\.[0-9a-f]+\.part"
+    r"|manifest\.json|report\.md|\.lock"
 )
 SCHEMA = 1
 PAGE = 4096
 
 
 @dataclass(frozen=True)
-class Piece:
+class ArrayFile:
     """One array of one shard."""
 
     file: str
@@ -55,16 +56,26 @@ class Piece:
 
 @dataclass(frozen=True)
 class ShardInfo:
+    """A shard of one part of the data, with the host that wrote it."""
+
     part: str  # train or test
     number: int
     rows: int
     host: str
-    inputs: Piece
-    targets: Piece
+    inputs: ArrayFile
+    targets: ArrayFile
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ShardInfo:
+        """Return the shard that `dataclasses.asdict` described."""
+        files = {name: ArrayFile(**values[name]) for name in ("inputs", "targets")}
+        return cls(**{**values, **files})
 
 
 @dataclass
 class Manifest:
+    """What manifest.json holds."""
+
     kind: str  # table or images
     name: str
     engine: str
@@ -72,17 +83,14 @@ class Manifest:
     inputs: dict[str, Any]  # dtype, shape
     targets: dict[str, Any]  # dtype, classes (None: numbers)
     shards: list[ShardInfo]
-    columns: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # what each number of an input is, with statistics and vocabulary
-    counted_from_rows: bool = (
-        False  # statistics or vocabulary come from the training part, not from the recipe
-    )
+    # How each column is encoded, with its statistics or its vocabulary.
+    columns: list[dict[str, Any]] = field(default_factory=list)
+    # Statistics or a vocabulary come from the training part, not from the recipe.
+    counted_from_rows: bool = False
     report: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    scale: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # of bytes: mean and std per channel
+    # Mean and std per channel, with which the bytes of images are normalised.
+    scale: dict[str, list[float]] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     id: str = ""  # of the preparation that made it
 
@@ -112,7 +120,7 @@ class Manifest:
         except OSError as error:
             with suppress(OSError):
                 aside.unlink()
-            raise RunFailed(_no_room(folder / MANIFEST, error)) from None
+            raise RunFailed(_cannot_write(folder / MANIFEST, error)) from None
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -138,10 +146,7 @@ class Manifest:
         try:
             rows = content.pop("rows")
             content.pop("schema")
-            content["shards"] = [
-                ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])})
-                for s in content["shards"]
-            ]
+            content["shards"] = [ShardInfo.from_dict(s) for s in content["shards"]]
             found = cls(**content)
             found._check(rows)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -149,7 +154,7 @@ class Manifest:
         return found
 
     def _check(self, rows: dict[str, int]) -> None:
-        """Whatever is believed later; raises ValueError, TypeError or KeyError."""
+        """Check all values that are used later. Raises ValueError, TypeError or KeyError."""
         np.dtype(self.inputs["dtype"]), np.dtype(self.targets["dtype"])
         shape, classes = self.inputs["shape"], self.targets["classes"]
         if not isinstance(shape, list) or not all(isinstance(n, int) and n > 0 for n in shape):
@@ -159,26 +164,28 @@ class Manifest:
         if self.scale and not all(isinstance(self.scale[k], list) for k in ("mean", "std")):
             raise ValueError(f"scale {self.scale!r}")
         if not all(isinstance(held, dict) for held in (self.report, self.seconds)):
-            raise ValueError("its report is none")
+            raise ValueError("`report` and `seconds` must be tables")
         places = [(s.part, s.number) for s in self.shards]
         if len(set(places)) != len(places) or not {s.part for s in self.shards} <= {
             "train",
             "test",
         }:
-            raise ValueError("a shard is named twice, or is of no part")
+            raise ValueError("a shard is listed twice, or its part is not train or test")
         for shard in self.shards:
             if not isinstance(shard.rows, int) or shard.rows < 0:
                 raise ValueError(f"{shard.rows!r} rows")
-            for piece in (shard.inputs, shard.targets):
-                if not re.fullmatch(SHARD, str(piece.file)) or not isinstance(piece.bytes, int):
-                    raise ValueError(f"{piece.file!r} is no shard's file")
+            for array in (shard.inputs, shard.targets):
+                if not re.fullmatch(SHARD, str(array.file)) or not isinstance(array.bytes, int):
+                    raise ValueError(f"{array.file!r} is not the name of a shard's file")
         if any(self.rows(part) != count for part, count in rows.items()):
-            raise ValueError("its rows do not add up")
+            raise ValueError("the rows of its shards do not add up")
 
 
 class Preparation:
-    """Making the shards of a folder, alone: new ones beside the old, then the manifest over the old
-    one, then the old away.
+    """Replace the shards of a folder, while a lock keeps other preparations out.
+
+    New shards are written beside the old ones, then the new manifest replaces the old one, then the
+    old shards are deleted.
     """
 
     def __init__(self, out: str | Path, force: bool) -> None:
@@ -195,19 +202,19 @@ class Preparation:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise BadRequest(f"out={self.folder}: another preparation is at work there") from None
+            raise BadRequest(f"out={self.folder}: another preparation is writing there") from None
         others = [name for name in there if not OWN.fullmatch(name)]
         if others:
             self._lock.close()
             raise BadRequest(
-                f"out={self.folder} has other things in it ({others[0]}, ...): choose a folder of"
-                " its own"
+                f"out={self.folder} has other files in it ({others[0]}, ...): choose an empty or a"
+                " new folder"
             )
         if MANIFEST in there and not self.force:
             self._lock.close()
             raise BadRequest(
-                f"out={self.folder} holds shards already: choose another folder, or --force to make"
-                " them anew"
+                f"out={self.folder} holds shards already: choose another folder, or replace them"
+                " with --force"
             )
         return self
 
@@ -217,7 +224,7 @@ class Preparation:
         try:
             (self.folder / "report.md").write_text(report)
         except OSError as error:
-            raise RunFailed(_no_room(self.folder / "report.md", error)) from None
+            raise RunFailed(_cannot_write(self.folder / "report.md", error)) from None
 
     def __exit__(
         self,
@@ -225,13 +232,13 @@ class Preparation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """What the manifest does not name goes: old shards, or what a failure left."""
+        """Delete the shards that the manifest does not name: old ones, or those of a failure."""
         named = {MANIFEST, "report.md", ".lock"}
         with suppress(PacelineError):
             named |= {
-                piece.file
+                array.file
                 for s in Manifest.read(self.folder).shards
-                for piece in (s.inputs, s.targets)
+                for array in (s.inputs, s.targets)
             }
         if not (self.folder / MANIFEST).exists():
             named.discard("report.md")
@@ -243,7 +250,7 @@ class Preparation:
 
 
 class ArrayWriter:
-    """A .npy file of known shape, written batch by batch, aside; in place only when whole."""
+    """Write a .npy file batch by batch to a temporary file, and rename it when it is complete."""
 
     def __init__(self, path: Path, dtype: str, rows: int | None, shape: Sequence[int]) -> None:
         self.path, self.expected, self.shape, self.dtype = path, rows, tuple(shape), np.dtype(dtype)
@@ -254,7 +261,7 @@ class ArrayWriter:
             self._put(npy_header(self.dtype, (rows or 0, *self.shape)))
         except OSError as error:
             self.give_up()
-            raise RunFailed(_no_room(path, error)) from None
+            raise RunFailed(_cannot_write(path, error)) from None
 
     def write(self, rows: npt.NDArray[Any]) -> None:
         try:
@@ -263,7 +270,7 @@ class ArrayWriter:
             )
         except OSError as error:
             self.give_up()
-            raise RunFailed(_no_room(self.path, error)) from None
+            raise RunFailed(_cannot_write(self.path, error)) from None
         self.rows += len(rows)
 
     def _put(self, content: Any) -> None:
@@ -271,12 +278,12 @@ class ArrayWriter:
         self._hash.update(content)
         self._bytes += len(content)
 
-    def close(self) -> Piece:
+    def close(self) -> ArrayFile:
         if self.expected is not None and self.rows != self.expected:
             self.give_up()
             raise RunFailed(
-                f"{self.path.name}: {self.rows} rows came, {self.expected} were counted: the source"
-                " has changed meanwhile"
+                f"{self.path.name}: {self.rows} rows were written, but {self.expected} were counted"
+                " before: the source has changed meanwhile"
             )
         try:
             if self.expected is None:
@@ -288,11 +295,11 @@ class ArrayWriter:
             _sync_folder(self.path.parent)
         except OSError as error:
             self.give_up()
-            raise RunFailed(_no_room(self.path, error)) from None
-        return Piece(self.path.name, self._bytes, self._hash.hexdigest())
+            raise RunFailed(_cannot_write(self.path, error)) from None
+        return ArrayFile(self.path.name, self._bytes, self._hash.hexdigest())
 
     def _amend(self) -> None:
-        """How many rows there are was not known at the start."""
+        """Write the header again, with the number of rows, and hash the whole file."""
         self._file.seek(0)
         self._file.write(npy_header(self.dtype, (self.rows, *self.shape)))
         self._file.seek(0)
@@ -306,7 +313,7 @@ class ArrayWriter:
 
 
 class ShardWriter:
-    """Both arrays of a shard. `rows` None: as many as will come."""
+    """Write both arrays of a shard. `rows` is None if their number is not known yet."""
 
     def __init__(
         self,
@@ -321,9 +328,9 @@ class ShardWriter:
         self.part, self.number = part, number
         stem = f"{part}-{number:05d}-{id}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)  # on a host that sees this folder first
+            folder.mkdir(parents=True, exist_ok=True)  # an executor's host may not have it yet
         except OSError as error:
-            raise RunFailed(_no_room(folder, error)) from None
+            raise RunFailed(_cannot_write(folder, error)) from None
         self.inputs = ArrayWriter(folder / f"{stem}.inputs.npy", dtypes[0], rows, shape)
         self.targets = ArrayWriter(folder / f"{stem}.targets.npy", dtypes[1], rows, ())
 
@@ -356,19 +363,16 @@ class ShardWriter:
 
 
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """NumPy's own format, version 1.0, padded so that the numbers begin at a page."""
+    """Return a header of NumPy's format 1.0, padded so that the data begins at a page boundary."""
     text = repr(
         {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     ).encode()
     return b"\x93NUMPY\x01\x00" + (PAGE - 10).to_bytes(2, "little") + text.ljust(PAGE - 11) + b"\n"
 
 
-def _no_room(path: Path, error: OSError) -> str:
+def _cannot_write(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return (
-            f"{path} cannot be written: {error.strerror}. What was begun is removed, and no half of"
-            " it can be read"
-        )
+        return f"{path} cannot be written: {error.strerror}. The unfinished files are deleted"
     return f"{path} cannot be written: {error.strerror or error}"
 
 

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, and the small part of Fashion-MNIST that is built in."""
+"""MNIST, Fashion-MNIST, and a small part of Fashion-MNIST that is built in."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _load(name: str, folder: Path, scale: Scale) -> Data:
             )
         if len(labels) and labels.max() > 9:
             raise DataCorrupt(
-                f"{folder}: {part} has a label {labels.max()}; ten classes are numbered 0 to 9"
+                f"{folder}: {part} has a label {labels.max()}; the ten classes are 0 to 9"
             )
-        with warnings.catch_warnings():  # read-only memory: nobody writes to samples
+        with warnings.catch_warnings():  # the memory is read-only, and samples are never written
             warnings.simplefilter("ignore", UserWarning)
             inputs = torch.from_numpy(images).unsqueeze(1)
         parts.append(TensorSamples(inputs, torch.from_numpy(labels.astype("int64")), scale))

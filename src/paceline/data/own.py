@@ -1,5 +1,7 @@
-"""The batches of a person's own loop: passes that behave as a DataLoader's, and stand-ins that
-leave no trace.
+"""The batches of your own training loop: they behave like a DataLoader.
+
+A worker without samples in a step gets dummy samples with weight 0. Afterwards the model's buffers
+and the random state are restored, as if the worker had not computed anything.
 """
 
 from __future__ import annotations
@@ -15,9 +17,7 @@ from paceline.types import Batch
 
 
 class Before:
-    """A model's buffers and the random state at one moment, to go back to: a stand-in for an empty
-    slice leaves no trace.
-    """
+    """A copy of a model's buffers and of the random state, to restore after dummy samples."""
 
     def __init__(self, model: nn.Module) -> None:
         self._random = random_states()
@@ -41,14 +41,14 @@ class Before:
 class OwnBatches:
     """This worker's batches; one pass is one epoch. All workers make the same number of steps.
 
-    A pass that is left by `break` is over: the next one is the next epoch. A pass whose batches
-    were only looked at (`next(iter(batches))`, and no step) does not count.
+    After a `break`, the next pass is the next epoch. A pass without a step, such as
+    `next(iter(batches))`, does not count: the next pass repeats its epoch.
     """
 
     def __init__(self, inner: OwnPasses, model: nn.Module) -> None:
         self._inner, self._model = inner, model
-        self._given: Batch | None = None  # the batch that was given last and not yet used
-        self._before: Before | None = None  # where that one is a stand-in
+        self._given: Batch | None = None  # the last batch, if it has not been used yet
+        self._before: Before | None = None  # set if the last batch is of dummy samples
         self._used = False
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class OwnBatches:
                 return
 
     def take(self) -> Batch | None:
-        """The batch that a loss has just been computed from."""
+        """Return the batch of which your loop has just computed the loss, and mark it as used."""
         batch, self._given = self._given, None
         self._used = self._used or batch is not None
         return batch

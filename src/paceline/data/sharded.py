@@ -1,5 +1,6 @@
-"""`shards:DIR`: arrays on disk that are mapped, not read. Opening costs nothing; a row is copied
-when a batch takes it.
+"""`shards:DIR`: arrays on disk that are mapped into memory, not read.
+
+Opening them takes no time. A row is copied when it becomes part of a batch.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from torch import Tensor
 from paceline.common.units import parse_bytes
 from paceline.data.augment import Augment
 from paceline.data.base import Data, Scale
-from paceline.data.manifest import PAGE, Manifest, Piece, ShardInfo, npy_header
+from paceline.data.manifest import PAGE, ArrayFile, Manifest, ShardInfo, npy_header
 from paceline.errors import BadRequest, DataCorrupt, DataUnavailable
 from paceline.registry import sources
 
-VERIFY_BYTES = 256 << 20  # checksums are compared by default up to here
+VERIFY_BYTES = 256 << 20  # verify=auto compares the checksums of at most this much data
 
 
 @dataclass(frozen=True)
-class Block:
+class RowSpan:
     """Rows [start, stop) of a data set that are on one host."""
 
     start: int
@@ -36,31 +37,33 @@ class Block:
 
 
 class Mapped:
-    """One array of a shard. The mapping is private, so that PyTorch may treat it as its own memory;
-    nothing writes there.
+    """One array of a shard, mapped into memory.
+
+    PyTorch wants memory that it may write to, so the mapping is private. Nothing writes to it.
     """
 
     def __init__(
-        self, path: Path, piece: Piece, shape: tuple[int, ...], dtype: torch.dtype
+        self, path: Path, array: ArrayFile, shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
         self.path, self.shape = path, shape
         header = npy_header(np.dtype(str(dtype).removeprefix("torch.")), shape)
         try:
             with open(path, "rb") as file:
-                if (size := path.stat().st_size) != piece.bytes:
+                if (size := path.stat().st_size) != array.bytes:
                     raise DataCorrupt(
-                        f"{path} is damaged: {size:,} bytes, of which the manifest says"
-                        f" {piece.bytes:,}"
+                        f"{path} is damaged: it has {size:,} bytes, and the manifest says"
+                        f" {array.bytes:,}"
                     )
                 if file.read(len(header)) != header:
                     raise DataCorrupt(
-                        f"{path} is damaged: it does not begin as an array of {shape} {dtype} does"
+                        f"{path} is damaged: its header is not that of a {dtype} array of shape"
+                        f" {shape}"
                     )
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise DataUnavailable(
-                f"{path} is missing: the manifest names it. Is it on another host? Prepare the data"
-                " again"
+                f"{path} is missing, although the manifest names it. Is it on another host? Copy it"
+                " here, or prepare the data again"
             ) from None
         except (OSError, ValueError) as error:
             raise DataCorrupt(f"{path} cannot be read: {error}") from None
@@ -71,11 +74,11 @@ class Mapped:
             else torch.empty(0, dtype=dtype)
         ).view(shape)
 
-    def verify(self, piece: Piece) -> None:
-        if hashlib.sha256(self._map).hexdigest() != piece.sha256:
+    def verify(self, array: ArrayFile) -> None:
+        if hashlib.sha256(self._map).hexdigest() != array.sha256:
             raise DataCorrupt(
-                f"{self.path} is damaged: its content is not what was written (SHA-256). Prepare"
-                " the data again"
+                f"{self.path} is damaged: its SHA-256 differs from the manifest's. Prepare the data"
+                " again"
             )
 
     def will_need(self, start: int, stop: int) -> None:
@@ -84,16 +87,15 @@ class Mapped:
         if (length := PAGE + stop * row - begin) > 0:
             self._map.madvise(mmap.MADV_WILLNEED, begin, min(length, len(self._map) - begin))
 
-    def let_go(self) -> None:
-        """The pages leave this process; the system may keep them."""
+    def unmap(self) -> None:
+        """Unmap the pages from this process. The system may keep them in its cache."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
 class ShardedSamples:
     """The rows of all shards of one part, one after the other.
 
-    At most about `window_bytes` of them stay mapped into the process: what was touched longest ago
-    is let go.
+    About `window_bytes` of them stay in the process's memory; older pages are unmapped.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class ShardedSamples:
             int(np.prod(self.shape)) * self.inputs[0].rows.element_size() if self.infos else 1
         )
         self.window_rows = max(1, window_bytes // max(1, self.row_bytes))
-        self._touched, self._asked = 0, (-1, -1)
+        self._touched, self._ahead = 0, (-1, -1)
         self._total = sum(s.inputs.bytes for s in self.infos)
 
     def _open(self) -> tuple[list[Mapped], list[Mapped]]:
@@ -141,9 +143,9 @@ class ShardedSamples:
             targets.verify(info.targets)
 
     @property
-    def blocks(self) -> list[Block]:
+    def spans(self) -> list[RowSpan]:
         return [
-            Block(start, start + s.rows, s.host)
+            RowSpan(start, start + s.rows, s.host)
             for start, s in zip(self.starts, self.infos, strict=True)
         ]
 
@@ -154,7 +156,7 @@ class ShardedSamples:
         return {k: v for k, v in self.__dict__.items() if k not in ("inputs", "targets")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In another process, perhaps on another host: mapped anew."""
+        """Map the files again: this is another process, perhaps on another host."""
         self.__dict__.update(state)
         self.inputs, self.targets = self._open()
 
@@ -162,15 +164,16 @@ class ShardedSamples:
         return torch.cat([t.rows for t in self.targets]) if self.dtypes[1] is torch.int64 else None
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """In the order of `indices`. Mostly they are of one shard: that is how an epoch goes
-        through the data.
+        """Copy the rows in the order of `indices`.
+
+        Mostly all of them are in one shard, because an epoch takes one window after the other.
         """
         numbers = indices.numpy()
         low, high = int(numbers.min()), int(numbers.max())
         shard = bisect_right(self._stops, low)
         if high < self._stops[shard]:
             local = indices - self.starts[shard]
-            self._ask(shard, low - self.starts[shard])
+            self._read_ahead(shard, low - self.starts[shard])
             inputs, targets = (
                 self.inputs[shard].rows.index_select(0, local),
                 self.targets[shard].rows.index_select(0, local),
@@ -184,31 +187,28 @@ class ShardedSamples:
                 local = indices.index_select(0, mine) - self.starts[each]
                 inputs.index_copy_(0, mine, self.inputs[each].rows.index_select(0, local))
                 targets.index_copy_(0, mine, self.targets[each].rows.index_select(0, local))
-            self._touched += len(indices) * max(
-                self.row_bytes, 16 * PAGE
-            )  # a fault maps its neighbours too
+            # A page fault maps neighbouring pages, too.
+            self._touched += len(indices) * max(self.row_bytes, 16 * PAGE)
             if self._touched > self.window_bytes:
-                self.let_go()
+                self.unmap()
         return (self.change(inputs) if self.change else inputs), targets
 
-    def _ask(self, shard: int, row: int) -> None:
-        """The first time that a window is touched, the system is told that the whole of it
-        will be.
-        """
+    def _read_ahead(self, shard: int, row: int) -> None:
+        """Tell the system to read a whole window when its first row is used."""
         window = row // self.window_rows
-        if self._asked != (shard, window):
-            if self._asked[0] >= 0 and self._total > self.window_bytes:
-                self.inputs[self._asked[0]].let_go()
-            self._asked = (shard, window)
+        if self._ahead != (shard, window):
+            if self._ahead[0] >= 0 and self._total > self.window_bytes:
+                self.inputs[self._ahead[0]].unmap()
+            self._ahead = (shard, window)
             start = window * self.window_rows
             self.inputs[shard].will_need(
                 start, min(start + self.window_rows, self.infos[shard].rows)
             )
 
-    def let_go(self) -> None:
+    def unmap(self) -> None:
         if self._total > self.window_bytes:
             for mapped in self.inputs:
-                mapped.let_go()
+                mapped.unmap()
         self._touched = 0
 
 
@@ -216,16 +216,14 @@ class ShardedSamples:
 def shards(
     path: Annotated[str, "the folder that `paceline prepare` wrote"] = "",
     window: Annotated[
-        str, "rows are shuffled within so many bytes, and no more stay in memory"
+        str, "rows are shuffled within windows of so many bytes; one window stays in memory"
     ] = "256MB",
     verify: Annotated[str, "compare checksums first: auto (up to 256 MB), yes, no"] = "auto",
     augment: Annotated[bool, "images: random crops and flips in training"] = True,
 ) -> Data:
-    """Shards that `paceline prepare` made: mapped from disk, also where they are larger than
-    memory.
-    """
+    """Shards that `paceline prepare` made, mapped from disk; they may be larger than memory."""
     if not path:
-        raise BadRequest("shards:DIR: which folder? paceline prepare flights --out DIR makes one")
+        raise BadRequest("shards:DIR needs a folder: paceline prepare flights --out DIR makes one")
     folder = Path(path)
     if not folder.is_dir():
         raise DataUnavailable(
@@ -233,7 +231,7 @@ def shards(
             f" {path}"
         )
     if verify not in ("auto", "yes", "no"):
-        raise BadRequest(f"shards: verify={verify}: auto, yes or no")
+        raise BadRequest(f"shards: verify={verify}: use auto, yes or no")
     manifest = Manifest.read(folder)
     size = sum(s.inputs.bytes + s.targets.bytes for s in manifest.shards)
     bound = parse_bytes(window, "window")
@@ -265,7 +263,7 @@ def shards(
 
 
 def _origin(manifest: Manifest, infos: list[ShardInfo]) -> dict[str, Any]:
-    """For a run's record: where its data came from, and what that took."""
+    """Return where the data came from and how long its preparation took, for a run's record."""
     return {
         "name": manifest.name,
         "engine": manifest.engine,

@@ -1,8 +1,8 @@
 """Which samples a worker sees at a step: a pure function of (seed, epoch, cursor, batch sizes).
 
-Because it is pure, every worker knows every other worker's part without asking: gradients are
-weighted by sample counts and nothing is exchanged for it, a run resumes where it was, and batch
-sizes or the number of workers may change in the middle of an epoch.
+Because it is pure, every worker knows the samples of all workers without communication. So
+gradients are weighted by sample counts, a run resumes where it was, and batch sizes or the number
+of workers may change in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from paceline.errors import BadRequest
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far a run is: `position` counts samples of this epoch (global shards) or steps of it
-    (static shards).
+    """The place of a step in the data.
+
+    `position` counts the samples of this epoch (global shards) or its steps (static shards).
     """
 
     epoch: int = 0
@@ -35,30 +36,28 @@ class Shards(Protocol):
     @property
     def steps_per_epoch(self) -> int: ...
     def counts(self, cursor: Cursor) -> tuple[int, ...]:
-        """Samples per worker in the step at `cursor`."""
+        """Return the number of samples of each worker in the step at `cursor`."""
         ...
 
     def take(self, cursor: Cursor, worker: int) -> Tensor:
-        """The samples of one worker in the step at `cursor`."""
+        """Return the indices of one worker's samples in the step at `cursor`."""
         ...
 
     def advance(self, cursor: Cursor) -> Cursor:
-        """The cursor of the next step; at the end of an epoch, the start of the next one."""
+        """Return the cursor of the next step; after the last step of an epoch, of the next one."""
         ...
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """What a checkpoint needs to go on from here."""
+        """Return what a checkpoint needs to continue from `cursor`."""
         ...
 
     def restore(self, state: dict[str, Any]) -> Cursor:
-        """Go on from a checkpoint, also one of another number of workers or other batch sizes."""
+        """Continue from a checkpoint; its number of workers and batch sizes may differ."""
         ...
 
 
 def split(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`total` cut in proportion to `weights`; the parts differ from the exact share by less than
-    one.
-    """
+    """Split `total` in proportion to `weights`; each part is within one of its exact share."""
     whole = sum(weights)
     if whole <= 0 or min(weights) < 0:
         raise BadRequest(f"weights {list(weights)}: they must be 0 or more, and not all 0")
@@ -69,27 +68,26 @@ def split(total: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Cuts:
-    """How rows are cut into batches, apart from their size."""
+    """How rows are cut into batches of a given size."""
 
-    drop_last: bool = False  # an epoch ends before a batch that is not full
-    no_lone_row: bool = (
-        False  # no batch of one row that could have two: batch norm cannot train on one
-    )
+    drop_last: bool = False  # leave out a last batch that is not full
+    no_lone_row: bool = False  # avoid batches of one row, on which batch norm cannot train
 
     def steps(self, rows: int, size: int) -> int:
-        """The batches that so many rows make."""
+        """Return the number of batches of `size` that `rows` rows make."""
         if not size or self.drop_last:
             return rows // size if size else 0
         return -(-rows // size) - int(size == 2 and self._lone(rows, size))
 
     def bounds(self, rows: int, size: int, position: int) -> tuple[int, int]:
-        """The first row of a batch, and the first after it. A lone last row takes another one from
-        the batch before it.
+        """Return the first row of a batch, and the first row after it.
+
+        If the last batch had one row only, it takes another one from the batch before it.
         """
         start, stop = min(rows, position * size), min(rows, (position + 1) * size)
         if self._lone(rows, size):
             last = self.steps(rows, size) - 1
-            if position > last:  # another worker has more
+            if position > last:  # another worker has more steps
                 return rows, rows
             if position == last:
                 return (rows - 2 if size > 2 else start), rows
@@ -101,7 +99,7 @@ class Cuts:
         return self.no_lone_row and not self.drop_last and 1 < size < rows and rows % size == 1
 
     def split(self, rows: int, weights: Sequence[float]) -> tuple[int, ...]:
-        """One step's rows over the workers."""
+        """Split the rows of one step over the workers."""
         if not self.no_lone_row or rows < 2:
             return split(rows, weights)
         counts = [2 * pairs for pairs in split(rows // 2, weights)]
@@ -111,8 +109,9 @@ class Cuts:
 
 @dataclass
 class GlobalShards:
-    """Step t takes the next G of one shuffled epoch, each worker a contiguous slice: P workers
-    follow serial SGD exactly.
+    """Step t takes the next G samples of one shuffled epoch; each worker gets a slice of them.
+
+    So P workers make the same steps as serial SGD with batch size G.
     """
 
     samples: int
@@ -164,9 +163,7 @@ class GlobalShards:
         return self._within(cursor.epoch, cursor.position + self.global_batch)
 
     def _within(self, epoch: int, position: int) -> Cursor:
-        """The step at this place, or the first of the next epoch where no step is left in
-        this one.
-        """
+        """Return the cursor at this position, or of the next epoch if this one has no step left."""
         least = self.global_batch if self.cuts.drop_last else 1
         return Cursor(epoch, position) if position + least <= self.samples else Cursor(epoch + 1, 0)
 
@@ -180,16 +177,16 @@ class GlobalShards:
 
 @dataclass
 class StaticShards:
-    """Each worker keeps one chunk of the data for the whole run and shuffles it anew each epoch.
+    """Each worker keeps one part of the data for the whole run and shuffles it in each epoch.
 
-    All workers make the same number of steps; one that runs out gets empty batches.
+    All workers make the same number of steps. A worker without samples left gets empty batches.
     """
 
     samples: int
     batch_sizes: tuple[int, ...]
     seed: int = 0
-    labels: Tensor | None = None  # given: chunks are cut from the samples sorted by label (non-IID)
-    arrangement: Tensor | None = None  # given: chunks are cut from the samples in this order
+    labels: Tensor | None = None  # if given, samples are sorted by label before the cut (non-IID)
+    arrangement: Tensor | None = None  # if given, samples are in this order before the cut
     cuts: Cuts = Cuts()
     _seen: tuple[int, Tensor] | None = field(default=None, repr=False, compare=False)
     _orders: tuple[int, list[Tensor]] | None = field(default=None, repr=False, compare=False)
@@ -274,14 +271,16 @@ class StaticShards:
         same = tuple(state["batch_sizes"]) == self.batch_sizes
         seen = state["seen_at_start"] if same else state["seen"]
         self._seen = (state["epoch"], seen) if bool(seen.any()) else None
-        if not self._steps(state["epoch"]):  # what is left of the epoch makes no full batch
+        if not self._steps(state["epoch"]):  # the rest of the epoch makes no full batch
             return Cursor(state["epoch"] + 1, 0)
         return Cursor(state["epoch"], state["position"] if same else 0)
 
 
 def common_steps(cuts: Cuts, rows: Sequence[int], sizes: Sequence[int]) -> int:
-    """The steps that all workers make: until the last has run out or, where batches must be full,
-    until the first has.
+    """Return the steps of an epoch, the same number for all workers.
+
+    An epoch ends when the last worker has no samples left. With `drop_last` it ends when the first
+    worker cannot fill a batch.
     """
     each = [cuts.steps(n, size) for n, size in zip(rows, sizes, strict=True) if size]
     return min(each) if cuts.drop_last else max(each)
@@ -298,6 +297,6 @@ def _no_full_batch(samples: int, sizes: Sequence[int]) -> BadRequest:
 def _same_kind(kind: str, state: dict[str, Any]) -> None:
     if state["kind"] != kind:
         raise BadRequest(
-            f"the checkpoint was made with shard={state['kind']}; resume it with the same, not"
-            f" {kind}"
+            f"the checkpoint was made with shard={state['kind']}: resume it with that, not with"
+            f" shard={kind}"
         )

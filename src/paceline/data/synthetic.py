@@ -1,4 +1,4 @@
-"""Made-up data that can be learned: a prototype per class, and noise around it."""
+"""Synthetic data that can be learned: a prototype for each class, and noise around it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Which rows of shards on disk a worker sees at a step: its own host's first, window by window,
-every row once per epoch.
+"""Which rows of shards on disk a worker sees at a step: window by window, each row once per epoch.
 
-An epoch goes through a worker's windows in a shuffled order, and through the rows of each in a
-shuffled order: a batch is of one window, rarely of two, so that memory holds one window, not the
-data. Rows were put into shards by their hash, so that each window is a fair sample. Like the other
-shards this is a pure function of (seed, epoch, position, batch sizes, hosts).
+A worker gets rows of shards on its own host first. It goes through its windows in a shuffled order,
+and through the rows of each window in a shuffled order. A batch is from one window, rarely from
+two, so memory holds one window and not the whole data set. Rows are in shards by their hash, so
+each window is a random sample. Like other shards this is a pure function of (seed, epoch, position,
+batch sizes, hosts).
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import torch
 from torch import Tensor
 
 from paceline.common.seeding import generator
-from paceline.data.sharded import Block
+from paceline.data.sharded import RowSpan
 from paceline.data.shards import Cursor, Cuts, common_steps, split
 from paceline.errors import BadRequest
 
 
 @dataclass(frozen=True)
 class Window:
-    """Rows [start, stop), or those in `rows` where only some are left of a window that a checkpoint
-    cut in two.
-    """
+    """Rows [start, stop), or only those in `rows` if a checkpoint fell inside the window."""
 
     start: int
     stop: int
@@ -45,11 +43,11 @@ class Window:
 
 @dataclass
 class WindowShards:
-    blocks: Sequence[Block]
+    spans: Sequence[RowSpan]
     batch_sizes: tuple[int, ...]
     seed: int
     window_rows: int
-    hosts: tuple[str, ...] = ()  # of the workers; empty: all are on one
+    hosts: tuple[str, ...] = ()  # of the workers; empty if all are on one host
     cuts: Cuts = Cuts()
     _began: tuple[int, list[Window]] | None = field(default=None, repr=False, compare=False)
     _epoch: tuple[int, list[list[Window]], list[Any]] | None = field(
@@ -60,30 +58,30 @@ class WindowShards:
     )
 
     def __post_init__(self) -> None:
-        self.samples = sum(b.stop - b.start for b in self.blocks)
+        self.samples = sum(s.stop - s.start for s in self.spans)
         if self.samples < 1 or sum(self.batch_sizes) < 1 or min(self.batch_sizes) < 0:
             raise BadRequest(
                 f"{self.samples} samples with batch sizes {self.batch_sizes}: nothing to train on"
             )
-        self.ranges = assign(self.blocks, self.batch_sizes, self.hosts)
+        self.assigned = assign(self.spans, self.batch_sizes, self.hosts)
 
     @property
     def lengths(self) -> list[int]:
-        return [sum(stop - start for start, stop in own) for own in self.ranges]
+        return [sum(stop - start for start, stop in own) for own in self.assigned]
 
     @property
     def steps_per_epoch(self) -> int:
         return common_steps(self.cuts, self.lengths, self.batch_sizes)
 
     def windows(self, epoch: int) -> tuple[list[list[Window]], list[Any]]:
-        """Per worker: its windows in the order of this epoch, and where each ends in it."""
+        """Return each worker's windows in the order of this epoch, and where each window ends."""
         if self._epoch is None or self._epoch[0] != epoch:
             if self._began is not None and self._began[0] == epoch:
                 own = _dealt(self._began[1], self.batch_sizes)
             else:
                 own = [
-                    [w for r in ranges for w in _cut(*r, self.window_rows)]
-                    for ranges in self.ranges
+                    [w for span in spans for w in _cut(*span, self.window_rows)]
+                    for spans in self.assigned
                 ]
             ordered = []
             for worker, windows in enumerate(own):
@@ -159,7 +157,7 @@ class WindowShards:
         }
 
     def _left(self, cursor: Cursor) -> list[Window]:
-        """What nobody has seen yet in this epoch."""
+        """Return the windows, or the rows of them, that no worker has seen yet in this epoch."""
         left: list[Window] = []
         for worker, (windows, ends) in enumerate(zip(*self.windows(cursor.epoch), strict=True)):
             rows = int(ends[-1]) if len(ends) else 0
@@ -176,7 +174,7 @@ class WindowShards:
     def restore(self, state: dict[str, Any]) -> Cursor:
         if state["kind"] != "windows":
             raise BadRequest(
-                f"the checkpoint was made with shard={state['kind']}; resume it with that"
+                f"the checkpoint was made with shard={state['kind']}: resume it with that"
             )
         self._epoch = None
         same = (tuple(state["batch_sizes"]), tuple(state["hosts"]), state["window_rows"]) == (
@@ -193,33 +191,34 @@ class WindowShards:
 
 
 def assign(
-    blocks: Sequence[Block], sizes: Sequence[int], hosts: Sequence[str]
+    spans: Sequence[RowSpan], sizes: Sequence[int], hosts: Sequence[str]
 ) -> list[list[tuple[int, int]]]:
-    """Ranges of rows per worker, in proportion to the batch sizes: first of blocks on its own host,
-    then of what is left.
+    """Return each worker's spans of rows, in proportion to the batch sizes.
+
+    A worker gets rows on its own host first, then rows that are left.
     """
-    quota = list(split(sum(b.stop - b.start for b in blocks), sizes))
+    quota = list(split(sum(s.stop - s.start for s in spans), sizes))
     own: list[list[tuple[int, int]]] = [[] for _ in sizes]
-    starts = [b.start for b in blocks]
-    known = {b.host for b in blocks}
+    starts = [s.start for s in spans]
+    known = {s.host for s in spans}
     for near in (True, False):
         for worker in range(len(sizes)):
             host = hosts[worker] if worker < len(hosts) else None
             if near and host not in known:
                 continue
-            for i, block in enumerate(blocks):
-                take = min(quota[worker], block.stop - starts[i])
-                if take and (not near or block.host == host):
+            for i, span in enumerate(spans):
+                take = min(quota[worker], span.stop - starts[i])
+                if take and (not near or span.host == host):
                     own[worker].append((starts[i], starts[i] + take))
                     starts[i] += take
                     quota[worker] -= take
-    return [sorted(ranges) for ranges in own]
+    return [sorted(assigned) for assigned in own]
 
 
-def arrangement(blocks: Sequence[Block], sizes: Sequence[int], hosts: Sequence[str]) -> Tensor:
-    """All rows in an order from which each worker's share can be cut as one piece."""
+def arrangement(spans: Sequence[RowSpan], sizes: Sequence[int], hosts: Sequence[str]) -> Tensor:
+    """Return all rows in an order in which the rows of each worker are adjacent."""
     return torch.cat(
-        [torch.arange(start, stop) for own in assign(blocks, sizes, hosts) for start, stop in own]
+        [torch.arange(start, stop) for own in assign(spans, sizes, hosts) for start, stop in own]
     )
 
 
@@ -228,8 +227,9 @@ def _cut(start: int, stop: int, rows: int) -> list[Window]:
 
 
 def _dealt(windows: list[Window], sizes: Sequence[int]) -> list[list[Window]]:
-    """Windows of an epoch that others began, in proportion to the batch sizes; the last of a
-    worker's may be cut.
+    """Distribute the windows that are left of an epoch, in proportion to the batch sizes.
+
+    A window may be split between two workers.
     """
     quota = list(split(sum(len(w) for w in windows), sizes))
     own: list[list[Window]] = [[] for _ in sizes]

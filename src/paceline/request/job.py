@@ -208,6 +208,6 @@ class Job:
         if labels is not None or not isinstance(train, ShardedSamples):
             return StaticShards(len(train), sizes, seed, labels, cuts=cuts)
         if self.protection is None:
-            return WindowShards(train.blocks, sizes, seed, train.window_rows, hosts, cuts)
-        order = arrangement(train.blocks, sizes, hosts)
+            return WindowShards(train.spans, sizes, seed, train.window_rows, hosts, cuts)
+        order = arrangement(train.spans, sizes, hosts)
         return StaticShards(len(train), sizes, seed, None, order)

@@ -1,1 +1,1 @@
-"""Apache Spark beside Paceline: the Java it needs, and a cluster of its own on this machine."""
+"""Apache Spark: the Java that it needs, sessions with it, and a cluster on this machine."""

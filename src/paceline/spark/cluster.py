@@ -27,14 +27,12 @@ class Daemon:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that is up, or was. A driver needs `master`, and `conf_dir` as its
-    SPARK_CONF_DIR.
-    """
+    """The description of a cluster. A driver needs `master`, and SPARK_CONF_DIR=`conf_dir`."""
 
     master: str  # spark://127.0.0.1:PORT
     ui: str  # http://127.0.0.1:PORT
     folder: Path
-    mark: str
+    mark: str  # in the environment of all its processes (see marked.py)
     workers: int
     cores: int  # of each worker
     memory: str  # of each worker
@@ -49,18 +47,18 @@ class Cluster:
         return {d.name: d.pid for d in self.daemons}
 
     def processes(self) -> list[psutil.Process]:
-        """All that run: master, workers, executors, and the Pythons of these."""
+        """Return all running processes: master, workers, executors and their Python processes."""
         return marked.find(self.mark)
 
     def executors(self) -> list[psutil.Process]:
         return [p for p in self.processes() if EXECUTOR in marked.command(p)]
 
     def ended(self) -> list[str]:
-        """The names of those that should run and do not."""
+        """Return the names of the daemons that have ended."""
         return [d.name for d in self.daemons if not _runs(d, self.mark)]
 
     def drivers(self) -> list[int]:
-        """The processes outside that use this cluster."""
+        """Return the pids of the drivers that use this cluster."""
         ours = {p.pid for p in self.processes()}
         return [
             p.pid
@@ -69,7 +67,7 @@ class Cluster:
         ]
 
     def listening(self) -> list[tuple[str, str, int]]:
-        """Every listening port of every process: whose, on which address, which."""
+        """Return (process name, address, port) for every port on which a process listens."""
         names, found = {d.pid: d.name for d in self.daemons}, set()
         for process in self.processes():
             name = names.get(process.pid) or (
@@ -79,20 +77,19 @@ class Cluster:
         return sorted(found)
 
     def down(self) -> bool:
-        """End its processes, remove its folder; whether any was running."""
+        """End all processes and remove the folder. Return whether any process was running."""
         was_there = marked.end(self.mark, END_S)
         for child in CHILDREN.pop(self.mark, []):
-            child.wait(END_S)  # its end has to be noted by this process, which started it
+            child.wait(END_S)  # this process is their parent: without this they stay zombies
         shutil.rmtree(self.folder, ignore_errors=True)
         return was_there
 
 
 def _runs(daemon: Daemon, mark: str) -> bool:
-    """Its number is not enough: it may be another's by now."""
+    """Return whether the daemon runs. The system may have given its pid to another process."""
     process = marked.at(daemon.pid, mark)
     try:
-        return (
-            process is not None and abs(process.create_time() - daemon.started_s) < 2
-        )  # the clock may have been set
+        # 2 s: the system's clock may have been adjusted meanwhile
+        return process is not None and abs(process.create_time() - daemon.started_s) < 2
     except psutil.Error:
         return False

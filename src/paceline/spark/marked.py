@@ -1,8 +1,6 @@
-"""Processes with a mark in their environment, which what they start inherits: found by it, looked
-at, and ended by it.
+"""Find and end processes by a random mark in their environment, which their children inherit.
 
-A number (pid) may belong to another process by the time it is used again; a mark that was drawn at
-random does not.
+The system may give a pid to another process once its owner has ended. A random mark is unique.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ POLL_S = 0.05
 
 
 def find(mark: str) -> list[psutil.Process]:
-    """Those that run; not those that have ended and only wait to be noticed."""
+    """Return the running processes with the mark; zombies are left out."""
     return [p for pid in psutil.pids() if (p := at(pid, mark)) is not None]
 
 
 def at(pid: int, mark: str) -> psutil.Process | None:
-    """The process with that number, if it runs and has the mark."""
+    """Return the process with that pid, if it runs and has the mark."""
     try:
         process = psutil.Process(pid)
         there = process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):  # gone meanwhile, or another person's
+    except (psutil.Error, OSError):  # ended meanwhile, or owned by another user
         return None
     return process if there else None
 
@@ -42,10 +40,13 @@ def command(process: psutil.Process) -> list[str]:
 
 
 def end(mark: str, wait_s: float) -> bool:
-    """SIGTERM, after a while SIGKILL, to all of them until there is none; whether there was any."""
+    """End all processes with the mark: SIGTERM first, SIGKILL after `wait_s`.
+
+    Return whether there was any.
+    """
     until, found = time.monotonic() + wait_s, False
     asked: set[psutil.Process] = set()
-    while left := find(mark):  # looked up each time: one that ends may have started another
+    while left := find(mark):  # again each time: a process may start another while it ends
         found, late = True, time.monotonic() > until
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -56,15 +57,14 @@ def end(mark: str, wait_s: float) -> bool:
                     process.terminate()
         if time.monotonic() > until + wait_s:
             raise RunFailed(
-                f"the processes {', '.join(str(p.pid) for p in left)} cannot be ended, not even"
-                " with SIGKILL"
+                f"the processes {', '.join(str(p.pid) for p in left)} still run after SIGKILL"
             )
         time.sleep(POLL_S)
     return found
 
 
 def ports(process: psutil.Process) -> list[tuple[str, int]]:
-    """Address and number of every port that it listens on."""
+    """Return (address, port) for every port on which the process listens."""
     try:
         connections = process.net_connections("inet")
     except psutil.Error:
@@ -76,7 +76,6 @@ def ports(process: psutil.Process) -> list[tuple[str, int]]:
 
 def is_loopback(address: str) -> bool:
     parsed = ipaddress.ip_address(address)
-    mapped = (
-        parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    )  # Java says ::ffff:127.0.0.1
+    # Java listens on ::ffff:127.0.0.1
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback

@@ -1,6 +1,4 @@
-"""A driver's session with Spark: started quietly, ended completely, its failures made into
-sentences.
-"""
+"""A driver's session with Spark: its start without log output, its end, and its error messages."""
 
 from __future__ import annotations
 
@@ -22,28 +20,30 @@ from paceline.errors import BadRequest, PacelineError, RunFailed
 from paceline.spark.java import find_java, pyspark_missing, spark_environment
 
 SUBMIT = re.compile(r"org\.apache\.spark\.deploy\.SparkSubmit|bin/spark-submit")
-REACH_S = 5.0  # for a master to answer
+REACH_S = 5.0  # how long a master may take to accept a connection
 WATCH_S = 0.2
 LEFT = "All masters are unresponsive|Disconnected from Spark cluster"
 TROUBLE = re.compile(f"Exception while bootstrapping client|Failed to connect to master|{LEFT}")
-TROUBLE_OF_SEVERAL = re.compile(LEFT)  # one of them may be down, or on standby
+TROUBLE_OF_SEVERAL = re.compile(LEFT)  # one of several masters may be down or on standby
 GONE = re.compile(r"Disconnected from Spark cluster|Application has been killed")
 HOW = (
-    "Its secret belongs into spark-defaults.conf of your SPARK_CONF_DIR; `paceline cluster up`"
-    " takes care of that by itself"
+    "Put the master's secret into spark-defaults.conf of your SPARK_CONF_DIR (`paceline cluster"
+    " up` does that by itself)"
 )
-REASONS = {  # what Spark writes: what it means
+REASONS = {  # what Spark's log contains, and what it means
     "bootstrapping client": (
-        f"refuses this driver: another secret (spark.authenticate.secret). {HOW}"
+        f"refuses this driver: their secrets differ (spark.authenticate.secret). {HOW}"
     ),
     "Authentication failed": (
-        f"refuses this driver: another secret (spark.authenticate.secret). {HOW}"
+        f"refuses this driver: their secrets differ (spark.authenticate.secret). {HOW}"
     ),
-    "Unknown challenge": f"wants a secret (spark.authenticate), and this driver has none. {HOW}",
+    "Unknown challenge": (
+        f"requires a secret (spark.authenticate), and this driver has none. {HOW}"
+    ),
     "A secret key must be specified": (
         f"needs spark.authenticate.secret beside spark.authenticate. {HOW}"
     ),
-    "UnknownHostException": "is on a host that has no address",
+    "UnknownHostException": "is on a host whose name cannot be resolved",
     "Connection refused": (
         "does not answer: Connection refused. Is it up? (paceline cluster status)"
     ),
@@ -65,21 +65,20 @@ COMMON = {
 
 
 class ExecutorLost(RunFailed):
-    """An executor or a rank's process is gone, by no fault of what it was doing: worth another
-    attempt.
-    """
+    """An executor or a rank's process was lost, not through an error of its own: try again."""
 
 
 class Session:
-    """`with Session("local[*]", "a name") as spark:` A session that a program has already is used,
-    and left to it.
+    """Start a Spark session for a `with` block, or use the one that the program already has.
+
+    A session of the program is left running, with its settings restored.
     """
 
     def __init__(self, master: str, name: str, settings: Mapping[str, str] | None = None) -> None:
         self.master, self.name, self.settings = master, name, dict(settings or {})
         self.spark: Any = None
         self._theirs = False
-        self._before: dict[str, str | None] = {}  # settings of theirs that were changed
+        self._before: dict[str, str | None] = {}  # changed settings of the program's session
         self._log: Path | None = None
         self._over = threading.Event()
 
@@ -92,8 +91,8 @@ class Session:
         if active is not None:
             if (other := active.sparkContext.master) != self.master:
                 raise BadRequest(
-                    f"master={self.master}, but this program has a Spark session with {other}"
-                    " already: ask for that, or stop it"
+                    f"master={self.master}, but this program already has a Spark session with"
+                    f" {other}: use that master, or stop the session"
                 )
             self._theirs, self.spark = True, active
             for key, value in self.settings.items():
@@ -134,9 +133,7 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """The session, its JVM and its log; of a session that is not ours, only what was
-        changed.
-        """
+        """End the session, its JVM and its log; in a program's own session, restore settings."""
         self._over.set()
         if self._theirs:
             for key, value in self._before.items():
@@ -157,29 +154,30 @@ class Session:
         self.spark = None
 
     def _watch(self) -> None:
-        """Spark tries for a minute to reach a master that does not want it, and for ever to find
-        one that is gone: not we.
+        """Kill the JVM when Spark's log says that the master refuses or is gone.
+
+        Spark itself retries for a minute, or for ever.
         """
         from pyspark import SparkContext
 
         trouble = TROUBLE_OF_SEVERAL if "," in self.master else TROUBLE
         while not self._over.wait(WATCH_S):
             if trouble.search(self.said()):
-                self._over.wait(0.5)  # until the reason is written, too
+                self._over.wait(0.5)  # until Spark has written the reason, too
                 gateway = SparkContext._gateway
                 process = getattr(gateway, "proc", None)
                 if process is not None and not self._over.is_set():
-                    process.kill()  # whoever waits for an answer is told
+                    process.kill()  # a pending call into the JVM then raises
                 return
 
     def said(self) -> str:
-        """What Spark has written on its standard error."""
+        """Return what Spark has written to its standard error."""
         with suppress(OSError):
             return self._log.read_text(errors="replace") if self._log is not None else ""
         return ""
 
     def progress(self) -> str:
-        """`3 of 8 tasks`, while a job runs."""
+        """Return, say, `3 of 8 tasks` while a job runs, else an empty text."""
         with suppress(Exception):
             tracker = self.spark.sparkContext.statusTracker()
             stages = [tracker.getStageInfo(s) for s in tracker.getActiveStageIds()]
@@ -191,9 +189,7 @@ class Session:
 
 
 def conf_of(master: str) -> Path | None:
-    """The settings (and the secret) of the cluster that stands on this machine, if that is the one
-    meant.
-    """
+    """Return the folder with settings and secret if `master` is this machine's cluster."""
     from paceline.spark.standalone import standing
 
     cluster = standing()
@@ -201,9 +197,7 @@ def conf_of(master: str) -> Path | None:
 
 
 def check_master(master: str) -> None:
-    """A master that is no master, or does not answer, is refused at once: Spark itself would try
-    for minutes.
-    """
+    """Refuse at once what is no master or does not answer. Spark itself would retry for minutes."""
     if (
         re.fullmatch(r"local(\[(\*|\d+)(,\d+)?\])?", master)
         or master in ("yarn",)
@@ -217,7 +211,7 @@ def check_master(master: str) -> None:
         try:
             socket.create_connection((host, int(port)), REACH_S).close()
             return
-        except (OSError, OverflowError) as error:  # the latter: no such port
+        except (OSError, OverflowError) as error:  # OverflowError: no such port
             reason = getattr(error, "strerror", None) or str(error)
     raise BadRequest(
         f"master={master} does not answer: {reason}. Is it up? (paceline cluster status)"
@@ -225,9 +219,7 @@ def check_master(master: str) -> None:
 
 
 def usual_master() -> str:
-    """Where nobody asked for a master: that of the session which this program has already, else
-    this machine.
-    """
+    """Return the default master: that of the program's own session, else local[*]."""
     if "pyspark" in sys.modules:
         from pyspark.sql import SparkSession
 
@@ -238,7 +230,7 @@ def usual_master() -> str:
 
 @contextmanager
 def as_sentence(session: Session) -> Iterator[None]:
-    """What went wrong in an executor, as it was said there."""
+    """Raise the errors of executors as errors of Paceline, with the executor's own message."""
     try:
         yield
     except PacelineError:
@@ -248,20 +240,20 @@ def as_sentence(session: Session) -> Iterator[None]:
 
 
 def translated(error: Exception, said: str = "", printed: str = "") -> PacelineError:
-    """`said` by Spark itself; `printed` by the tasks, where that came another way than in the
-    error.
+    """Return an error of Paceline for one of Spark.
+
+    `said` is Spark's log. `printed` is the output of the tasks, where it is not in the error.
     """
     text = str(error)
     if GONE.search(said):
-        return RunFailed("the Spark cluster is gone: its master does not answer any more")
+        return RunFailed("the Spark cluster is gone: its master no longer answers")
     executor = re.search(r"ExecutorLostFailure[^\n]*", text)
-    own = _told(text) or (
-        None if executor else _told(printed)
-    )  # those who outlive an executor may say all kinds of things
+    # After an executor is lost, the other ranks may print errors that only follow from that.
+    own = _told(text) or (None if executor else _told(printed))
     if own is not None:
         return own
     if "No space left on device" in text:
-        return RunFailed("Spark has no room on its disk: No space left on device")
+        return RunFailed("Spark's disk is full: No space left on device")
     if executor is not None:
         return ExecutorLost(f"Spark lost an executor: {executor[0][:200]}")
     both = f"{text}\n{printed}"
@@ -287,32 +279,32 @@ def translated(error: Exception, said: str = "", printed: str = "") -> PacelineE
 
 
 def _told(text: str) -> PacelineError | None:
-    """The first reason of our own. Who lost a peer only tells of the one that was lost: that is
-    none.
+    """Return the first error of Paceline in the text, but not that a rank lost a peer.
+
+    That one only follows from the error of the peer.
     """
     for name, words in TOLD.findall(text):
         if name not in ("PeerLost", "TransportError"):
             kind: type = getattr(errors, name, RunFailed)
+            # The nearest class that takes one message.
             plain = [
                 k
                 for k in kind.__mro__
                 if issubclass(k, PacelineError) and "__init__" not in vars(k)
-            ]  # takes one message
+            ]
             return next(iter(plain), RunFailed)(words.strip())
     return None
 
 
 def _raised(text: str) -> str | None:
-    """The last exception of a task's own Python, as its traceback ends with it."""
+    """Return the last line of the last traceback of a task's own Python code."""
     found = RAISED.findall(re.sub(r"(?m)^\[rank\d+\]: ?", "", text))
     return next((line for line in reversed(found) if not WRAPPERS.match(line)), None)
 
 
 def _not_started(master: str, error: Exception, said: str) -> PacelineError:
     if GONE.search(said):
-        return RunFailed(
-            f"the Spark cluster at {master} is gone: its master does not answer any more"
-        )
+        return RunFailed(f"the Spark cluster at {master} is gone: its master no longer answers")
     for sign, meaning in REASONS.items():
         if sign in said:
             return BadRequest(f"master={master} {meaning}")
@@ -330,7 +322,7 @@ def _not_started(master: str, error: Exception, said: str) -> PacelineError:
 
 @contextmanager
 def _set(environment: Mapping[str, str]) -> Iterator[None]:
-    """pyspark starts its JVM with this process's own environment."""
+    """Set the environment of this process, with which pyspark starts its JVM, and restore it."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -342,8 +334,9 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _errors_into(handle: int) -> Iterator[None]:
-    """The JVM that is started here inherits standard error: its chatter goes into a file, from
-    which failures are told.
+    """Redirect standard error to a file, for a JVM that inherits it.
+
+    The reasons of failures are read from that file.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -357,7 +350,7 @@ def _errors_into(handle: int) -> Iterator[None]:
 
 
 def _end_jvm() -> None:
-    """pyspark leaves its JVM until the program ends; the next session may need other settings."""
+    """End the JVM. pyspark would keep it, but the next session may need other settings."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -375,9 +368,8 @@ def _end_jvm() -> None:
         except Exception:
             process.kill()
             process.wait()
-    for (
-        child
-    ) in psutil.Process().children():  # one that was just being started when this was interrupted
+    # pyspark does not know a JVM yet that was being started when this was interrupted.
+    for child in psutil.Process().children():
         with suppress(psutil.Error):
             if SUBMIT.search(" ".join(child.cmdline())):
                 child.kill()

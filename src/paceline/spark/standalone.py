@@ -29,7 +29,7 @@ def up(
     folder: str | Path | None = None,
     say: Say = lambda _: None,
 ) -> Cluster:
-    """Start the cluster that outlives this process; there is one at a time."""
+    """Start the machine's cluster, which outlives this process. Only one can be up at a time."""
     with _lock():
         if (there := _remembered()) is not None:
             raise BadRequest(
@@ -38,9 +38,8 @@ def up(
             )
         planned = plan(workers, cores, memory, folder)
         try:
-            _remember(
-                planned
-            )  # before anything is started: should this be killed, the next one cleans up
+            # Before any process starts: if this one is killed, the next command cleans up.
+            _remember(planned)
             cluster = start(planned, say)
             _remember(cluster)
         except BaseException:
@@ -51,16 +50,16 @@ def up(
 
 
 def standing() -> Cluster | None:
-    """The one that is up; what is left of one that is no more is removed."""
+    """Return the cluster that is up, or None. Remove what is left of one that has ended."""
     try:
         with _lock():
             return _remembered()
-    except BadRequest:  # just being started, or taken down
+    except BadRequest:  # another process starts it or takes it down
         return None
 
 
 def down() -> bool:
-    """Take the standing one down; whether there was one."""
+    """Take the machine's cluster down. Return whether one was up."""
     with _lock():
         cluster = _read()
         was_there = cluster is not None and cluster.down()
@@ -72,13 +71,13 @@ def down() -> bool:
 def lasting(
     workers: int = 3, cores: int = 1, memory: str = "1g", quick: bool = True
 ) -> Iterator[Cluster]:
-    """A cluster for as long as this lasts, beside the standing one; taken down also if this process
-    is killed.
+    """Start a cluster for the `with` block, independent of the machine's cluster.
 
-    `quick`: executors start in half the time, and are slower in the long run.
+    A watcher process takes it down even if this process is killed. With `quick`, executors start in
+    half the time and are slower in the long run.
     """
     planned = plan(workers, cores, memory, None)
-    watcher = _watcher(planned)  # before anything is started
+    watcher = _watcher(planned)  # before any process of the cluster starts
     try:
         yield start(
             planned, lambda _: None, {"spark.executor.extraJavaOptions": QUICK} if quick else {}
@@ -91,8 +90,9 @@ def lasting(
 
 
 def _watcher(planned: Cluster) -> subprocess.Popen[bytes]:
-    """Takes the cluster down when its standard input closes: when this process ends, however it
-    ends.
+    """Start a process that takes the cluster down when its standard input closes.
+
+    The system closes it when this process ends, for whatever reason.
     """
     code = (
         "import shutil, sys; from paceline.spark import marked; sys.stdin.read();"
@@ -111,15 +111,15 @@ def _state() -> Path:
 
 @contextmanager
 def _lock() -> Iterator[None]:
-    """One process at a time starts the cluster or takes it down."""
+    """Let one process at a time start the cluster or take it down."""
     _state().parent.mkdir(parents=True, exist_ok=True)
     with open(_state().with_name("lock"), "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BadRequest(
-                "another process is just starting a cluster, or taking it down: wait until it is"
-                " done"
+                "another process is starting a cluster or taking it down: wait until it has"
+                " finished"
             ) from None
         yield
 
@@ -146,8 +146,9 @@ def _read() -> Cluster | None:
 
 
 def _remembered() -> Cluster | None:
-    """The standing one, if its start was completed and any of it runs; its remains are removed
-    otherwise. Needs the lock.
+    """Return the cluster if its start was completed and any of its daemons runs.
+
+    Otherwise remove what is left of it. The caller holds the lock.
     """
     cluster = _read()
     if cluster is None or (cluster.master and len(cluster.ended()) < len(cluster.daemons)):

@@ -43,11 +43,11 @@ Say = Callable[[str], None]
 
 
 def plan(workers: int, cores: int, memory: str, folder: str | Path | None) -> Cluster:
-    """Checked, and with a folder of its own; nothing runs yet."""
+    """Check the request and make the cluster's folder. No process is started."""
     if not 1 <= workers <= MOST_WORKERS:
         raise BadRequest(f"{workers} workers: a cluster on one machine has 1 to {MOST_WORKERS}")
     if cores < 1:
-        raise BadRequest(f"{cores} cores for each worker: it takes at least 1")
+        raise BadRequest(f"{cores} cores for each worker: at least 1 is needed")
     each_bytes, there_bytes = _bytes(memory), psutil.virtual_memory().total
     needed_bytes = workers * (each_bytes + DAEMON_BYTES) + DAEMON_BYTES
     if each_bytes < LEAST_BYTES:
@@ -55,8 +55,8 @@ def plan(workers: int, cores: int, memory: str, folder: str | Path | None) -> Cl
     if needed_bytes > there_bytes:
         raise BadRequest(
             f"{workers} workers with {memory} each take up to {needed_bytes / 2**30:.1f} GiB, with"
-            f" Spark's own processes, and this machine has {there_bytes / 2**30:.1f} GiB: fewer"
-            " workers, or less memory for each"
+            f" Spark's own processes, and this machine has {there_bytes / 2**30:.1f} GiB: use"
+            " fewer workers, or less memory for each"
         )
     if (reason := pyspark_missing()) is not None:
         raise BadRequest(reason)
@@ -69,12 +69,13 @@ def _own_folder(folder: str | Path | None) -> Path:
     path = Path(folder).expanduser().absolute()
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise BadRequest(
-            f"{path} is not an empty folder: a cluster's folder is removed with it, so it needs one"
-            " of its own"
+            f"{path} is not an empty folder: `paceline cluster down` removes the cluster's folder,"
+            " so give it an empty or a new one"
         )
     if "," in str(path):
         raise BadRequest(
-            f"{path} has a comma in it, which Spark takes for the end of a folder's name"
+            f"{path} has a comma in it, and Spark splits lists of folders at commas: choose"
+            " another folder"
         )
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o700)
@@ -82,8 +83,9 @@ def _own_folder(folder: str | Path | None) -> Path:
 
 
 def start(planned: Cluster, say: Say, extra: dict[str, str] | None = None) -> Cluster:
-    """The master, then the workers, then a look at every port; the caller takes it down if any of
-    it fails.
+    """Start the master and the workers, and check that all ports are on loopback.
+
+    The caller takes the cluster down if this raises.
     """
     until = time.monotonic() + START_S
     environment = _environment(planned)
@@ -103,24 +105,23 @@ def start(planned: Cluster, say: Say, extra: dict[str, str] | None = None) -> Cl
     for name, host, port in cluster.listening():
         if not marked.is_loopback(host):
             raise RunFailed(
-                f"the {_spoken(name)} of the Spark cluster listened on {host}:{port}, which others"
-                " can reach: taken down again"
+                f"the {_spoken(name)} of the Spark cluster listened on {host}:{port}, which other"
+                " machines can reach. The cluster was taken down again"
             )
     return cluster
 
 
 def _environment(cluster: Cluster) -> dict[str, str]:
-    """Nothing of the person's own settings for Spark: the cluster is what was asked for."""
+    """Return the environment of the daemons, without the user's own SPARK_* variables."""
     plain = {k: v for k, v in spark_environment().items() if not k.startswith("SPARK_")}
     here = os.path.dirname(sys.executable)
     return {
         **plain,
-        "PATH": (
-            f"{here}{os.pathsep}{plain.get('PATH', os.defpath)}"
-        ),  # a driver that names no Python gets this one
+        # Executors of a driver that names no Python take the first one on PATH.
+        "PATH": f"{here}{os.pathsep}{plain.get('PATH', os.defpath)}",
         "SPARK_HOME": str(spark_home()),
         "SPARK_CONF_DIR": str(cluster.conf_dir),
-        "SPARK_LOCAL_IP": LOOPBACK,  # where the web pages listen, too
+        "SPARK_LOCAL_IP": LOOPBACK,  # the web pages listen there, too
         "SPARK_LOCAL_DIRS": str(cluster.folder / "local"),
         "SPARK_DAEMON_MEMORY": f"{DAEMON_BYTES >> 20}m",
         "SPARK_DAEMON_JAVA_OPTS": QUICK,
@@ -130,7 +131,7 @@ def _environment(cluster: Cluster) -> dict[str, str]:
 
 
 def _write_conf(cluster: Cluster, extra: dict[str, str]) -> None:
-    """For the master, the workers, and the drivers to come; the only file with the secret."""
+    """Write the settings for master, workers and drivers. Only this file has the secret."""
     settings = {
         "spark.authenticate": "true",
         "spark.authenticate.secret": secrets.token_urlsafe(32),
@@ -139,7 +140,7 @@ def _write_conf(cluster: Cluster, extra: dict[str, str]) -> None:
         "spark.master.rest.enabled": "false",
         "spark.master.ui.decommission.allow.mode": "DENY",
         "spark.ui.killEnabled": "false",
-        "spark.ui.enabled": "false",  # the driver's
+        "spark.ui.enabled": "false",  # the driver's web page
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.executor.cores": str(cluster.cores),
@@ -179,7 +180,7 @@ def _spawn(
 
 
 def _ui_port(cluster: Cluster, until: float) -> int:
-    """The port that the system gave to the master's page: its log says it."""
+    """Return the port of the master's web page, which the master writes into its log."""
     while True:
         if found := re.search(
             r"service 'MasterUI' on port (\d+)", _log(cluster, "master").read_text(errors="replace")
@@ -191,12 +192,11 @@ def _ui_port(cluster: Cluster, until: float) -> int:
 def _asked(
     cluster: Cluster, port: int, until: float, enough: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """What the master says of itself, once it is what is waited for."""
+    """Poll the master's state until `enough` accepts it, and return it."""
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            connection = http.client.HTTPConnection(
-                LOOPBACK, port, timeout=5
-            )  # urllib would ask a proxy
+            # urllib would go through the user's proxy
+            connection = http.client.HTTPConnection(LOOPBACK, port, timeout=5)
             try:
                 connection.request("GET", "/json/")
                 state: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -208,18 +208,18 @@ def _asked(
 
 
 def _wait(cluster: Cluster, until: float) -> None:
-    """A moment; a sentence when a process has ended, or the time is over."""
+    """Wait for one poll. Raise RunFailed if a daemon has ended or the deadline has passed."""
     time.sleep(POLL_S)
     if ended := cluster.ended():
         raise RunFailed(
-            f"the {_spoken(ended[0])} of the Spark cluster ended at its"
-            f" start{_last_lines(cluster, ended[0])}"
+            f"the {_spoken(ended[0])} of the Spark cluster ended while it"
+            f" started.{_last_lines(cluster, ended[0])}"
         )
     if time.monotonic() > until:
         raise RunFailed(
-            f"the Spark cluster was not up within {START_S:.0f} s, with {len(cluster.daemons)} of"
-            f" {cluster.workers + 1} processes started: is this machine very"
-            f" busy?{_last_lines(cluster, cluster.daemons[-1].name)}"
+            f"the Spark cluster was not up within {START_S:.0f} s"
+            f" ({len(cluster.daemons)} of {cluster.workers + 1} processes were started): is this"
+            f" machine very busy?{_last_lines(cluster, cluster.daemons[-1].name)}"
         )
 
 
@@ -230,7 +230,7 @@ def _alive(state: dict[str, Any]) -> int:
 def _bytes(memory: str) -> int:
     found = re.fullmatch(r"(\d+)([mg])", memory)
     if found is None:
-        raise BadRequest(f"memory={memory!r} is not an amount that Spark reads: 512m, 1g, 4g")
+        raise BadRequest(f"memory={memory!r} is not an amount of memory: write 512m, 1g or 4g")
     return int(found[1]) << (20 if found[2] == "m" else 30)
 
 

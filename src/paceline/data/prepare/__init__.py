@@ -1,3 +1,1 @@
-"""A table that is too large or too dirty, made into shards that trainers map: by Spark or by
-Polars, with the same result.
-"""
+"""Convert a large or dirty table to shards, with Spark or Polars and the same result."""

@@ -1,6 +1,4 @@
-"""`paceline prepare WHAT`, `paceline.prepare(WHAT)`: a table by name, a recipe of one's own, a
-folder of images.
-"""
+"""`paceline prepare WHAT` and `paceline.prepare(WHAT)`: a table, your own recipe, or images."""
 
 from __future__ import annotations
 
@@ -32,17 +30,15 @@ def prepare(
     force: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
-    """Make shards for `data="shards:OUT"`, and give back their manifest.
+    """Make shards for `data="shards:OUT"`, and return their manifest.
 
-    paceline.prepare("flights", out="data/flights-shards") paceline.prepare(recipe="mine.toml",
-    out="data/mine", engine="spark", master="spark://host:7077")
+    paceline.prepare("flights", out="data/flights-shards")
+    paceline.prepare(recipe="mine.toml", out="data/mine", engine="spark")
     paceline.prepare("imagefolder:photos", out="data/photos", size=224, shards=16)
     """
     if (what is None) == (recipe is None):
         names = ", ".join(builtin())
-        raise BadRequest(
-            f"prepare what? One of {names}, imagefolder:PATH, or --recipe FILE (one of them)"
-        )
+        raise BadRequest(f"prepare needs one of: a name ({names}), imagefolder:PATH, --recipe FILE")
     try:
         import pyarrow  # noqa: F401
     except ImportError:

@@ -11,7 +11,7 @@ from paceline.errors import BadRequest, DataCorrupt, UnknownName
 
 
 class Columns:
-    """Which columns there are, which are used, and of what kind each is."""
+    """The columns of a recipe and their kinds. All names in the recipe are checked."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -36,7 +36,7 @@ class Columns:
                 if join.prefix + name in kinds:
                     raise BadRequest(
                         f"join with {join.source.path}: there is a column {join.prefix + name!r}"
-                        " already: use prefix"
+                        " already: set a prefix"
                     )
                 kinds[join.prefix + name] = there[name]
             self.joined.append(there)
@@ -59,7 +59,7 @@ class Columns:
         own = next((n for n in kinds if n.startswith("__")), None)
         if own is not None:
             raise BadRequest(
-                f"column {own!r}: names that begin with two underscores are Paceline's own"
+                f"column {own!r}: Paceline reserves names that begin with two underscores"
             )
         self.kinds = kinds
         for group in recipe.numeric:
@@ -89,7 +89,7 @@ class Columns:
                 )
 
     def used(self) -> list[str]:
-        """Columns of the main table that something depends on: a row's identity."""
+        """Return the columns of the main table that the recipe uses. They make a row's key."""
         wanted = (
             set(self.recipe.features()) | {self.recipe.target.column} | set(self.recipe.split.by)
         )
@@ -115,7 +115,7 @@ class Columns:
 
 
 def header_line(path: Path, source: Source) -> bytes:
-    """The first line that is no comment and not blank."""
+    """Return the first line that is neither a comment nor blank."""
     try:
         with path.open("rb") as file:
             for line in file:
@@ -126,7 +126,7 @@ def header_line(path: Path, source: Source) -> bytes:
                     return text
     except OSError as error:
         raise DataCorrupt(f"{path} cannot be read: {error.strerror}") from None
-    raise DataCorrupt(f"{path} is empty: its first line has the names of its columns")
+    raise DataCorrupt(f"{path} is empty: its first line must have the names of its columns")
 
 
 def header(path: Path, source: Source) -> list[str]:
@@ -149,7 +149,7 @@ def parquet_kinds(path: Path) -> dict[str, Kind]:
     try:
         schema = pq.read_schema(file)
     except (OSError, pa.ArrowInvalid) as error:
-        raise DataCorrupt(f"{path} is not a Parquet file that can be read: {error}") from None
+        raise DataCorrupt(f"{path} cannot be read as a Parquet file: {error}") from None
     kinds: dict[str, Kind] = {}
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type

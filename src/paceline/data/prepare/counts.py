@@ -1,5 +1,6 @@
-"""What must be known of all rows before one can be encoded: counted batch by batch, anywhere, and
-added up in any order.
+"""Statistics of all rows that the encoding needs.
+
+They are counted batch by batch on any executor, and added up in any order.
 """
 
 from __future__ import annotations
@@ -17,26 +18,19 @@ from paceline.data.prepare.exact import exact_sums
 from paceline.data.prepare.recipe import Numeric, Recipe
 from paceline.errors import BadRequest
 
-PART, SHARD, WHY, BAD, KEY = (
-    "__part",
-    "__shard",
-    "__why",
-    "__bad",
-    "__key",
-)  # columns of our own beside the table's
-KEPT, BROKEN = 0, 1  # values of WHY; from 2 on the recipe's reasons
+# Columns that Paceline adds to the table.
+PART, SHARD, WHY, BAD, KEY = "__part", "__shard", "__why", "__bad", "__key"
+KEPT, BROKEN = 0, 1  # values of WHY; values from 2 on are the recipe's reasons to drop a row
 TRAIN, TEST = 0, 1
 MOST_WORDS, MOST_CLASSES = 1_000_000, 10_000
 
 
 @dataclass
 class Column:
-    """A numeric column over the training part: how many values, their sum and that of their
-    squares, exactly.
-    """
+    """The exact sums of a numeric column over the training part."""
 
-    known: int = 0
-    total: int = 0
+    known: int = 0  # values that are not missing
+    total: int = 0  # in units of 2^-UNIT (see exact.py), as are the squares
     squares: int = 0
 
 
@@ -81,12 +75,12 @@ class Counts:
         self.check()
 
     def check(self) -> None:
-        """Vocabularies are held in memory, here and in the driver."""
+        """Refuse vocabularies that are too large for memory, here and in the driver."""
         for name, counter in self.words.items():
             if len(counter) > MOST_WORDS:
                 raise BadRequest(
                     f"categorical column {name!r} has more than {MOST_WORDS:,} different words: is"
-                    " it a number, or an id?"
+                    " it a number or an id?"
                 )
         if len(self.targets[TRAIN]) > MOST_CLASSES:
             raise BadRequest(
@@ -127,7 +121,7 @@ class Counts:
         self.check()
 
     def packed(self) -> str:
-        """As text, for the way from an executor to the driver."""
+        """Return the counts as text, to send them from an executor to the driver."""
         pairs = lambda counter: list(counter.items())  # noqa: E731
         return json.dumps(
             {
@@ -167,14 +161,14 @@ class Counts:
 
 
 def transformed(group: Numeric, values: Any) -> Any:
-    """log1p of what is above -1; anything else there is missing (nan)."""
+    """Apply log1p where the recipe wants it. Values of -1 or less become missing (nan)."""
     if group.transform != "log1p":
         return values
     return np.log1p(np.where(values > -1.0, values, np.nan))
 
 
 def numpy(column: Any) -> Any:
-    """Numbers, with nan where there is none."""
+    """Return a column as float64, with nan for missing values."""
     return (
         column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         if isinstance(column, pa.Array)
@@ -190,7 +184,7 @@ def _add(counter: Counter[Any], column: Any) -> None:
 
 
 def counted(column: Any) -> tuple[Any, Any]:
-    """The different values of a column, and how often each is there."""
+    """Return the distinct values of a column, and how often each occurs."""
     found = pc.value_counts(column)
     if isinstance(found, pa.StructArray):
         return found.field("values"), found.field("counts")

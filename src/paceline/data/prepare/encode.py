@@ -1,4 +1,4 @@
-"""Rows to numbers, by what was counted in the training part: the same few lines in every engine."""
+"""Encode rows as numbers, with the statistics of the training part. All engines use this code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.data.prepare.expressions import Kind
 from paceline.data.prepare.recipe import Categorical, Numeric, Recipe
 from paceline.errors import BadRequest
 
-LARGEST = 3e38  # that a float32 holds
+LARGEST = 3e38  # about the largest float32
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Worded:
-    """One column of words (or of numbers that stand for words)."""
+    """One column of words, or of numbers that stand for words."""
 
     name: str
     group: Categorical
@@ -106,7 +106,7 @@ class Worded:
 
 
 class Encoder:
-    """What is needed to encode: small, and sent to wherever the rows are."""
+    """Encode batches of rows. It is small, so that Spark can send it to the executors."""
 
     def __init__(self, recipe: Recipe, counts: Counts, kinds: Mapping[str, Kind]) -> None:
         self.recipe = recipe
@@ -123,8 +123,8 @@ class Encoder:
         self.width = sum(len(c.names()) for c in self.columns)
         if not self.width:
             raise BadRequest(
-                f"recipe {recipe.name}: no feature is left: its columns have no value in the"
-                " training part"
+                f"recipe {recipe.name}: no feature is left, because its columns have no values in"
+                " the training part"
             )
 
     @property
@@ -159,7 +159,7 @@ class Encoder:
         return [{**column.described(), "names": column.names()} for column in self.columns]
 
     def constants(self) -> Iterator[str]:
-        """Columns that say nothing."""
+        """Yield the columns that have the same value in all rows."""
         for column in self.columns:
             if isinstance(column, Scaled) and column.constant:
                 yield column.name
@@ -168,7 +168,7 @@ class Encoder:
 
     @property
     def learnt(self) -> bool:
-        """Whether anything here was counted from the rows."""
+        """Whether statistics, a vocabulary or the classes come from the rows."""
         numbers = any(
             g.middle is None
             and (g.scale == "standard" or g.missing == "mean")
@@ -212,7 +212,7 @@ def _worded(name: str, group: Categorical, counts: Counts, kind: Kind) -> Worded
 
 
 def _as_kind(words: tuple[str, ...], kind: Kind, where: str) -> tuple[Any, ...]:
-    """Words that a recipe gives, as they are in the column."""
+    """Convert the words of a recipe to the kind of the column."""
     if kind == "text":
         return words
     try:
@@ -240,7 +240,7 @@ def _classes(recipe: Recipe, counts: Counts, kind: Kind) -> tuple[Any, ...]:
     if len(seen) < 2:
         held = f"has only the class {shown(next(iter(seen)))!r}" if seen else "has no value"
         raise BadRequest(
-            f"target {target.column} {held} in the training part: nothing to tell apart. Look at"
-            " the filters and at the target"
+            f"target {target.column} {held} in the training part, and training needs two classes."
+            " Check the filters and the target"
         )
     return given or tuple(sorted(seen))

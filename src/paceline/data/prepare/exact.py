@@ -1,10 +1,9 @@
-"""Sums of floating-point numbers that do not depend on the order: every engine and every number of
-partitions gets the same.
+"""Exact sums of floating-point numbers, the same for every engine and number of partitions.
 
-A float64 is a whole number of 53 bits times a power of two, so a sum of them, or of their squares,
-is a whole number times a power of two as well. It is kept as a Python integer in units of 2^-UNIT
-and rounded once, at the end: a spread is right even where it is tiny beside the mean (seconds since
-1970, say).
+A float64 is an integer of 53 bits times a power of two, so a sum of float64 numbers or of their
+squares is an integer times a power of two, too. The sum is a Python integer in units of 2^-UNIT and
+is rounded once, at the end. So a standard deviation is right even if it is tiny compared to the
+mean (for example seconds since 1970).
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-UNIT = 2400  # below the square of the smallest float64
-BLOCK = 1 << 24  # so many numbers of at most 27 bits add up exactly in float64's 53
-HALF = 27
+UNIT = 2400  # 2^-UNIT is below the square of the smallest float64
+MOST_TERMS = 1 << 24  # float64 adds so many integers of 27 bits exactly
+HALF = 27  # bits
 
 Whole = npt.NDArray[np.int64]
 
 
 def exact_sums(values: npt.NDArray[Any], times: npt.NDArray[Any]) -> tuple[int, int]:
-    """Of finite float64 numbers and of their squares, each counted so many times, in units of
-    2^-UNIT.
+    """Return the sum of finite numbers and the sum of their squares, in units of 2^-UNIT.
 
-    (a 2^27 + b)^2 = a^2 2^54 + 2 a b 2^27 + b^2, and every part of it is exact.
+    Value i counts `times[i]` times. (a 2^27 + b)^2 = a^2 2^54 + 2 a b 2^27 + b^2, and every term
+    is exact.
     """
     if not len(values):
         return 0, 0
-    if int(times.sum()) > BLOCK:
+    if int(times.sum()) > MOST_TERMS:
         middle = len(values) // 2
         if not middle:
-            raise ValueError(f"one value {int(times[0]):,} times")
+            raise ValueError(f"one value occurs {int(times[0]):,} times in one batch")
         parts = (
             exact_sums(values[:middle], times[:middle]),
             exact_sums(values[middle:], times[middle:]),
@@ -49,8 +48,9 @@ def exact_sums(values: npt.NDArray[Any], times: npt.NDArray[Any]) -> tuple[int, 
 
 
 def _by_place(whole: Whole, exponent: Whole, times: npt.NDArray[Any]) -> int:
-    """The sum of whole * 2^exponent: numbers of one exponent are added in two halves, none of which
-    is ever rounded.
+    """Return the sum of whole * 2^exponent.
+
+    Numbers of equal exponent are added in two halves of HALF bits, so that no sum is rounded.
     """
     low = int(exponent.min())
     place = exponent - low
@@ -63,7 +63,7 @@ def _by_place(whole: Whole, exponent: Whole, times: npt.NDArray[Any]) -> int:
 
 
 def mean_and_spread(count: int, total: int, squares: int) -> tuple[float, float]:
-    """Mean and standard deviation (of the population) from exact sums of x and of x*x."""
+    """Return mean and population standard deviation from exact sums of x and of x*x."""
     if count == 0:
         return 0.0, 1.0
     mean = Fraction(total, count << UNIT)

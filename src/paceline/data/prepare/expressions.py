@@ -1,13 +1,12 @@
-"""The expressions of a recipe: Python's own syntax, a few functions, three kinds of value, one
-meaning in every engine.
+"""The expressions of a recipe: Python's syntax with a few functions and three kinds of values.
 
     arr_delay > 15
     known(dep_time) and origin in ("EWR", "JFK")
     hour + minute / 60
 
-A missing value makes a comparison or a sum missing; `and`, `or` and `not` follow three-valued
-logic, as SQL has it. Dividing by zero gives a missing value. Only operations whose result IEEE 754
-fixes to the last bit are here, so that two engines agree.
+If an operand of a comparison or a sum is missing, the result is missing; `and`, `or` and `not`
+follow SQL's three-valued logic. Division by zero gives a missing value. All operations have results
+that IEEE 754 defines to the last bit, so that all engines agree.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ COMPARE = {
     ast.GtE: "at_least",
 }
 
-# name: (kinds of the arguments, kind of the result); "any" is any kind, "same" the kind of the
-# second argument
+# name: (kinds of the arguments, kind of the result)
+# "any" is any kind, "same" is the kind of the second argument.
 FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "missing": (("any",), "boolean"),
     "known": (("any",), "boolean"),
@@ -52,20 +51,19 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "dayofyear": (("number", "number", "number"), "number"),
 }
 HELP = {
-    "missing": "whether there is no value",
-    "known": "whether there is one",
-    "floor": "the whole number below",
-    "abs": "without its sign",
-    "lower": "in small letters",
+    "missing": "whether the value is missing",
+    "known": "whether the value is not missing",
+    "floor": "rounded down to an integer",
+    "abs": "the absolute value",
+    "lower": "in lower case",
     "when": "when(condition, then, otherwise)",
     "weekday": "of (year, month, day): 1 for Monday to 7 for Sunday",
     "dayofyear": "of (year, month, day): 1 to 366",
 }
 
 
-OVERLOADED: dict[
-    str, Callable[..., Any]
-] = {  # what every engine's expressions do with Python's own operators
+# The operations that the expressions of every engine overload.
+OVERLOADED: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
@@ -82,7 +80,7 @@ OVERLOADED: dict[
 
 
 class Operations(Protocol):
-    """How an engine does it: one method for columns, one for constants, one for everything else."""
+    """How an engine builds its own expressions."""
 
     def column(self, name: str) -> Any: ...
     def constant(self, value: float | str | bool) -> Any: ...
@@ -91,6 +89,8 @@ class Operations(Protocol):
 
 @dataclass(frozen=True)
 class Expression:
+    """An expression as text, and its syntax tree."""
+
     text: str
     tree: ast.expr
 
@@ -100,7 +100,7 @@ class Expression:
             tree = ast.parse(str(text).strip(), mode="eval").body
         except (SyntaxError, ValueError) as error:
             raise BadRequest(
-                f"{where}: {text!r} is no expression: {getattr(error, 'msg', error)}"
+                f"{where}: {text!r} is not an expression: {getattr(error, 'msg', error)}"
             ) from None
         return cls(str(text), tree)
 
@@ -112,7 +112,7 @@ class Expression:
         )
 
     def kind(self, kinds: Mapping[str, Kind], where: str) -> Kind:
-        """What it gives; refuses unknown columns and kinds that do not go together."""
+        """Return the kind of the result. Refuse unknown columns and operands of a wrong kind."""
         return _Builder(_Nothing(), kinds, f"{where}: {self.text!r}").build(self.tree)[0]
 
     def build(self, operations: Operations, kinds: Mapping[str, Kind]) -> Any:
@@ -120,6 +120,8 @@ class Expression:
 
 
 class _Nothing:
+    """Operations that build nothing, to check an expression only."""
+
     def column(self, name: str) -> None:
         return None
 
@@ -131,6 +133,8 @@ class _Nothing:
 
 
 class _Builder:
+    """Walk a syntax tree, check the kinds of its operands, and build an engine's expression."""
+
     def __init__(self, operations: Operations, kinds: Mapping[str, Kind], where: str) -> None:
         self.operations, self.kinds, self.where = operations, kinds, where
 
@@ -138,9 +142,7 @@ class _Builder:
         for kind, how in _NODES.items():
             if isinstance(node, kind):
                 return how(self, node)
-        raise BadRequest(
-            f"{self.where}: {ast.unparse(node)!r} is not something an expression can have"
-        )
+        raise BadRequest(f"{self.where}: {ast.unparse(node)!r} is not allowed in an expression")
 
     def _wanted(self, node: ast.expr, kind: str) -> Any:
         found, value = self.build(node)
@@ -164,12 +166,12 @@ class _Builder:
             return "number", self.operations.constant(float(value))
         if isinstance(value, str):
             return "text", self.operations.constant(value)
-        raise BadRequest(f"{self.where}: {value!r} is no number, text, True or False")
+        raise BadRequest(f"{self.where}: {value!r} is not a number, text, True or False")
 
     def _arithmetic(self, node: ast.BinOp) -> tuple[Kind, Any]:
         name = BINARY.get(type(node.op))
         if name is None:
-            raise BadRequest(f"{self.where}: use + - * / // and %")
+            raise BadRequest(f"{self.where}: the arithmetic operators are + - * / // and %")
         left, right = self._wanted(node.left, "number"), self._wanted(node.right, "number")
         return "number", self.operations.apply(name, left, right)
 
@@ -181,7 +183,7 @@ class _Builder:
             return "number", self.operations.apply(
                 "subtract", zero, self._wanted(node.operand, "number")
             )
-        raise BadRequest(f"{self.where}: use - and not")
+        raise BadRequest(f"{self.where}: the unary operators are - and not")
 
     def _logic(self, node: ast.BoolOp) -> tuple[Kind, Any]:
         name = "and" if isinstance(node.op, ast.And) else "or"
@@ -197,7 +199,7 @@ class _Builder:
             kind, value = self.build(left)
             if isinstance(sign, (ast.In, ast.NotIn)):
                 if not isinstance(right, (ast.Tuple, ast.List)) or not right.elts:
-                    raise BadRequest(f"{self.where}: after `in` comes a list: in ('a', 'b')")
+                    raise BadRequest(f"{self.where}: write a list after `in`: in ('a', 'b')")
                 each = [
                     self.operations.apply("equal", value, self._wanted(e, kind)) for e in right.elts
                 ]
@@ -210,8 +212,8 @@ class _Builder:
                 name = COMPARE.get(type(sign))
                 if name is None:
                     raise BadRequest(
-                        f"{self.where}: use ==, !=, <, <=, >, >=, in; missing(x) and known(x) for"
-                        " what is not there"
+                        f"{self.where}: the comparisons are == != < <= > >= in; missing(x) and"
+                        " known(x) test for a missing value"
                     )
                 one = self.operations.apply(name, value, self._wanted(right, kind))
             result = one if result is None else self.operations.apply("and", result, one)
@@ -221,7 +223,7 @@ class _Builder:
     def _call(self, node: ast.Call) -> tuple[Kind, Any]:
         if not isinstance(node.func, ast.Name) or node.keywords:
             raise BadRequest(
-                f"{self.where}: {ast.unparse(node)!r}: a function's name and its arguments"
+                f"{self.where}: {ast.unparse(node)!r}: write a function's name and its arguments"
             )
         name = node.func.id
         if name not in FUNCTIONS:

@@ -1,8 +1,6 @@
-"""A folder of images to packed shards, in parallel: decoded, resized and cut square once, and bytes
-from then on.
+"""Pack a folder of images into shards, in parallel: decode, resize and crop each image once.
 
-Images larger than 64 pixels are stored an eighth larger than they will be used, so that training
-can cut at random.
+Images larger than 64 pixels are stored with a margin of an eighth, for random crops in training.
 """
 
 from __future__ import annotations
@@ -22,15 +20,15 @@ from pathlib import Path
 import numpy as np
 
 from paceline.data.imagefolder import SCALE, Listing, decode
-from paceline.data.manifest import Manifest, Piece, Preparation, ShardInfo, ShardWriter
+from paceline.data.manifest import Manifest, Preparation, ShardInfo, ShardWriter
 from paceline.data.prepare.report import as_text
 from paceline.errors import BadRequest, DataCorrupt, UnknownName
 from paceline.spark.session import Session, as_sentence, usual_master
 
 Say = Callable[[str], None]
 ENGINES = ("auto", "local", "spark")
-SMALL = 64  # pixels: up to here a margin is padding, not picture
-AT_A_TIME = 64
+SMALL = 64  # pixels: images up to this size get no margin; training pads them
+AT_A_TIME = 64  # images
 TELL_EVERY_S = 1.0
 
 
@@ -45,7 +43,7 @@ class Portion:
 
 
 def pack(portion: Portion, folder: Path, id: str, size: int) -> tuple[ShardInfo, list[str]]:
-    """A shard of images, and the files that are none."""
+    """Write a shard of images. Return it, and the files that could not be decoded."""
     broken = []
     with ShardWriter(
         folder, id, portion.part, portion.number, None, (3, size, size), ("uint8", "int64")
@@ -84,13 +82,13 @@ def prepare_images(
         say(
             f"engine {engine}: "
             + (
-                f"there is a master, {master}"
+                f"a master is given, {master}"
                 if master
-                else "one machine's cores decode images as fast as it reads them"
+                else "the cores of one machine decode images as fast as it reads them"
             )
         )
     if engine == "local" and master:
-        raise BadRequest(f"--master {master} is Spark's: leave it out, or use --engine spark")
+        raise BadRequest(f"--master {master} needs Spark: leave it out, or use --engine spark")
     listing = Listing.read(path, size)
     stored = listing.size if listing.size <= SMALL else listing.size * 8 // 7
     portions = _portions(listing, shards)
@@ -123,8 +121,8 @@ def prepare_images(
         )
         if not manifest.rows("train"):
             raise DataCorrupt(
-                f"{path}: none of its {len(broken):,} training images can be read, {broken[0]}"
-                " for one"
+                f"{path}: none of its {len(broken):,} training images can be read (the first is"
+                f" {broken[0]})"
             )
         made.finish(manifest, as_text(manifest))
     return manifest
@@ -145,7 +143,7 @@ def _portions(listing: Listing, shards: int) -> list[Portion]:
 def _here(
     portions: list[Portion], work: Callable[[Portion], tuple[ShardInfo, list[str]]], say: Say
 ) -> list[tuple[ShardInfo, list[str]]]:
-    """Threads do: decoding and resizing let go of the interpreter."""
+    """Pack the shards in threads: decoding and resizing release Python's global lock."""
     found = []
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         for done, result in enumerate(pool.map(work, portions), start=1):
@@ -172,18 +170,12 @@ def _by_spark(
         found = (
             session.spark.sparkContext.parallelize(portions, len(portions)).map(packed).collect()
         )
-    return [
-        (
-            ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])}),
-            names,
-        )
-        for s, names in found
-    ]
+    return [(ShardInfo.from_dict(info), names) for info, names in found]
 
 
 @contextmanager
 def _telling(progress: Callable[[], str], say: Say) -> Iterator[None]:
-    """How far Spark is, once a second."""
+    """Report Spark's progress once a second."""
     over = threading.Event()
 
     def tell() -> None:

@@ -1,10 +1,9 @@
-"""A number of 64 bits for every row, from what is in it: it decides the row's side of the split,
-its shard and its place there.
+"""A 64-bit hash of each row. It decides the row's part (train or test), its shard and its place.
 
-It follows from the content of the columns as they were read, so it is the same in every engine, on
-every machine and in a task that Spark runs again; copies of a row stay together. Text is hashed as
-a polynomial in its bytes, modulo 2^64, for all rows at once; every column's result is stirred
-(splitmix64) before it is added.
+It depends only on the values of the columns as they were read. So it is the same in every engine,
+on every machine and in a task that Spark repeats, and copies of a row stay together. Text is hashed
+as a polynomial in its bytes, modulo 2^64, for all rows at once. The hash of each column is mixed
+with splitmix64 before it is added.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ import pyarrow.compute as pc
 
 Words = npt.NDArray[np.uint64]
 BASE = 0x9E3779B97F4A7C15 | 1
-BLOCK_ROWS = 1 << 15
+ROWS_AT_ONCE = 1 << 15
 MISSING = np.uint64(0x5851F42D4C957F2D)
 
 
 def row_keys(columns: Sequence[Any], seed: int) -> Words:
-    """One key per row of Arrow arrays of equal length."""
+    """Return one key for each row of Arrow arrays of equal length."""
     keys = np.full(len(columns[0]), np.uint64(seed & (2**64 - 1)), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for column in columns:
             array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
             if isinstance(array, pa.ChunkedArray):
                 array = pa.concat_arrays(array.chunks)
-            for start in range(0, len(keys), BLOCK_ROWS):
-                part = keys[start : start + BLOCK_ROWS]
-                part[:] = stirred(part + stirred(_hashed(array.slice(start, BLOCK_ROWS))))
+            for start in range(0, len(keys), ROWS_AT_ONCE):
+                part = keys[start : start + ROWS_AT_ONCE]
+                part[:] = mixed(part + mixed(_hashed(array.slice(start, ROWS_AT_ONCE))))
     return keys
 
 
-def stirred(words: Words) -> Words:
-    """splitmix64: every bit of the input moves every bit of the output."""
+def mixed(words: Words) -> Words:
+    """Apply splitmix64: each bit of the input affects all bits of the output."""
     with np.errstate(over="ignore"):
         words = words + np.uint64(0x9E3779B97F4A7C15)
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -52,7 +51,7 @@ def _hashed(array: Any) -> Words:
         hashed = _text(array.cast(pa.large_string()))
     else:
         numbers = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
-        hashed = (numbers + 0.0).view(np.uint64).copy()  # minus zero is zero
+        hashed = (numbers + 0.0).view(np.uint64).copy()  # -0.0 + 0.0 is 0.0
     if array.null_count:
         hashed[pc.is_null(array).to_numpy(zero_copy_only=False)] = MISSING
     return hashed
@@ -74,7 +73,7 @@ def _text(array: Any) -> Words:
 
 @cache
 def _powers(size: int) -> tuple[Words, Words]:
-    """BASE^j and BASE^-j modulo 2^64."""
+    """Return BASE^j and BASE^-j modulo 2^64, for j = 0 to `size`."""
     inverse = pow(BASE, -1, 2**64)
     both = []
     for base in (BASE, inverse):

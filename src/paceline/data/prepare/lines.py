@@ -1,10 +1,10 @@
-"""Lines of a CSV file to columns of text, the same way in every engine: a record is one line,
-whatever its quotes say.
+"""Parse the lines of a CSV file to columns of text, the same way in every engine.
 
-A line is broken when it has not as many fields as there are columns. A quote counts at the
-beginning of a field only, and is doubled inside. One that is never closed would swallow the lines
-after it: where lines go missing the piece is cut in two and parsed again, down to the line that is
-to blame. Bytes that are no UTF-8 are replaced.
+A record is always one line. A line is broken if its number of fields differs from the number of
+columns. A quote counts only at the beginning of a field, and is doubled inside it. A quote that is
+never closed would join the following lines to its own: if the parser returns fewer records than
+lines, the lines are split in two halves and parsed again, down to the broken line. Bytes that are
+not UTF-8 are replaced.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from paceline.data.prepare.columns import header, header_line
 from paceline.data.prepare.recipe import Source
 from paceline.errors import DataCorrupt
 
-BLOCK_BYTES = 1 << 24
+READ_BYTES = 1 << 24
 TEXT = pa.string()
 BOM = b"\xef\xbb\xbf"
 BLANK = re.compile(rb"(?:^|\n)[ \t]*\n")
 
 
 class Lines:
-    """How the lines of one file become columns."""
+    """Parse the lines of one file to the wanted columns."""
 
     def __init__(self, source: Source, path: Path, wanted: Sequence[str]) -> None:
         self.source, self.wanted = source, list(wanted)
@@ -40,8 +40,8 @@ class Lines:
                 raise DataCorrupt(f"{path} has no column {name!r}; it has {', '.join(self.names)}")
 
     def parse(self, content: bytes) -> tuple[Any, int]:
-        """The wanted columns of whole lines, and how many of the lines are broken."""
-        content = content.removeprefix(BOM)  # Spark has taken it away already
+        """Return the wanted columns of complete lines, and the number of broken lines."""
+        content = content.removeprefix(BOM)  # Spark has removed it already
         if (quick := self._quick(content)) is not None:
             return quick
         comment = self.source.comment.encode()
@@ -59,7 +59,7 @@ class Lines:
         return pa.concat_tables(tables) if tables else self.empty(), broken
 
     def _quick(self, content: bytes) -> tuple[Any, int] | None:
-        """All at once, where no line needs a look of its own; None where one may."""
+        """Parse all lines at once. Return None if some line may need special treatment."""
         body = content.replace(b"\r\n", b"\n")
         body = body.removeprefix(self.head + b"\n") if self.head else body
         if not body.endswith(b"\n"):
@@ -88,7 +88,7 @@ class Lines:
         return pa.table({n: pa.array([], TEXT) for n in self.wanted})
 
     def _table(self, text: bytes, lines: int) -> tuple[Any, int] | None:
-        """None where it does not come to as many records as there are lines."""
+        """Parse the text. Return None if the number of records is not the number of lines."""
         refused = 0
 
         def refuse(row: Any) -> str:
@@ -119,18 +119,18 @@ class Lines:
         return (table, refused) if table.num_rows + refused == lines else None
 
 
-def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """The file, in pieces of whole lines."""
+def complete_lines(path: Path, size: int = READ_BYTES) -> Iterator[bytes]:
+    """Read a file in steps of about `size` bytes, each of complete lines."""
     try:
         with path.open("rb") as file:
             rest = b""
-            while piece := file.read(size):
-                cut = piece.rfind(b"\n") + 1
+            while content := file.read(size):
+                cut = content.rfind(b"\n") + 1
                 if not cut:
-                    rest += piece
+                    rest += content
                     continue
-                yield rest + piece[:cut]
-                rest = piece[cut:]
+                yield rest + content[:cut]
+                rest = content[cut:]
             if rest:
                 yield rest
     except OSError as error:
@@ -138,7 +138,7 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
 
 
 def joined(lines: Any) -> bytes:
-    """An Arrow array of lines as bytes."""
+    """Join an Arrow array of lines to bytes."""
     offsets = pa.array([0, len(lines)], pa.int32())
     whole = pc.binary_join(pa.ListArray.from_arrays(offsets, lines.cast(pa.binary())), b"\n")
     return whole[0].as_py() or b""

@@ -1,5 +1,6 @@
-"""Where a row goes: which side of the split, which shard, which place in it. All of it follows from
-the row's own key.
+"""Where a row goes: its part (train or test), its shard, and its place in the shard.
+
+The row's key decides all three.
 """
 
 from __future__ import annotations
@@ -16,25 +17,24 @@ from paceline.data.manifest import ShardWriter
 from paceline.data.prepare.columns import Columns
 from paceline.data.prepare.counts import BROKEN, KEPT, KEY, PART, SHARD
 from paceline.data.prepare.expressions import Operations
-from paceline.data.prepare.keys import row_keys, stirred
+from paceline.data.prepare.keys import mixed, row_keys
 from paceline.data.prepare.recipe import Categorical, Numeric, Recipe
 from paceline.errors import BadRequest
 
-IN_TRAIN, IN_TEST, BROKEN_LINE = (
-    "__in_train",
-    "__in_test",
-    "__broken",
-)  # its shard if it is in that part; the text of a broken line
+IN_TRAIN, IN_TEST = "__in_train", "__in_test"  # the row's shard if it is in that part
+BROKEN_LINE = "__broken"  # not missing in a row that stands for a broken line
 KEYS_SCHEMA = ((KEY, pa.int64()), (PART, pa.int32()), (IN_TRAIN, pa.int32()), (IN_TEST, pa.int32()))
 
 
 def marker(number: int) -> str:
-    """A column that is there where a join has found its row."""
+    """Return the name of a column that is missing where join `number` found no row."""
     return f"__joined{number}"
 
 
 @dataclass(frozen=True)
 class Placing:
+    """The number of shards, and the seeds that place rows in them."""
+
     recipe: Recipe
     train_shards: int
     test_shards: int
@@ -47,9 +47,8 @@ class Placing:
         if not 1 <= shards <= 99_999:
             raise BadRequest(f"shards={shards}: 1 to 99,999")
         share = recipe.split.test or 0.2
-        from paceline.common.seeding import (
-            derive,
-        )  # brings torch along, which executors can do without
+        # Imported here, because it imports torch, which executors do not need.
+        from paceline.common.seeding import derive
 
         seeds = (derive(recipe.split.seed, what) for what in ("rows", "split", "shard"))
         return cls(recipe, shards, max(1, round(shards * share)), *seeds)
@@ -59,13 +58,13 @@ class Placing:
         return self.train_shards + self.test_shards
 
     def part(self, shard: int) -> tuple[str, int]:
-        """A shard's part and its number there."""
+        """Return the part of a shard, and its number in that part."""
         return (
             ("train", shard) if shard < self.train_shards else ("test", shard - self.train_shards)
         )
 
     def keys(self, batch: Any, used: list[str], file_part: int) -> list[Any]:
-        """The columns of KEYS_SCHEMA for a batch of rows as they were read."""
+        """Return the columns of KEYS_SCHEMA for a batch of rows as they were read."""
         split = self.recipe.split
         keys = row_keys([batch.column(name) for name in used], self.row_seed)
         if self.recipe.source.test:
@@ -74,9 +73,9 @@ class Placing:
             groups = (
                 row_keys([batch.column(n) for n in split.by], self.row_seed) if split.by else keys
             )
-            side = stirred(groups ^ np.uint64(self.split_seed))
+            side = mixed(groups ^ np.uint64(self.split_seed))
             parts = (side < np.uint64(int(split.test * 2.0**63) * 2)).astype(np.int32)
-        spread = stirred(keys ^ np.uint64(self.shard_seed))
+        spread = mixed(keys ^ np.uint64(self.shard_seed))
         in_train = (spread % np.uint64(self.train_shards)).astype(np.int32)
         in_test = (spread % np.uint64(self.test_shards)).astype(np.int32) + np.int32(
             self.train_shards
@@ -89,9 +88,9 @@ class Placing:
         ]
 
     def reasons(self) -> list[str]:
-        """Why a row may be dropped: WHY's values from 2 on, in the order of `_conditions`."""
+        """Return the reasons to drop a row: WHY's values from 2 on, in `_conditions`' order."""
         partners = [
-            f"nothing in {j.source.path} for its {', '.join(j.on)}"
+            f"no row in {j.source.path} for its {', '.join(j.on)}"
             for j in self.recipe.joins
             if j.how == "inner"
         ]
@@ -102,7 +101,7 @@ class Placing:
         ]
 
     def _needed(self) -> list[str]:
-        """The columns without whose value a row is of no use."""
+        """Return the columns without which a row is dropped."""
         groups: list[Numeric | Categorical] = [*self.recipe.numeric, *self.recipe.categorical]
         return [
             self.recipe.target.column,
@@ -110,8 +109,9 @@ class Placing:
         ]
 
     def _conditions(self, operations: Operations, columns: Columns) -> list[Any]:
-        """What must hold for a row to stay, as an engine's expressions; one that is missing does
-        not hold.
+        """Return the conditions for a row to stay, as an engine's expressions.
+
+        A condition whose value is missing does not hold.
         """
         known = [marker(i) for i, join in enumerate(self.recipe.joins) if join.how == "inner"]
         filters = [f.build(operations, columns.kinds) for f in self.recipe.filters]
@@ -122,7 +122,7 @@ class Placing:
         return [*exists, *filters, *needed]
 
     def why(self, operations: Operations, columns: Columns, broken: Any) -> Any:
-        """The value of WHY as an engine's expression."""
+        """Return the value of WHY as an engine's expression."""
         apply, constant = operations.apply, operations.constant
         found = constant(float(KEPT))
         for number, condition in reversed(
@@ -133,7 +133,7 @@ class Placing:
 
 
 class Writing:
-    """Encoded rows into shard files, as they come sorted by shard: one file is open at a time."""
+    """Encode rows that are sorted by shard, and write them: one shard is open at a time."""
 
     def __init__(
         self, placing: Placing, encoder: Any, rows: dict[int, int], folder: Path, id: str
@@ -147,7 +147,7 @@ class Writing:
         )
 
     def __call__(self, batches: Any) -> Any:
-        """What was written, shard by shard."""
+        """Yield each shard when it is written."""
         current: int | None = None
         writer: ShardWriter | None = None
         try:

@@ -1,7 +1,7 @@
-"""What is to be made of a table: sources, joins, filters, derived columns, features, target, split.
-One TOML file.
+"""A recipe: a TOML file that says how a table becomes shards.
 
-Everything that can be wrong with it is found here, before an engine starts.
+It has sources, joins, filters, derived columns, features, a target and a split. All errors in it
+are found before an engine starts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Source:
     """A CSV file (text, one record per line) or a Parquet file."""
 
     path: str
-    test: str = ""  # a file of its own for the test part
-    columns: tuple[str, ...] = ()  # of a CSV without a header line
-    numbers: tuple[str, ...] = ()  # columns of a CSV that are numbers
-    missing: tuple[str, ...] = ()  # words that stand for no value, besides nothing at all
+    test: str = ""  # another file, which is the test part
+    columns: tuple[str, ...] = ()  # the names of the columns, if a CSV has no header line
+    numbers: tuple[str, ...] = ()  # the columns of a CSV that are numbers
+    missing: tuple[str, ...] = ()  # words that mean a missing value, as an empty field does
     delimiter: str = ","
-    comment: str = ""  # lines that begin with this character are not data
-    strip_end: str = ""  # a character that may stand at the end of text, and means nothing
+    comment: str = ""  # lines that begin with this character are skipped
+    strip_end: str = ""  # a character that is removed from the end of text
 
     @property
     def is_parquet(self) -> bool:
@@ -41,60 +41,66 @@ class Source:
 
 @dataclass(frozen=True)
 class Join:
+    """A table whose columns are added to the rows with the same key."""
+
     source: Source
     on: tuple[str, ...]
-    take: tuple[str, ...]  # the columns that come along
+    take: tuple[str, ...]  # the columns that are added
     prefix: str = ""
     how: Literal["left", "inner"] = "left"
 
 
 @dataclass(frozen=True)
 class Numeric:
-    """Columns that stay numbers: transformed, centred, scaled."""
+    """Columns of numbers, which are transformed, centred and scaled."""
 
     columns: tuple[str, ...]
     transform: str = "none"  # none, log1p, cyclic (a sine and a cosine; needs `period`)
     period: float = 0.0
-    # by the training part's mean and spread; or none; `middle` and `spread` fix them
-    scale: str = "standard"
+    # standard: by mean and standard deviation of the training part, or by `middle` and `spread`
+    scale: str = "standard"  # or none
     middle: float | None = None
     spread: float | None = None
     missing: Literal["mean", "zero", "drop"] = "mean"
-    flag: bool = False  # one more column that says where a value was missing
+    flag: bool = False  # adds a column that is 1 where a value was missing
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """Columns of words: a column per word, or the word's number (0: unknown or missing)."""
+    """Columns of words: one column per word, or the word's number (0 is unknown or missing)."""
 
     columns: tuple[str, ...]
     encode: Literal["one-hot", "index"] = "one-hot"
-    words: tuple[str, ...] = ()  # given; otherwise those of the training part
-    most: int = 1000  # the most frequent stay; the others are unknown
+    words: tuple[str, ...] = ()  # if empty, the words of the training part
+    most: int = 1000  # so many of the most frequent words; all others are unknown
     missing: Literal["zero", "drop"] = "zero"
 
 
 @dataclass(frozen=True)
 class Target:
+    """The column to predict."""
+
     column: str
     kind: Literal["class", "number"] = "class"
-    classes: tuple[
-        str, ...
-    ] = ()  # given, in this order; otherwise those of the training part, sorted
+    classes: tuple[str, ...] = ()  # if empty, those of the training part, sorted
 
 
 @dataclass(frozen=True)
 class Split:
+    """Which rows are the test part: a share of them, or those that a condition selects."""
+
     test: float = 0.2
-    by: tuple[str, ...] = ()  # rows that agree in these columns stay on one side
-    where: str = ""  # or: the test part is where this holds
+    by: tuple[str, ...] = ()  # rows with equal values in these columns stay in one part
+    where: str = ""  # a condition that holds for the rows of the test part
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Recipe:
+    """The content of a recipe file, checked."""
+
     name: str
-    folder: Path  # where the paths begin
+    folder: Path  # the paths of sources are relative to it
     source: Source
     joins: tuple[Join, ...]
     derive: tuple[tuple[str, Expression], ...]
@@ -106,21 +112,21 @@ class Recipe:
 
     @classmethod
     def read(cls, file: str | Path) -> Recipe:
-        """From a recipe file; paths in it begin at its own folder."""
+        """Read a recipe file. The paths in it are relative to its own folder."""
         path = Path(file)
         content = read_toml(path, "--recipe takes a TOML file; docs/data.md shows one")
         return cls.make(content, path.stem, path.parent, str(path))
 
     @classmethod
     def named(cls, name: str, data_dir: str | None = None) -> Recipe:
-        """One that is built in; its data is looked for where data sets are."""
+        """Return a built-in recipe. Its files are searched for where data sets are."""
         known = builtin()
         if name not in known:
             raise UnknownName(
                 "table to prepare",
                 name,
                 known,
-                "Your own goes into --recipe FILE; images into imagefolder:PATH.",
+                "Use --recipe FILE for your own table, imagefolder:PATH for images.",
             )
         content = read_toml(BUILTIN / f"{name}.toml")
         files = [
@@ -159,10 +165,10 @@ class Recipe:
             joins.append(_made(Join, {"source": source, **rest}, f"{where}, join {i + 1}"))
         derive = content.get("derive", {})
         if not isinstance(derive, dict):
-            raise BadRequest(f"{where}: [derive] has a name and an expression on each line")
+            raise BadRequest(f"{where}: each line of [derive] must be NAME = EXPRESSION")
         filters = content.get("filter", [])
         if not isinstance(filters, (str, list)) or not all(isinstance(f, str) for f in filters):
-            raise BadRequest(f"{where}: filter is a list of conditions, as text")
+            raise BadRequest(f"{where}: filter must be a list of conditions, as text")
         recipe = cls(
             str(content.get("name", name)),
             folder,
@@ -190,21 +196,20 @@ class Recipe:
     def check(self, where: str) -> None:
         if not self.numeric and not self.categorical:
             raise BadRequest(
-                f"{where} has no [[numeric]] and no [[categorical]] columns: nothing to learn from"
+                f"{where} has no features: add columns as [[numeric]] or [[categorical]]"
             )
         if not 0.0 <= self.split.test < 1.0:
             raise BadRequest(
-                f"{where}: split.test={self.split.test}: the test part's share, 0 or more and less"
-                " than 1"
+                f"{where}: split.test={self.split.test}: the share of the test part must be 0 or"
+                " more and less than 1"
             )
         if self.split.by and (self.source.test or self.split.where):
             raise BadRequest(
-                f"{where}: split.by chooses by a hash; with split.where or source.test it would"
-                " have no say: leave it out"
+                f"{where}: split.by has no effect beside split.where or source.test: leave it out"
             )
         if self.source.test and self.split.where:
             raise BadRequest(
-                f"{where}: the test part is a file of its own (source.test) or split.where, not"
+                f"{where}: the test part is a file (source.test) or a condition (split.where), not"
                 " both"
             )
         for group in self.numeric:
@@ -226,7 +231,7 @@ class Recipe:
                 )
         for words in self.categorical:
             if words.most < 1:
-                raise BadRequest(f"{where}: most={words.most}: 1 or more")
+                raise BadRequest(f"{where}: most={words.most}: must be 1 or more")
         for source in (self.source, *(j.source for j in self.joins)):
             if len(source.delimiter) != 1 or len(source.comment) > 1 or len(source.strip_end) > 1:
                 raise BadRequest(
@@ -235,8 +240,8 @@ class Recipe:
         for join in self.joins:
             if not join.on or not join.take:
                 raise BadRequest(
-                    f"{where}: a join needs `on` (the columns that must agree) and `take` (those"
-                    " that come along)"
+                    f"{where}: a join needs `on` (the columns of the key) and `take` (the columns to"
+                    " add)"
                 )
         seen: set[str] = set()
         for column in self.features():
@@ -253,7 +258,7 @@ class Recipe:
             yield from words.columns
 
     def files(self) -> list[Path]:
-        """All that it reads."""
+        """Return all files that the recipe reads."""
         names = [
             self.source.path,
             *([self.source.test] if self.source.test else []),
@@ -279,10 +284,10 @@ def _tables(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _made(kind: type[T], given: Any, where: str) -> T:
-    """A dataclass from a TOML table, its names, kinds and choices checked."""
+    """Make a dataclass from a TOML table, and check its names, types and choices."""
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     if not isinstance(given, Mapping):
-        raise BadRequest(f"{where}: a table of settings, not {given!r}")
+        raise BadRequest(f"{where}: must be a table of settings, not {given!r}")
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
@@ -298,7 +303,7 @@ def _value(value: Any, kind: str, where: str) -> Any:
     if kind.startswith("tuple"):
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) for v in values):
-            raise BadRequest(f"{where}={value!r}: a list of names")
+            raise BadRequest(f"{where}={value!r}: must be a list of names")
         return tuple(values)
     if kind.startswith("Literal"):
         choices = [

@@ -1,4 +1,4 @@
-"""The short data report: what came in, what was dropped and why, what there is."""
+"""The data report: rows that were read, rows that were dropped and why, rows that remain."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def report(counts: Counts, placing: Placing, encoder: Encoder) -> dict[str, Any]:
+    """Return the data report as plain values, for the manifest."""
     from paceline.data.prepare.counts import BROKEN, KEPT, TEST, TRAIN
     from paceline.data.prepare.encode import shown
 
@@ -42,7 +43,7 @@ def report(counts: Counts, placing: Placing, encoder: Encoder) -> dict[str, Any]
 
 
 def as_text(manifest: Manifest) -> str:
-    """The short data report."""
+    """Return the data report as Markdown."""
     found, rows = manifest.report, {part: manifest.rows(part) for part in ("train", "test")}
     lines = [
         (
@@ -79,7 +80,7 @@ def as_text(manifest: Manifest) -> str:
         )
     if found["bad_numbers"]:
         lines.append(
-            f"{found['bad_numbers']:,} values that should be numbers are none; they count as"
+            f"{found['bad_numbers']:,} values that should be numbers are not; they count as"
             " missing."
         )
     if found["broken_lines_of_joined_tables"]:
@@ -88,7 +89,7 @@ def as_text(manifest: Manifest) -> str:
             " left out."
         )
     if found["constant_columns"]:
-        lines.append(f"Columns that say nothing: {', '.join(found['constant_columns'])}.")
+        lines.append(f"Constant columns: {', '.join(found['constant_columns'])}.")
     lines.append(
         "Seconds: " + ", ".join(f"{stage} {s:.2f}" for stage, s in manifest.seconds.items()) + "."
     )

@@ -1,4 +1,4 @@
-"""`paceline prepare` of a table: read, count, encode, write; whichever engine does it."""
+"""`paceline prepare` of a table: read, count, encode and write it, with either engine."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from paceline.spark.session import usual_master
 
 Say = Callable[[str], None]
 ENGINES = ("auto", "spark", "polars")
-GROWS = 6  # a table in memory, against its file
+GROWS = 6  # bytes of a table in memory per byte of its file
 
 
 class Rows(Protocol):
-    """The table, cleaned, joined and filtered, wherever it is."""
+    """The cleaned, joined and filtered table, in this process or in Spark's executors."""
 
     def count(self) -> Counts: ...
     def write(self, writing: Writing) -> list[ShardInfo]: ...
@@ -57,9 +57,7 @@ def prepare(
     persist: bool = True,
     say: Say = lambda _: None,
 ) -> Manifest:
-    """Shards and their manifest in `out`. Nothing can be read there before everything is
-    in place.
-    """
+    """Write shards to `out`, then their manifest, without which they are not read."""
     seconds: dict[str, float] = {}
     columns, placing = Columns(recipe), Placing.of(recipe, shards)
     chosen = choose(engine, master, recipe, say)
@@ -129,7 +127,7 @@ def choose(engine: str, master: str, recipe: Recipe, say: Say) -> Engine:
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES)
     if engine == "polars" and master:
-        raise BadRequest(f"--master {master} is Spark's: leave it out, or use --engine spark")
+        raise BadRequest(f"--master {master} needs Spark: leave it out, or use --engine spark")
     if engine == "auto":
         engine, why = _better(master, recipe)
         say(f"engine {engine}: {why}")
@@ -148,50 +146,34 @@ def _better(master: str, recipe: Recipe) -> tuple[str, str]:
     there = psutil.virtual_memory().available
     held = f"{size / 1e6:,.0f} MB of source files"
     if master:
-        return "spark", f"there is a master, {master}"
+        return "spark", f"a master is given, {master}"
     if with_polars.missing() is not None:
         return "spark", "Polars is not installed"
+    free = f"the {there / 1e9:.0f} GB of free memory"
     if size * GROWS <= there:
-        return (
-            "polars",
-            (
-                f"{held} fit into the {there / 1e9:.0f} GB of free memory, where Spark takes longer"
-                " to start than the work does"
-            ),
-        )
+        why = f"{held} fit into {free}, and Spark would take longer to start than Polars to finish"
+        return "polars", why
     if with_spark.missing() is not None:
-        return (
-            "polars",
-            (
-                f"{held} may be more than {there / 1e9:.0f} GB of free memory holds, but pyspark is"
-                " not installed"
-            ),
-        )
-    return (
-        "spark",
-        (
-            f"{held} are too much for the {there / 1e9:.0f} GB of free memory (text takes {GROWS}"
-            " times as much there)"
-        ),
-    )
+        return "polars", f"{held} may not fit into {free}, but pyspark is not installed"
+    return "spark", f"{held} do not fit into {free} (text takes {GROWS} times as much there)"
 
 
 def _encoder(recipe: Recipe, counts: Counts, columns: Columns) -> Encoder:
     if not counts.why[KEPT]:
         raise BadRequest(
-            f"recipe {recipe.name}: no row is left of {counts.rows:,}: look at its filters and at"
+            f"recipe {recipe.name}: no row is left of {counts.rows:,}: check its filters and the"
             " missing values"
         )
     if not counts.parts[TRAIN]:
         raise BadRequest(
-            f"recipe {recipe.name}: all {counts.parts[TEST]:,} rows are in the test part: look at"
+            f"recipe {recipe.name}: all {counts.parts[TEST]:,} rows are in the test part: check"
             " [split]"
         )
     return Encoder(recipe, counts, columns.kinds)
 
 
 def _whole(infos: list[ShardInfo], counts: Counts, writing: Writing) -> list[ShardInfo]:
-    """Every shard once; empty ones too, so that there are as many as were asked for."""
+    """Return each shard once, and write empty ones for those that got no rows."""
     by_place = {(s.part, s.number): s for s in infos}
     for shard in range(writing.placing.shards):
         part, number = writing.placing.part(shard)

@@ -1,6 +1,4 @@
-"""The engine for one machine: PyArrow reads (and counts broken lines), Polars joins, derives and
-filters, on all cores.
-"""
+"""The engine for one machine: PyArrow reads the files, Polars joins, derives and filters."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from paceline.data.prepare.agreed import NUMBER, refuse_many
 from paceline.data.prepare.columns import Columns, parquet_kinds
 from paceline.data.prepare.counts import BAD, BROKEN, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
 from paceline.data.prepare.expressions import OVERLOADED
-from paceline.data.prepare.lines import Lines, blocks
+from paceline.data.prepare.lines import Lines, complete_lines
 from paceline.data.prepare.placing import IN_TEST, IN_TRAIN, KEYS_SCHEMA, Placing, Writing, marker
 from paceline.data.prepare.recipe import Join, Recipe, Source
 from paceline.errors import BadRequest, DataCorrupt
@@ -46,7 +44,7 @@ class PolarsEngine:
             raise BadRequest(reason)
 
     def __enter__(self) -> PolarsEngine:
-        import polars  # noqa: F401  # this is what starting it takes
+        import polars  # noqa: F401  # so that its import counts as the start
 
         return self
 
@@ -61,7 +59,7 @@ class PolarsEngine:
 
 
 class PolarsRows:
-    """The table as it is to be encoded, in memory."""
+    """The table in memory, ready to be encoded."""
 
     def __init__(self, recipe: Recipe, columns: Columns, placing: Placing) -> None:
         import polars as pl
@@ -134,7 +132,7 @@ class PolarsRows:
         self.table = None
 
     def _each(self, do: Any, items: Iterable[Any]) -> list[Any]:
-        """In threads: NumPy and Arrow let go of the interpreter while they compute."""
+        """Call `do` in threads: NumPy and Arrow release Python's global lock."""
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(do, items))
 
@@ -145,11 +143,11 @@ class PolarsRows:
         ]
 
     def _read(self, source: Source, path: Path, wanted: list[str]) -> tuple[Any, int]:
-        """The columns, and how many lines were broken."""
+        """Return the wanted columns, and the number of broken lines."""
         if source.is_parquet:
             return _parquet(path, wanted), 0
         lines = Lines(source, path, wanted)
-        found = self._each(lines.parse, blocks(path))
+        found = self._each(lines.parse, complete_lines(path))
         table = pa.concat_tables([lines.empty(), *(part for part, _ in found)])
         return _cleaned(table, source, wanted), sum(broken for _, broken in found)
 
@@ -190,7 +188,7 @@ class PolarsRows:
 
 
 class Operations:
-    """Polars' expressions."""
+    """Build expressions of Polars."""
 
     def column(self, name: str) -> Any:
         import polars as pl
@@ -256,7 +254,7 @@ def _plain(name: str, kind: str) -> Any:
 
 
 def _numbered(table: Any, names: list[str]) -> Any:
-    """Text to numbers; what is none counts as missing, and is counted."""
+    """Convert text to numbers. Text that is not a number becomes missing, and BAD counts it."""
     import polars as pl
 
     fits = {
@@ -281,7 +279,7 @@ def _numbered(table: Any, names: list[str]) -> Any:
 
 
 def _cleaned(table: Any, source: Source, wanted: list[str]) -> Any:
-    """Text without the blanks around it; words that mean `missing` are."""
+    """Strip blanks around text, and make words that mean a missing value missing."""
     import polars as pl
 
     def clean(name: str) -> Any:

@@ -1,13 +1,12 @@
-"""The engine for tables that one machine does not hold: Spark reads, joins and filters, its
-executors write the shards.
+"""The engine for tables that are too large for one machine: Spark, whose executors write shards.
 
-    read -> keys -> joins, derived columns, reasons to drop   (persisted: it is used twice)
-                      |-> count   one row of sums per partition, added up in the driver
-                      '-> write   repartitioned by shard, sorted by key, encoded, one file per shard
+    read -> keys -> joins, derived columns, reasons to drop   (persisted, because it is used twice)
+                      |-> count   one row of sums per partition; the driver adds them up
+                      '-> write   repartition by shard, sort by key, encode, one file per shard
 
-Inside Spark a column's name is its letters in hexadecimal: Spark reads dots and capitals in names
-in ways of its own. Executors need Paceline installed, and a folder for the shards that all hosts
-see.
+Inside Spark the name of a column is its UTF-8 bytes in hexadecimal, because Spark gives dots and
+capital letters in names a meaning. Paceline must be installed on the executors, and all hosts must
+share the folder of the shards.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from paceline.data.manifest import Piece, ShardInfo
+from paceline.data.manifest import ShardInfo
 from paceline.data.prepare.agreed import NUMBER, refuse_many
 from paceline.data.prepare.columns import Columns
 from paceline.data.prepare.counts import BAD, KEY, PART, SHARD, TEST, TRAIN, WHY, Counts
@@ -41,10 +40,10 @@ from paceline.spark.java import pyspark_missing
 from paceline.spark.session import Session, as_sentence
 
 SETTINGS = {
-    "spark.sql.ansi.enabled": "false",  # what cannot be computed is missing, as in the other engine
+    "spark.sql.ansi.enabled": "false",  # an undefined result is missing, as in Polars
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.files.maxPartitionBytes": "33554432",  # lines become rows several times as large
+    "spark.sql.files.maxPartitionBytes": "33554432",  # rows take several times as much memory
 }
 
 
@@ -77,9 +76,7 @@ class SparkEngine:
 
 
 class SparkRows:
-    """The table as it is to be encoded: a plan, and after the first pass the rows themselves where
-    the executors keep them.
-    """
+    """The table, ready to be encoded: a plan of Spark, whose rows the executors keep once made."""
 
     def __init__(
         self, session: Session, recipe: Recipe, columns: Columns, placing: Placing, persist: bool
@@ -120,9 +117,7 @@ class SparkRows:
         self.table = self._keep(main.select(*features, KEY, PART, shard.alias(SHARD), why, BAD))
 
     def _keep(self, table: Any) -> Any:
-        """What is used more than once is computed once, and kept where the executors are until the
-        end.
-        """
+        """Let the executors keep a table that is used more than once."""
         from pyspark.storagelevel import StorageLevel
 
         if self.persist:
@@ -161,17 +156,14 @@ class SparkRows:
             found = [
                 json.loads(row.shard) for row in placed.mapInArrow(write, "shard string").collect()
             ]
-        return [
-            ShardInfo(**{**s, "inputs": Piece(**s["inputs"]), "targets": Piece(**s["targets"])})
-            for s in found
-        ]
+        return [ShardInfo.from_dict(s) for s in found]
 
     def close(self) -> None:
         for table in self.kept:
             table.unpersist()
 
     def _read(self, source: Source, name: str, there: dict[str, Any], wanted: list[str]) -> Any:
-        """The wanted columns, cleaned, and the text of lines that are broken."""
+        """Return the wanted columns, cleaned, and BROKEN_LINE."""
         from pyspark.sql import functions as f
         from pyspark.sql.types import StringType, StructField, StructType
 
@@ -183,9 +175,7 @@ class SparkRows:
         lines = Lines(source, self.recipe.path(name), wanted)
 
         def parse(batches: Iterator[Any]) -> Iterator[Any]:
-            """Every line of the file to a row; a broken one to a row with nothing in it but that
-            mark.
-            """
+            """Make a row of each line; the row of a broken line has BROKEN_LINE only."""
             for batch in batches:
                 table, broken = lines.parse(joined(batch.column(0)))
                 columns = [table.column(n).cast(pa.string()).combine_chunks() for n in wanted]
@@ -258,7 +248,7 @@ class SparkRows:
 
 
 class Operations:
-    """Spark's expressions."""
+    """Build expressions of Spark."""
 
     def column(self, name: str) -> Any:
         return column(name)
@@ -273,12 +263,12 @@ class Operations:
 
 
 def safe(name: str) -> str:
-    """A column's name inside Spark; our own, which begin with two underscores, are so already."""
+    """Return a column's name inside Spark. Paceline's own columns (`__x`) keep their names."""
     return name if name.startswith("__") else "c" + name.encode().hex()
 
 
 def named(batch: Any) -> Any:
-    """With the names that the recipe knows."""
+    """Rename the columns of a batch to their names in the recipe."""
     return batch.rename_columns(
         [n if n.startswith("__") else bytes.fromhex(n[1:]).decode() for n in batch.schema.names]
     )
@@ -307,7 +297,7 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 def _floor(a: Any) -> Any:
-    """As a float: Spark's own gives a whole number, which does not hold all of them."""
+    """Round down to a float64. Spark's floor returns an integer, which overflows."""
     from pyspark.sql import functions as f
 
     whole = f.floor(a).cast("double")
@@ -354,7 +344,7 @@ _OPERATIONS: dict[str, Any] = {
 
 
 def _cleaned(name: str, source: Source) -> Any:
-    """Text without the blanks around it; words that mean `missing` are."""
+    """Strip blanks around text, and make words that mean a missing value missing."""
     from pyspark.sql import functions as f
 
     text = f.btrim(column(name), f.lit(" \t"))
@@ -377,13 +367,12 @@ def _parquet(name: str, kind: str) -> Any:
 def _finite(number: Any) -> Any:
     from pyspark.sql import functions as f
 
-    return f.when(
-        f.abs(number) < float("inf"), number
-    )  # not true of nan either: Spark holds it for larger than anything
+    # This is not true of nan either, which is larger than any number in Spark.
+    return f.when(f.abs(number) < float("inf"), number)
 
 
 def _numbered(table: Any, names: list[str]) -> Any:
-    """Text to numbers; what is none counts as missing, and is counted."""
+    """Convert text to numbers. Text that is not a number becomes missing, and BAD counts it."""
     from pyspark.sql import functions as f
 
     bad, made = f.lit(0), {}
