@@ -1,6 +1,4 @@
-"""A Spark cluster on this machine: a stand-in that starts at once for what can go wrong, a real one
-for what must hold.
-"""
+"""A Spark cluster on this machine: a fast stand-in for failures, and a real one."""
 
 import json
 import os
@@ -34,8 +32,8 @@ def lacking() -> str | None:
 
 needs_spark = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 
-# Master and worker in few lines: a worker is registered by a file, and the master's page counts
-# these.
+# A stand-in for master and workers: a worker registers by making a file, and the master's page
+# counts these files.
 FAKE = """#!{python}
 import glob, http.server, json, os, signal, subprocess, sys
 if sys.argv[1].endswith("Master"):
@@ -47,7 +45,8 @@ if sys.argv[1].endswith("Master"):
             self.end_headers()
             self.wfile.write(body)
     server = http.server.HTTPServer(("{host}", 0), Page)
-    print("Successfully started service 'MasterUI' on port", str(server.server_port) + ".", file=sys.stderr, flush=True)
+    said = f"Successfully started service 'MasterUI' on port {{server.server_port}}."
+    print(said, file=sys.stderr, flush=True)
     server.serve_forever()
 {worker}
 """
@@ -59,7 +58,7 @@ subprocess.run(["sleep", "1000"])
 
 @pytest.fixture
 def _home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real Java of this machine, whatever HOME is."""
+    """Give each test a HOME of its own, with the real Java of this machine."""
     monkeypatch.setenv("JAVA_HOME", str(java.find_java().home))
 
 
@@ -76,7 +75,7 @@ def fake(
 
 
 def leftovers(cluster: Cluster) -> list[str]:
-    """Processes that have anything to do with it, by mark or by command line."""
+    """Return the processes of a cluster, by mark or by command line."""
     mentions = [
         p for p in psutil.process_iter() if str(cluster.folder) in " ".join(marked.command(p))
     ]
@@ -108,10 +107,9 @@ def test_it_is_remembered_until_it_is_taken_down(
         assert said == ["starting the master", "starting 2 workers"]
         assert standalone.standing() == cluster
         assert (list(cluster.pids), cluster.ended()) == (["master", "worker-0", "worker-1"], [])
-        assert len(cluster.processes()) == 5  # and what the workers have started
-        assert (
-            len({os.getsid(pid) for pid in cluster.pids.values()} - {os.getsid(0)}) == 3
-        )  # Ctrl-C here is none there
+        assert len(cluster.processes()) == 5  # with those that the workers started
+        # Each has a session of its own, so Ctrl-C in this terminal does not reach it.
+        assert len({os.getsid(pid) for pid in cluster.pids.values()} - {os.getsid(0)}) == 3
         state = tmp_path / ".cache" / "paceline" / "cluster" / "cluster.json"
         assert stat.S_IMODE(state.stat().st_mode) == 0o600
         with pytest.raises(
@@ -129,7 +127,7 @@ def test_it_is_remembered_until_it_is_taken_down(
     assert not state.exists()
 
 
-def test_what_ignores_a_polite_word_is_killed(
+def test_a_process_that_ignores_sigterm_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(
@@ -146,7 +144,7 @@ def test_what_ignores_a_polite_word_is_killed(
 
 
 @pytest.mark.parametrize("folder", [None, "mine"])
-def test_a_worker_that_fails_is_told_of(
+def test_a_worker_that_fails_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
 ) -> None:
     fake(tmp_path, monkeypatch, "sys.exit('no such thing as a port')")
@@ -184,7 +182,10 @@ def test_a_port_that_others_can_reach_is_refused(
     fake(tmp_path, monkeypatch, host="0.0.0.0")
     with pytest.raises(
         RunFailed,
-        match=r"the master of the Spark cluster listened on 0\.0\.0\.0:\d+, which other machines can reach",
+        match=(
+            r"the master of the Spark cluster listened on 0\.0\.0\.0:\d+, which other machines can"
+            r" reach"
+        ),
     ):
         standalone.up(1)
     assert standalone.standing() is None
@@ -234,12 +235,10 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert standalone.standing() is None
 
 
-def test_a_number_that_is_anothers_by_now_is_left_alone(
+def test_a_pid_of_another_process_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine was restarted: the state is there, the folder too, and the numbers belong to
-    others.
-    """
+    """After a restart of the machine, the pids in the state belong to other processes."""
     fake(tmp_path, monkeypatch)
     cluster = standalone.up(1)
     standalone.down()
@@ -265,14 +264,14 @@ def test_a_start_that_was_killed_is_cleaned_up_after(
     with standalone._lock():
         standalone._remember(planned)
     child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marked.MARK: planned.mark})
-    while not planned.processes():  # it has been forked, and becomes itself in a moment
+    while not planned.processes():  # forked, but it has not executed its command yet
         assert child.poll() is None
     assert standalone.standing() is None
     assert child.wait(10) == -signal.SIGTERM
     assert gone(planned)
 
 
-def test_nothing_is_left_when_the_one_who_wanted_it_is_killed(
+def test_nothing_is_left_when_its_owner_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(tmp_path, monkeypatch)
@@ -280,7 +279,7 @@ def test_nothing_is_left_when_the_one_who_wanted_it_is_killed(
     watcher = standalone._watcher(planned)
     cluster = starting.start(planned, lambda _: None)
     assert watcher.stdin is not None
-    watcher.stdin.close()  # as the end of this process would
+    watcher.stdin.close()  # as the system does when this process ends
     watcher.wait(20)
     assert gone(cluster)
     assert not cluster.down()
@@ -303,7 +302,7 @@ def test_a_real_cluster_comes_up_and_goes_down() -> None:
         assert cluster.master.startswith("spark://127.0.0.1:")
         ports = cluster.listening()
         assert {name for name, _, _ in ports} == {"master", "worker-0"}
-        assert len(ports) == 4  # each has one for Spark and one for its page
+        assert len(ports) == 4  # each has one port for Spark and one for its page
         assert all(marked.is_loopback(address) for _, address, _ in ports)
         assert secret_of(cluster) not in everything_said(cluster)
         assert "all 4 on loopback" in call("cluster", "status").stdout
@@ -325,7 +324,7 @@ def secret_of(cluster: Cluster) -> str:
 
 
 def everything_said(cluster: Cluster) -> str:
-    """All command lines of this machine, as anybody sees them, and all logs."""
+    """Return all command lines of this machine and all logs of the cluster."""
     logs = [
         p.read_text(errors="replace")
         for p in cluster.folder.rglob("*")
@@ -342,7 +341,7 @@ from pyspark import SparkContext
 sc = SparkContext(master=sys.argv[1])
 def look(n):
     return os.getpid(), sys.executable, os.environ["OMP_NUM_THREADS"]
-def wait(n):  # a barrier: all three at once
+def wait(n):  # a barrier: all three tasks at the same time
     from pyspark import BarrierTaskContext
     BarrierTaskContext.get().barrier()
     yield look(n)
@@ -355,7 +354,8 @@ sc.stop()
 def driver(cluster: Cluster, conf_dir: Path, stderr: Path) -> subprocess.Popen[str]:
     with stderr.open("w") as errors:
         return subprocess.Popen(
-            [sys.executable, "-c", JOB, cluster.master], env=java.spark_environment(conf_dir), text=True,
+            [sys.executable, "-c", JOB, cluster.master],
+            env=java.spark_environment(conf_dir), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
         )  # fmt: skip
 
@@ -396,7 +396,7 @@ def test_a_job_runs_on_three_workers_and_gives_nothing_away(tmp_path: Path, thre
         ("", "Unknown challenge message"),
     ],
 )
-def test_who_does_not_know_the_secret_is_refused(
+def test_a_driver_without_the_secret_is_refused(
     tmp_path: Path, three: Cluster, secret: str, said: str
 ) -> None:
     lines = (three.conf_dir / "spark-defaults.conf").read_text().splitlines(keepends=True)
@@ -416,7 +416,7 @@ def test_who_does_not_know_the_secret_is_refused(
             time.sleep(0.1)
         assert said in (tmp_path / "said").read_text()
         for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()  # Spark would try for a minute
+            child.kill()  # Spark would retry for a minute
         process.kill()
     assert log.read_text().count("Registering app") == registered
 

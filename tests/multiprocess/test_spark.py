@@ -1,6 +1,4 @@
-"""The two engines, on a table with everything that can be wrong with one: the same shards, byte for
-byte. A real Spark.
-"""
+"""Polars and a real Spark on a table with many kinds of errors: the same shards, byte for byte."""
 
 from __future__ import annotations
 
@@ -68,13 +66,13 @@ def assert_same(one: Manifest, other: Manifest) -> None:
 
 @pytest.fixture
 def spark() -> Iterator[Session]:
-    """One session for all that follows: starting a JVM takes longer than the work."""
+    """Share one session: starting a JVM takes longer than the tests."""
     with Session("local[2]", "tests", {"spark.sql.shuffle.partitions": "2"}) as session:
         yield session
 
 
 def both(recipe: Recipe, out: Path, **options: object) -> Manifest:
-    """By either engine; they must agree."""
+    """Prepare with both engines, and check that they agree."""
     made = [
         prepare(recipe, out / e, e, "local[2]" if e == "spark" else "", **options)
         for e in ("polars", "spark")
@@ -90,11 +88,10 @@ def test_both_engines_give_the_same_shards(
     assert first.report["broken_lines"] > 3
     assert first.report["bad_numbers"] > 0
 
-    # what goes wrong in an executor is said as it was said there
+    # An executor's error reaches the user with its own message.
     monkeypatch.setattr(manifest.secrets, "token_hex", lambda size: "0" * 2 * size)
-    (tmp_path / "blocked" / "train-00001-00000000.inputs.npy").mkdir(
-        parents=True
-    )  # in a shard's way
+    # A folder with the name of a shard's file.
+    (tmp_path / "blocked" / "train-00001-00000000.inputs.npy").mkdir(parents=True)
     with pytest.raises(RunFailed, match=r"train-00001-00000000\.inputs\.npy cannot be written"):
         prepare(Recipe.read(write_table(tmp_path / "d")), tmp_path / "blocked", "spark", "local[2]")
     assert not (tmp_path / "blocked" / "manifest.json").exists()
@@ -102,9 +99,7 @@ def test_both_engines_give_the_same_shards(
 
 @pytest.mark.slow
 def test_odder_tables(spark: Session, tmp_path: Path) -> None:
-    """Capitals and dots in names, quotes that stay open, bytes that are no UTF-8, another order of
-    columns in the test file.
-    """
+    """Capitals and dots in names, open quotes, bytes that are not UTF-8, reordered columns."""
     folder = tmp_path / "odd"
     folder.mkdir()
     words = [b"v", b'"u"v', b' "w,x" ', b"\xff", b'"open', b"Z", b"#no", b'"a ""q"""']

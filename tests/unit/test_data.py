@@ -1,6 +1,4 @@
-"""Sources: what they give, what they say when files are missing or damaged, and a person's own
-data.
-"""
+"""Sources: their samples, their errors for missing or damaged files, and the user's own data."""
 
 import gzip
 import os

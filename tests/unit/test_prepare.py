@@ -1,4 +1,4 @@
-"""Tables to shards: what is in them, the same whatever the order, and never half of them."""
+"""Tables to shards: their content, the same for any order of rows, and never half of them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_keys_are_spread_evenly() -> None:
 
 
 def by_hand(folder: Path) -> list[dict[str, object]]:
-    """The same table in plain Python: rows that stay, by the recipe's own words."""
+    """Return the rows that stay, computed from the same table in plain Python."""
     found = []
     with (folder / "people.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.reader(
@@ -156,8 +156,8 @@ def test_the_shards_hold_what_the_table_says(tmp_path: Path) -> None:
     assert Counter(np.round(ages[known], 3)) == Counter(
         float(r["age"]) for r in expected if r["age"] is not None
     )  # type: ignore[arg-type]
-    # statistics come from the training part only: there, and only there, is the mean zero and the
-    # spread one
+    # Statistics come from the training part only: there the mean is 0 and the spread 1, and only
+    # there.
     own = train[0][train[0][:, names.index("age is missing")] == 0, 0]
     assert own.mean() == pytest.approx(0.0, abs=1e-6)
     assert own.std() == pytest.approx(1.0, abs=1e-6)
@@ -241,10 +241,8 @@ where = "id >= 30"
     )
     found = [prepare(Recipe.read(folder / f"{k}.toml"), tmp_path / k, "polars") for k in "pc"]
     assert found[0].columns == found[1].columns
-    for part in (
-        "train",
-        "test",
-    ):  # keys follow from what was read, text here, numbers there: the order differs
+    # Keys are hashes of what was read, which is text here and numbers there: the order differs.
+    for part in ("train", "test"):
         one, other = (values(m, tmp_path / k, part)[0] for m, k in zip(found, "pc", strict=True))
         assert sorted(map(tuple, one)) == sorted(map(tuple, other))
 
@@ -345,9 +343,8 @@ def test_a_folder_is_whole_or_not_read(tmp_path: Path) -> None:
     prepare(recipe, out, "polars", force=True)
     assert sum(p.suffix == ".npy" for p in out.iterdir()) == 10  # the first set is gone
     before = Manifest.read(out)
-    with pytest.raises(
-        BadRequest, match="only the class"
-    ):  # found late, when the old set must still be there
+    # This error is found late; the old shards must still be there.
+    with pytest.raises(BadRequest, match="only the class"):
         prepare(
             changed(tmp_path / "t", "income > 50 or income == 17", "income > 5000"),
             out,
@@ -359,7 +356,7 @@ def test_a_folder_is_whole_or_not_read(tmp_path: Path) -> None:
     (out / MANIFEST).unlink()
     with pytest.raises(DataCorrupt, match="did not finish"):
         Manifest.read(out)
-    prepare(recipe, out, "polars")  # what was left of it is made anew
+    prepare(recipe, out, "polars")  # replaces what was left of it
     with (
         Preparation(out, force=True),
         pytest.raises(BadRequest, match="another preparation is writing there"),
@@ -393,15 +390,16 @@ def test_a_full_disk_leaves_nothing_that_can_be_read(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
     )
     assert done.returncode == 1, done.stderr
-    assert "cannot be written: File too large. What was begun is removed" in done.stderr
+    assert "cannot be written: File too large. The unfinished files are deleted" in done.stderr
     assert [p.name for p in (tmp_path / "out").iterdir()] == [".lock"]
     with pytest.raises((DataCorrupt, DataUnavailable)):
         Manifest.read(tmp_path / "out")
 
 
 def test_two_attempts_at_one_shard(tmp_path: Path) -> None:
-    """Spark may run a task twice, at the same time even: both write aside, and the last rename wins
-    with the same bytes.
+    """Spark may run a task twice, even at the same time.
+
+    Both write temporary files, and the last rename wins with the same bytes.
     """
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
     one, other = (ArrayWriter(tmp_path / "a.npy", "float32", 6, (2,)) for _ in range(2))
@@ -487,7 +485,7 @@ def test_a_damaged_manifest_is_refused(
         paceline.load_data(f"shards:{tmp_path / 'out'}")
 
 
-def test_a_manifest_that_is_none(tmp_path: Path) -> None:
+def test_what_is_not_a_manifest_is_refused(tmp_path: Path) -> None:
     for text, words in (
         ("{", "cannot be read"),
         ("[]", "not a manifest"),
@@ -521,7 +519,7 @@ def test_shards_of_another_process_are_mapped_anew(tmp_path: Path) -> None:
             assert torch.equal(a, b)
     whole = train.batch(everything)[0]  # type: ignore[union-attr]
     assert torch.equal(train.batch(order)[0], whole[order])  # type: ignore[union-attr]
-    assert len(pickle.dumps(train)) < 20_000  # the numbers themselves do not travel
+    assert len(pickle.dumps(train)) < 20_000  # the rows are not pickled
     assert math.isfinite(float(whole.sum()))
 
 
@@ -545,7 +543,7 @@ def test_a_run_does_not_go_on_with_other_shards(tmp_path: Path) -> None:
 
 
 def small(folder: Path, rows: str, rest: str, columns: str = "x,y") -> Recipe:
-    """A recipe for a table of a few lines."""
+    """Write a table of a few lines, and return its recipe."""
     folder.mkdir(exist_ok=True)
     (folder / "t.csv").write_bytes(f"{columns}\n{rows}".encode("utf-8", "surrogateescape"))
     (folder / "r.toml").write_text(rest)
@@ -565,7 +563,7 @@ test = 0.0
 """
 
 
-def test_an_open_quote_swallows_no_line(tmp_path: Path) -> None:
+def test_an_open_quote_takes_no_other_line(tmp_path: Path) -> None:
     lines = [f"{i},{'ab'[i % 2]}" for i in range(4000)]
     lines[500] = '"500,a'
     lines[3000] = '3000,"b"'
@@ -582,8 +580,8 @@ def test_an_open_quote_swallows_no_line(tmp_path: Path) -> None:
     [
         ("1,a\r\n2,b\r\n3,a\r\n", (3, 0)),
         ("1,a\n\n  \n2,b\n", (2, 0)),
-        ("1,a\n2,\udcffb\n3,b", (3, 0)),  # a byte that is no UTF-8
-        ("1,a\nx,y\n2,b\n", (2, 0)),  # the header again, as in files that were put together
+        ("1,a\n2,\udcffb\n3,b", (3, 0)),  # a byte that is not UTF-8
+        ("1,a\nx,y\n2,b\n", (2, 0)),  # the header again, as in concatenated files
         ("1,a\n2\n3,b,c\n4,b\n", (4, 2)),
         ('1,"a, b"\n2,"say ""b"""\n3,a\n', (3, 0)),
     ],

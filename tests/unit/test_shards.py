@@ -1,6 +1,4 @@
-"""Shards: every sample exactly once per epoch, equal step counts, for any sizes; and exact
-resumption.
-"""
+"""Shards: each sample exactly once per epoch, equal numbers of steps, and exact resumption."""
 
 import torch
 from hypothesis import given
@@ -12,8 +10,9 @@ sizes = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any).map(tupl
 
 
 def epoch_of(shards: Shards, cursor: Cursor) -> tuple[list[list[int]], int, Cursor]:
-    """What every worker sees from `cursor` to the end of its epoch, in how many steps, and where
-    the next epoch starts.
+    """Return each worker's samples from `cursor` to the end of its epoch.
+
+    Also return the number of steps, and the cursor of the next epoch.
     """
     seen: list[list[int]] = [[] for _ in shards.batch_sizes]
     epoch, steps = cursor.epoch, 0

@@ -1,5 +1,6 @@
-"""What Spark says made into sentences, whose session it is, and what is worth another attempt:
-without a Spark.
+"""Error messages from Spark's output, the owner of a session, and repeated attempts.
+
+No Spark runs in these tests.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from paceline.spark.session import (
 
 needs_pyspark = pytest.mark.skipif(pyspark_missing() is not None, reason=str(pyspark_missing()))
 
-CHILD_FAILED = """E1116 13:47:53.395000 4269 torch/distributed/elastic/api.py:1002] failed (exitcode: {code}) local_rank: 0
+CHILD_FAILED = """E1116 13:47:53.395000 4269 torch/distributed/elastic/api.py:1002] \
+failed (exitcode: {code}) local_rank: 0
 Traceback (most recent call last):
   File "<frozen runpy>", line 198, in _run_module_as_main
   File "/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent
@@ -44,8 +46,10 @@ Root Cause (first observed failure):
 ============================================================
 """
 BARRIER = """An error occurred while calling o77.collectToPython.
-: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. \
-Most recent failure reason: Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully.
+: org.apache.spark.SparkException: Job aborted due to stage failure: \
+Could not recover from a failed barrier ResultStage. \
+Most recent failure reason: Stage failed because barrier task ResultTask(0, 1) \
+finished unsuccessfully.
 {reason}
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2935)
 \tat java.base/java.lang.Thread.run(Thread.java:840)
@@ -65,7 +69,7 @@ SILENT = BARRIER.format(
 
 
 def output(last: str, code: int = 1, prefix: str = "") -> str:
-    """What a rank and its torchrun print when the rank ends with `last`."""
+    """Return what a rank and its torchrun print when the rank ends with `last`."""
     killed = code == -9
     raised = (
         'Traceback (most recent call last):\n  File "train.py", line 8, in f\n    raise'
@@ -91,8 +95,9 @@ def included(printed: str, code: int = 1) -> str:
 
 
 def both_ways(printed: str) -> Iterator[PacelineError]:
-    """In the error itself, or printed: pyspark's wrapper of torchrun ends well even if torchrun did
-    not.
+    """Yield the error for output that is in pyspark's error, and for output that is printed.
+
+    pyspark's wrapper of torchrun succeeds even if torchrun failed.
     """
     yield translated(RuntimeError(included(printed)))
     yield translated(RuntimeError(SILENT), "", printed)
@@ -318,7 +323,7 @@ def test_when_the_watcher_gives_up(
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
-    """Attempts that end as they are told to; gives the options of each."""
+    """Fake attempts that end as the test says, and record the options of each."""
 
     class Nothing:
         def __init__(self, *_: Any) -> None:

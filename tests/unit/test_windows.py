@@ -1,6 +1,4 @@
-"""Shards on disk: every row exactly once per epoch, own host first, windows that bound memory,
-exact resumption.
-"""
+"""Shards on disk: each row once per epoch, own host first, bounded memory, exact resumption."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ def test_every_row_once_per_epoch(parts, batch_sizes, on, window, seed) -> None:
 def test_an_epoch_that_others_finish(
     parts, first, on, window, seed, second, then_on, then_window, data
 ) -> None:  # type: ignore[no-untyped-def]
-    """Stopped anywhere, resumed by the same workers or by others, twice: still every row exactly
-    once.
-    """
+    """Two interruptions, each resumed by the same or other workers: each row exactly once."""
     spans = spans_of(parts)
     shards = WindowShards(spans, first, seed, window, tuple(on[: len(first)]))
     cursor, seen = Cursor(), []
@@ -113,5 +109,5 @@ def test_a_batch_stays_in_a_window() -> None:
     }
     assert windows == {(w,) for w in range(10)}
     order = [shards.take(Cursor(0, s), 0).tolist()[0] // 100 for s in range(0, 100, 10)]
-    assert order != sorted(order)  # windows come shuffled too
+    assert order != sorted(order)  # windows are shuffled, too
     assert order != [shards.take(Cursor(1, s), 0).tolist()[0] // 100 for s in range(0, 100, 10)]

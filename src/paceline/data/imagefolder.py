@@ -93,8 +93,8 @@ class Listing:
         root = Path(path)
         if not path or not (root / "train").is_dir():
             raise DataUnavailable(
-                f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}; it must have one"
-                " folder per class"
+                f"imagefolder:{path or 'PATH'}: there is no folder {root / 'train'}. It must have"
+                " one folder per class"
             )
         if size < 0:
             raise BadRequest(f"imagefolder: size={size}: 0 or more")

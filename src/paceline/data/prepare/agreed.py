@@ -16,6 +16,6 @@ def refuse_many(join: Join, extra: int, example: Callable[[], Iterable[Any]]) ->
     if extra:
         raise BadRequest(
             f"join with {join.source.path} on {', '.join(join.on)}: {extra} of its rows have the"
-            f" same key ({', '.join(str(v) for v in example())}, ...): join on columns that identify"
-            " a row"
+            f" same key ({', '.join(str(v) for v in example())}, ...): join on columns that"
+            " identify a row"
         )

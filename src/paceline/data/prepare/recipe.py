@@ -240,8 +240,8 @@ class Recipe:
         for join in self.joins:
             if not join.on or not join.take:
                 raise BadRequest(
-                    f"{where}: a join needs `on` (the columns of the key) and `take` (the columns to"
-                    " add)"
+                    f"{where}: a join needs `on` (the columns of the key) and `take` (the columns"
+                    " to add)"
                 )
         seen: set[str] = set()
         for column in self.features():
