@@ -1,6 +1,4 @@
-"""Where data sets are looked for: what the person said, ./data, the user's cache, the
-system's own.
-"""
+"""Where Paceline keeps its caches, and where it looks for data sets."""
 
 from __future__ import annotations
 
@@ -13,21 +11,37 @@ from paceline.errors import DataUnavailable
 SYSTEM = Path("/usr/share/datasets")
 
 
-def cache_dir() -> Path:
-    return Path(os.path.expanduser("~/.cache/paceline/data"))
+def cache_folder(name: str) -> Path:
+    """Return the user's cache folder for one purpose: `data`, `native`, `cluster`, `java-25`.
+
+    On Linux it is below $XDG_CACHE_HOME/paceline, or ~/.cache/paceline where that is not set. The
+    folder need not exist.
+    """
+    from platformdirs import user_cache_path  # takes a while to import, and few commands need it
+
+    return user_cache_path("paceline", appauthor=False) / name
 
 
 def places(data_dir: str | None) -> Iterator[Path]:
-    seen = set()
-    for place in (Path(data_dir) if data_dir else None, Path("data"), cache_dir(), SYSTEM):
-        if place is not None and place not in seen:
-            seen.add(place)
-            yield place
+    """Yield the folders to search for data sets, in order and each once.
+
+    They are the user's `data_dir`, ./data, the user's cache, the cache of earlier versions (which
+    did not follow XDG_CACHE_HOME), and the system's folder.
+    """
+    found = (
+        *((Path(data_dir),) if data_dir else ()),
+        Path("data"),
+        cache_folder("data"),
+        Path(os.path.expanduser("~/.cache/paceline/data")),
+        SYSTEM,
+    )
+    yield from dict.fromkeys(found)
 
 
 def find(name: str, data_dir: str | None, folders: Iterable[str], wanted: Iterable[str]) -> Path:
-    """The first folder that has all the wanted files (or their .gz); a sentence that says what to
-    do if there is none.
+    """Return the first folder that has all the wanted files, or their .gz.
+
+    Where there is none, `DataUnavailable` says where it looked and how to get the data set.
     """
     wanted = list(wanted)
     looked = []

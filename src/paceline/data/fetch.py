@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from paceline.common.files import rename_whole
 from paceline.data.adult import FILES as ADULT
 from paceline.data.carriers.archives import extract
 from paceline.data.carriers.base import Say, Unpack, Unreachable, Way
@@ -68,7 +68,7 @@ def fetch(name: str, data_dir: str | Path, say: Say = lambda _: None) -> Path:
                 raise Unreachable(f"{wrong} is not the file it should be (its checksum differs)")
             target.mkdir(exist_ok=True)
             for file in recipe.sha256:
-                os.replace(work / file, target / file)
+                rename_whole(work / file, target / file)
             say(f"{name}: {len(recipe.sha256)} files verified, in {target}")
             return target
         except Unreachable as reason:

@@ -15,14 +15,11 @@ even at the same time.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
-import os
 import re
 import secrets
 import socket
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -33,6 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.common.files import name_aside, rename_whole, write_whole
+from paceline.common.locks import try_lock
 from paceline.errors import BadRequest, DataCorrupt, DataUnavailable, PacelineError, RunFailed
 
 MANIFEST = "manifest.json"
@@ -109,17 +108,9 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         content = json.dumps(self.described(), indent=1)
-        aside = folder / f".{MANIFEST}.{uuid.uuid4().hex}.part"
         try:
-            with open(aside, "w") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, folder / MANIFEST)
-            _sync_folder(folder)
+            write_whole(folder / MANIFEST, content, durable=True)
         except OSError as error:
-            with suppress(OSError):
-                aside.unlink()
             raise RunFailed(_cannot_write(folder / MANIFEST, error)) from None
 
     @classmethod
@@ -194,24 +185,22 @@ class Preparation:
     def __enter__(self) -> Preparation:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / ".lock", "w")
+            lock = try_lock(self.folder / ".lock")
             there = [p.name for p in self.folder.iterdir()]
         except OSError as error:
             raise BadRequest(f"out={self.folder} cannot be used: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise BadRequest(f"out={self.folder}: another preparation is writing there") from None
+        if lock is None:
+            raise BadRequest(f"out={self.folder}: another preparation is writing there")
+        self._lock = lock
         others = [name for name in there if not OWN.fullmatch(name)]
         if others:
-            self._lock.close()
+            self._lock.release()
             raise BadRequest(
                 f"out={self.folder} has other files in it ({others[0]}, ...): choose an empty or a"
                 " new folder"
             )
         if MANIFEST in there and not self.force:
-            self._lock.close()
+            self._lock.release()
             raise BadRequest(
                 f"out={self.folder} holds shards already: choose another folder, or replace them"
                 " with --force"
@@ -246,7 +235,7 @@ class Preparation:
             if path.name not in named and OWN.fullmatch(path.name):
                 with suppress(OSError):
                     path.unlink()
-        self._lock.close()
+        self._lock.release()
 
 
 class ArrayWriter:
@@ -254,7 +243,7 @@ class ArrayWriter:
 
     def __init__(self, path: Path, dtype: str, rows: int | None, shape: Sequence[int]) -> None:
         self.path, self.expected, self.shape, self.dtype = path, rows, tuple(shape), np.dtype(dtype)
-        self.aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+        self.aside = name_aside(path)
         self.rows, self._hash, self._bytes = 0, hashlib.sha256(), 0
         try:
             self._file = open(self.aside, "w+b")  # noqa: SIM115
@@ -288,11 +277,8 @@ class ArrayWriter:
         try:
             if self.expected is None:
                 self._amend()
-            self._file.flush()
-            os.fsync(self._file.fileno())
             self._file.close()
-            os.replace(self.aside, self.path)
-            _sync_folder(self.path.parent)
+            rename_whole(self.aside, self.path)
         except OSError as error:
             self.give_up()
             raise RunFailed(_cannot_write(self.path, error)) from None
@@ -374,12 +360,3 @@ def _cannot_write(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{path} cannot be written: {error.strerror}. The unfinished files are deleted"
     return f"{path} cannot be written: {error.strerror or error}"
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

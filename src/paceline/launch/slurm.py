@@ -4,7 +4,6 @@ variables (seat.py).
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.common.files import write_whole
 from paceline.errors import BadRequest
 from paceline.launch.seat import Seat
 from paceline.registry import Spec, strategies
@@ -145,10 +145,8 @@ def save(script: str, file: str, force: bool = False) -> None:
         raise BadRequest(
             f"{file} exists already: write to another file, or replace it with --force"
         )
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(script)
-        aside.replace(path)
+        write_whole(path, script)
     except OSError as error:
         raise BadRequest(f"{file} cannot be written: {error.strerror}") from None
 

@@ -13,13 +13,12 @@ counts is the worker that has made the most steps.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.common.files import write_whole
 from paceline.errors import DataCorrupt, RunFailed
 from paceline.privacy.accounting import Spent
 
@@ -83,28 +82,12 @@ class Ledger:
 
 def write_lines(path: Path, lines: Iterable[Line]) -> None:
     """On the disk when this returns, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    content = json.dumps({"sessions": [asdict(line) for line in lines]}, indent=2)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w") as file:
-            json.dump({"sessions": [asdict(line) for line in lines]}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        write_whole(path, content, durable=True)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name too is on the disk: without it, a power failure brings the old file back."""
-    with suppress(OSError):  # some file systems cannot
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -7,17 +7,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, float32
 
-from paceline.common.places import cache_dir
+from paceline.common.files import write_whole
+from paceline.common.places import cache_folder
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("gauss.c", "rows.c"))
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
@@ -74,27 +75,22 @@ def _compiled() -> Path:
     if compiler is None:
         raise FileNotFoundError("no C compiler")
     about = f"{[s.read_text() for s in SOURCES]}{FLAGS}{platform.machine()}{_processor()}"
-    target = (
-        cache_dir().parent
-        / "native"
-        / f"loops-{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
-    )
+    key = hashlib.sha256(about.encode()).hexdigest()[:16]
+    target = cache_folder("native") / f"loops-{key}.so"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(f".{target.name}.{os.getpid()}")
-        command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(aside)]
-        try:
-            subprocess.run(
-                command,
-                check=True,
-                capture_output=True,
-                timeout=TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-            )
-            os.replace(aside, target)
-        finally:
-            aside.unlink(missing_ok=True)
+        write_whole(target, partial(_compile, compiler))
     return target
+
+
+def _compile(compiler: str, path: Path) -> None:
+    subprocess.run(
+        [compiler, *FLAGS, *map(str, SOURCES), "-o", str(path)],
+        check=True,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def _processor() -> str:

@@ -24,10 +24,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from paceline.common.files import rename_whole, sync, write_whole
 from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.record.formats import CHECKPOINT
 from paceline.record.shapes import fault
-from paceline.record.writer import clean, sync
+from paceline.record.writer import clean
 
 KEEP = 2  # the last checkpoints that stay
 # safetensors has no such type: saved as pairs of float64, and named so in the file's metadata
@@ -64,10 +65,7 @@ def save(
             sync(aside / "checkpoint.json")
         barrier()
         if rank == 0:
-            sync(aside)
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(aside, final)
-            sync(folder)
+            rename_whole(aside, final)
             _prune(folder)
         barrier()
     except BaseException as error:
@@ -197,12 +195,9 @@ def load_own(checkpoint: Path, rank: int) -> dict[str, Any]:
 
 
 def save_weights(path: Path, state: dict[str, Tensor]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        _write_weights(aside, state)
-        os.replace(aside, path)
+        write_whole(path, lambda aside: _write_weights(aside, state), durable=True)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise RunFailed(f"{path} cannot be written: {error.strerror or error}") from None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.reader import Event, arrivals_by_step
-from paceline.record.writer import write_whole
+from paceline.record.writer import write_text
 
 MICRO = 1e6
 MOST_STEPS = (
@@ -24,7 +24,7 @@ Part = tuple[str, str, float, float, dict[str, Any]]  # name, category, start, s
 
 
 def write_trace(workers: list[list[Event]], path: Path) -> None:
-    write_whole(
+    write_text(
         path,
         json.dumps({"traceEvents": spans(workers), "displayTimeUnit": "ms"}, separators=(",", ":")),
     )

@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from paceline.common.files import write_whole
 from paceline.errors import RunFailed
 
 
@@ -78,24 +78,12 @@ def clean(value: Any) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_whole(path, json.dumps(clean(content), indent=2) + "\n")
+    write_text(path, json.dumps(clean(content), indent=2) + "\n")
 
 
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+def write_text(path: Path, text: str) -> None:
+    """Write a file of a run or a report, whole or not at all; a failure is a `RunFailed`."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RunFailed(f"{path} cannot be written: {error.strerror}") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadRequest
-from paceline.record.writer import write_whole
+from paceline.record.writer import write_text
 from paceline.report import palette
 from paceline.report.lines import NOT_COMPARED, Line, Spread, Study, read_study
 from paceline.report.marks import NEUTRAL, Spec, quantity, tips
@@ -33,7 +33,7 @@ def compare(one: str | Path, other: str | Path, path: str | Path) -> Path:
         raise BadRequest(
             f"{one} and {other} have no setting in common: there is nothing to compare"
         )
-    write_whole(path, _page(a, b, pairs))
+    write_text(path, _page(a, b, pairs))
     return path
 
 

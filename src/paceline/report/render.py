@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, RunFailed
-from paceline.record.writer import write_whole
+from paceline.record.writer import write_text
 from paceline.report.charts import Chart, Charts, static_spec
 from paceline.report.lines import Study, read_study
 from paceline.report.page import page
@@ -38,7 +38,7 @@ def write(study: Study, folder: Path, figures: bool, say: Say) -> Path:
     path = folder / "report.html"
     try:
         write_results(study, folder / "results.csv")
-        write_whole(path, page(study, charts, drawn, library()))
+        write_text(path, page(study, charts, drawn, library()))
         if figures:
             (folder / "figures").mkdir(exist_ok=True)
             for number, chart in enumerate(drawn):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.reader import Event
-from paceline.record.writer import write_whole
+from paceline.record.writer import write_text
 from paceline.report.lines import Line, RunRecord, Spread, Study
 from paceline.report.noise import Judge, Known, Quantity, Verdict, speed
 from paceline.report.score import UNKNOWN_POINTS, score_of
@@ -371,7 +371,7 @@ def write_results(study: Study, path: Path) -> None:
                     *(m.mean if m else "" for m in means), run.record["error"] or "",
                 ]
             )  # fmt: skip
-    write_whole(path, file.getvalue())
+    write_text(path, file.getvalue())
 
 
 def against_serial(study: Study, line: Line) -> str:

