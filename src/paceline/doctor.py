@@ -147,7 +147,7 @@ def _network_bytes() -> Finding:
 
 
 def _testbed() -> Finding:
-    from paceline.testbed.hosts import missing
+    from paceline.testbed.build import missing
     from paceline.testbed.shaping import can_delay, can_make
 
     if (reason := missing()) is not None:

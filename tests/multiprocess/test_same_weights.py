@@ -25,7 +25,7 @@ import paceline
 from paceline.common.links import Links
 from paceline.record.reader import read_events
 from paceline.registry import Spec, strategies
-from paceline.testbed import hosts
+from paceline.testbed import build
 from paceline.transport.mpi.transport import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
@@ -437,12 +437,12 @@ def test_torchrun_on_several_nodes(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(hosts.missing() is not None, reason=str(hosts.missing()))
+@pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 def test_torchrun_on_hosts_of_their_own(tmp_path: Path) -> None:
     """Each rank listens at its own address, not at the one where they meet."""
     reference = locally(tmp_path / "local", strategy=RING, workers=2)
     logs = [Path("log-a"), Path("log-b")]
-    with hosts.lasting(2, Links.read("unlimited")) as bed, ExitStack() as stack:
+    with build.lasting(2, Links.read("unlimited")) as bed, ExitStack() as stack:
         agents = []
         for host, log in enumerate(logs):
             meeting = [

@@ -18,7 +18,7 @@ from tests.records import recompute
 from paceline.report.lines import read_study
 from paceline.report.render import render
 from paceline.studies.grid import BUILTIN
-from paceline.testbed.hosts import missing
+from paceline.testbed.build import missing
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent.parent

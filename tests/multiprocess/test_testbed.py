@@ -17,12 +17,12 @@ from tests.conftest import make_pairs, small_net
 import paceline
 from paceline.common.links import Links
 from paceline.errors import BadRequest
-from paceline.testbed import hosts
+from paceline.testbed import build, standing
 from paceline.testbed.shaping import can_delay, shaping
 from paceline.transport.mpi.transport import MpiTransport
 
 PACELINE = Path(sys.executable).parent / "paceline"
-needs_root = pytest.mark.skipif(hosts.missing() is not None, reason=str(hosts.missing()))
+needs_root = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 
 def left_behind() -> list[str]:
@@ -78,13 +78,13 @@ def test_bad_networks_are_refused(tmp_path: Path, network: str, sentence: str) -
 
 def test_without_root_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(hosts.shutil, "which", lambda tool: f"/sbin/{tool}")
+    monkeypatch.setattr(build.shutil, "which", lambda tool: f"/sbin/{tool}")
     with pytest.raises(BadRequest, match="needs root"):
         train(tmp_path, strategy="allreduce", network="100mbit")
     with pytest.raises(BadRequest, match="needs root"):
-        hosts.up(2, Links())
-    monkeypatch.setattr(hosts.shutil, "which", lambda tool: None)
-    assert "apt-get install iproute2" in str(hosts.missing())
+        build.up(2, Links())
+    monkeypatch.setattr(build.shutil, "which", lambda tool: None)
+    assert "apt-get install iproute2" in str(build.missing())
 
 
 @needs_root
@@ -94,7 +94,7 @@ def test_memory_is_not_shared_between_hosts(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="needs memory that all workers share"):
         train(tmp_path, strategy="hogwild", network="unlimited")
     with pytest.raises(BadRequest, match="1 to 64"):
-        hosts.up(0, Links())
+        build.up(0, Links())
 
 
 # --- what happens
@@ -159,7 +159,7 @@ def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Pa
             [PACELINE, *words], capture_output=True, text=True, timeout=120, check=False
         )
 
-    if hosts.standing() is not None:
+    if standing.standing() is not None:
         pytest.skip("a testbed of somebody's is up")
     try:
         first = call("testbed", "up", "--hosts", "2", "--rate", "200mbit", "--latency", "1ms")
@@ -222,11 +222,11 @@ def there(name: str) -> bool:
 def test_a_name_that_is_taken_costs_its_owner_nothing(
     monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None], taken: str
 ) -> None:
-    monkeypatch.setattr(hosts.secrets, "token_hex", lambda _=None: "00test")
+    monkeypatch.setattr(build.secrets, "token_hex", lambda _=None: "00test")
     namespace(f"pl00test-{taken}")
     with pytest.raises(BadRequest, match=f"pl00test-{taken} exists already"):
-        hosts.up(2, Links())
-    with pytest.raises(BadRequest, match="exists already"), hosts.lasting(2, Links()):
+        build.up(2, Links())
+    with pytest.raises(BadRequest, match="exists already"), build.lasting(2, Links()):
         pass
     assert there(f"pl00test-{taken}")
     assert not [
@@ -238,21 +238,21 @@ def test_a_name_that_is_taken_costs_its_owner_nothing(
 
 @needs_root
 @pytest.mark.parametrize(
-    "make", [lambda: hosts.up(2, Links()), lambda: hosts.lasting(2, Links()).__enter__()]
+    "make", [lambda: build.up(2, Links()), lambda: build.lasting(2, Links()).__enter__()]
 )
 def test_a_name_that_is_taken_at_the_last_moment_costs_its_owner_nothing(
     monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None], make: Callable[[], object]
 ) -> None:
     """Another process makes the namespace after we have looked for it: `ip netns add` fails."""
-    monkeypatch.setattr(hosts.secrets, "token_hex", lambda _=None: "01test")
-    run = hosts._run
+    monkeypatch.setattr(build.secrets, "token_hex", lambda _=None: "01test")
+    run = build._run
 
     def late(*command: str) -> None:
         if command == ("ip", "netns", "add", "pl01test-0"):
             namespace("pl01test-0")
         run(*command)
 
-    monkeypatch.setattr(hosts, "_run", late)
+    monkeypatch.setattr(build, "_run", late)
     with pytest.raises(BadRequest, match="cannot be made here: ip netns add pl01test-0"):
         make()
     assert [n for n in os.listdir("/run/netns") if n.startswith("pl01test")] == ["pl01test-0"]
@@ -260,7 +260,7 @@ def test_a_name_that_is_taken_at_the_last_moment_costs_its_owner_nothing(
 
 @needs_root
 def test_names_are_too_long_to_meet() -> None:
-    with hosts.lasting(1, Links()) as one, hosts.lasting(1, Links()) as other:
+    with build.lasting(1, Links()) as one, build.lasting(1, Links()) as other:
         assert one.name != other.name
         assert len(one.name) == len("pl") + 16
         assert all(there(n) for n in (*one.namespaces, *other.namespaces))
@@ -272,21 +272,21 @@ def test_the_standing_one_is_known_by_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None]
 ) -> None:
     record = tmp_path / "record.json"
-    monkeypatch.setattr(hosts, "STANDING", record)
+    monkeypatch.setattr(standing, "STANDING", record)
     namespace("paceline-of-another-program")
-    assert not hosts.take_down()
-    bed = hosts.raise_standing(1, Links())
+    assert not standing.take_down()
+    bed = standing.raise_standing(1, Links())
     try:
-        assert hosts.standing() == bed
+        assert standing.standing() == bed
         with pytest.raises(BadRequest, match="up already"):
-            hosts.raise_standing(1, Links())
+            standing.raise_standing(1, Links())
         subprocess.run(["ip", "netns", "del", bed.namespace(0)], check=True)
-        assert hosts.standing() is None  # part of it is gone, and the rest of it is replaced
-        again = hosts.raise_standing(1, Links())
+        assert standing.standing() is None  # part of it is gone, and the rest of it is replaced
+        again = standing.raise_standing(1, Links())
         assert not any(there(n) for n in bed.namespaces)
         assert all(there(n) for n in again.namespaces)
     finally:
-        assert hosts.take_down()
+        assert standing.take_down()
     assert not record.exists()
     assert not any(there(n) for n in again.namespaces)
     assert there("paceline-of-another-program")
@@ -298,7 +298,7 @@ def test_what_an_older_version_left_is_taken_down(
 ) -> None:
     """Its record has the same fields, and its name is the same for every testbed."""
     record, folder = tmp_path / "record.json", tmp_path / "paceline-testbed-x"
-    monkeypatch.setattr(hosts, "STANDING", record)
+    monkeypatch.setattr(standing, "STANDING", record)
     folder.mkdir()
     fields = {
         "name": "paceline",
@@ -311,7 +311,7 @@ def test_what_an_older_version_left_is_taken_down(
     record.write_text(json.dumps(fields))
     for name in ("paceline-switch", "paceline-launcher", "paceline-0", "paceline-7"):
         namespace(name)
-    assert hosts.take_down()
+    assert standing.take_down()
     assert [n for n in ("switch", "launcher", "0", "7") if there(f"paceline-{n}")] == [
         "7"
     ]  # there was no such host
@@ -325,19 +325,19 @@ def test_what_an_older_version_left_is_taken_down(
 def test_a_record_of_another_kind_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(hosts, "STANDING", tmp_path / "record.json")
-    hosts.STANDING.write_text(text)
-    for ask in (hosts.standing, hosts.take_down, lambda: hosts.raise_standing(1, Links())):
+    monkeypatch.setattr(standing, "STANDING", tmp_path / "record.json")
+    standing.STANDING.write_text(text)
+    for ask in (standing.standing, standing.take_down, lambda: standing.raise_standing(1, Links())):
         with pytest.raises(BadRequest, match="ip netns list"):
             ask()
-    assert hosts.STANDING.read_text() == text
+    assert standing.STANDING.read_text() == text
 
 
 @needs_root
 def test_a_run_with_a_space_in_tmpdir_deletes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts.tempfile, "tempdir", str(tmp_path / "x y"))
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "x y"))
     for folder in ("x", "x y"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "precious.txt").write_text("precious")
@@ -352,7 +352,7 @@ def test_a_run_with_a_space_in_tmpdir_deletes_nothing_else(
 def test_mpi_starts_on_hosts_with_a_space_in_tmpdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts.tempfile, "tempdir", str(tmp_path / "x y"))
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "x y"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "x y"))
     (tmp_path / "x y").mkdir()
     run = train(

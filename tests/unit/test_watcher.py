@@ -11,7 +11,7 @@ import pytest
 
 from paceline.common.links import Links
 from paceline.errors import BadRequest
-from paceline.testbed import hosts
+from paceline.testbed import build, hosts
 
 HOSTILE = [
     "my temp",
@@ -53,7 +53,7 @@ def test_the_watcher_removes_the_testbeds_folder_and_nothing_else(
         folder.mkdir(parents=True)
         (folder / "thesis.txt").write_text("years of work")
     before = sorted(p.name for p in tmp_path.iterdir())
-    end(hosts._watcher(bed(own)))
+    end(build._watcher(bed(own)))
     assert not own.exists()
     assert all((folder / "thesis.txt").exists() for folder in others)
     assert (
@@ -71,10 +71,10 @@ def test_the_watcher_deletes_the_namespaces_it_was_told_of_and_no_others(
     ip.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     (tmp_path / "bed").mkdir()
-    end(hosts._watcher(bed(tmp_path / "bed")), "plnone-switch", "plnone-0")
+    end(build._watcher(bed(tmp_path / "bed")), "plnone-switch", "plnone-0")
     assert log.read_text().splitlines() == ["netns|del|plnone-switch|", "netns|del|plnone-0|"]
     log.unlink()
-    end(hosts._watcher(bed(tmp_path / "bed")))
+    end(build._watcher(bed(tmp_path / "bed")))
     assert not log.exists()  # none was made
 
 
@@ -86,11 +86,11 @@ def test_a_folder_for_temporary_files_with_a_space_is_not_used(
     """
     for name in ("my temp", "a:b", "$(touch x)"):
         (tmp_path / name).mkdir()
-        monkeypatch.setattr(hosts.tempfile, "gettempdir", lambda name=name: str(tmp_path / name))
-        assert hosts._plain_place() in ("/tmp", "/var/tmp")
-    monkeypatch.setattr(hosts.os, "access", lambda *_: False)
+        monkeypatch.setattr(build.tempfile, "gettempdir", lambda name=name: str(tmp_path / name))
+        assert build._plain_place() in ("/tmp", "/var/tmp")
+    monkeypatch.setattr(build.os, "access", lambda *_: False)
     with pytest.raises(BadRequest, match=r"set TMPDIR to another"):
-        hosts._plain_place()
+        build._plain_place()
 
 
 def test_the_remote_shell_is_one_word(tmp_path: Path) -> None:

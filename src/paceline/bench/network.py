@@ -25,7 +25,8 @@ from paceline.launch.run import run
 from paceline.registry import transports
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
-from paceline.testbed.hosts import Testbed, lasting
+from paceline.testbed.build import lasting
+from paceline.testbed.hosts import Testbed
 from paceline.transport.base import Rendezvous
 
 DDP, PLAIN = "ddp", "allreduce:collective=ring"

@@ -38,7 +38,7 @@ def testbed() -> None:
 def up(hosts: int, rate: str, latency: str, debug: bool) -> None:
     """Make the hosts; they stand until `down`."""
     from paceline.common.links import Links
-    from paceline.testbed.hosts import raise_standing
+    from paceline.testbed.standing import raise_standing
 
     bed = raise_standing(hosts, Links.read(f"rate={rate},latency={latency}"))
     for notice in bed.notices:
@@ -56,7 +56,7 @@ def status() -> None:
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def down(debug: bool) -> None:
     """Take the hosts down; nothing is left behind."""
-    from paceline.testbed.hosts import take_down
+    from paceline.testbed.standing import take_down
 
     click.echo("the testbed is down" if take_down() else "no testbed was up")
 
@@ -77,7 +77,7 @@ def run(ctx: click.Context) -> None:
 
 
 def _describe() -> None:
-    from paceline.testbed.hosts import standing
+    from paceline.testbed.standing import standing
 
     bed = standing()
     if bed is None:

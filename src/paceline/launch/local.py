@@ -32,7 +32,9 @@ from paceline.registry import transports
 from paceline.request.job import Job
 from paceline.request.session import Session
 from paceline.run.worker import run_worker
-from paceline.testbed.hosts import LAUNCHER, Testbed, lasting, standing
+from paceline.testbed.build import lasting
+from paceline.testbed.hosts import LAUNCHER, Testbed
+from paceline.testbed.standing import standing
 from paceline.transport.base import Rendezvous
 from paceline.transport.c10d.transport import open_store
 

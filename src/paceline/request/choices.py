@@ -14,7 +14,7 @@ from paceline.record.machine import cores
 from paceline.registry import Spec, collectives, strategies, transports
 from paceline.request.config import Config
 from paceline.strategies.base import Strategy
-from paceline.testbed.hosts import missing
+from paceline.testbed.build import missing
 
 
 def check_device(name: str) -> None:
