@@ -30,7 +30,7 @@ from paceline.launch import joined
 from paceline.launch.folder import claim
 from paceline.launch.joined import Meeting
 from paceline.launch.seat import Seat, find, first_host, tasks_on_node
-from paceline.privacy.ledger import Line, write_lines
+from paceline.privacy.ledger import LedgerEntry, write_entries
 from paceline.record import checkpoint
 from paceline.record.machine import cores
 from paceline.transport.base import Rendezvous
@@ -348,7 +348,9 @@ def test_beginning_again_is_a_session_of_its_own_unless_that_would_spend_a_budge
         claim(job)
     assert claim(job, restarted=lambda out: True).number == 1
     job = replace(job, protection=object())  # type: ignore[arg-type]
-    write_lines(out / "privacy" / "worker-0.json", [Line(session=0, noise=1.0, rate=0.1, steps=2)])
+    write_entries(
+        out / "privacy" / "worker-0.json", [LedgerEntry(session=0, noise=1.0, rate=0.1, steps=2)]
+    )
     with pytest.raises(BadRequest, match="started again before its first checkpoint"):
         claim(job, restarted=lambda out: True)
 

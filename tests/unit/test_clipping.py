@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 from paceline.errors import BadRequest, NotFinite
+from paceline.objectives.losses import Loss
 from paceline.privacy import convolution, native
 from paceline.privacy import layers as rules
-from paceline.privacy.clip import Bookkeeping, Loop, Loss, refuse_mixing, refuse_unequal_loss
+from paceline.privacy.bookkeeping import Bookkeeping
+from paceline.privacy.checks import refuse_mixing, refuse_unequal_loss
+from paceline.privacy.clip import Loop
 from paceline.privacy.layers import Call, Linear
 
 SAMPLES, CLASSES = 9, 3

@@ -28,10 +28,10 @@ from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.privacy import native, noise
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
 from paceline.privacy.apart import apart
-from paceline.privacy.clip import Bookkeeping
+from paceline.privacy.bookkeeping import Bookkeeping
 from paceline.privacy.gradient import PrivateGradient
 from paceline.privacy.guarantee import Curve, Guarantee
-from paceline.privacy.ledger import Ledger, Line, begin, read_account, write_lines
+from paceline.privacy.ledger import Ledger, LedgerEntry, begin, read_account, write_entries
 from paceline.privacy.noise import Noise, draw_key, normal_from
 from paceline.privacy.plan import Resumed
 from paceline.privacy.sampling import Coins, PoissonBatches, ShuffledBatches
@@ -525,26 +525,26 @@ def test_samples_that_do_not_fit_together_are_refused(inputs: Any, says: str) ->
 
 
 def test_a_ledger_is_ahead_of_what_is_done(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, 0, Line(0, 1.0, 0.01, 0), planned=100)
+    ledger = Ledger(tmp_path, 0, LedgerEntry(0, 1.0, 0.01, 0), planned=100)
     ledger.before_step()
     assert read_account(tmp_path)[0].steps == 10  # killed now, all of them count
     for _ in range(24):
         ledger.before_step()
     assert read_account(tmp_path)[0].steps == 30
     ledger.settle()
-    assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 25)]
-    Ledger(tmp_path, 1, Line(0, 1.0, 0.01, 0), planned=100).before_step()
-    later = Ledger(tmp_path, 0, Line(1, 2.0, 0.01, 0), planned=100)
+    assert read_account(tmp_path) == [LedgerEntry(0, 1.0, 0.01, 25)]
+    Ledger(tmp_path, 1, LedgerEntry(0, 1.0, 0.01, 0), planned=100).before_step()
+    later = Ledger(tmp_path, 0, LedgerEntry(1, 2.0, 0.01, 0), planned=100)
     later.before_step()
     later.settle()
     assert read_account(tmp_path) == [
-        Line(0, 1.0, 0.01, 25),
-        Line(1, 2.0, 0.01, 1),
+        LedgerEntry(0, 1.0, 0.01, 25),
+        LedgerEntry(1, 2.0, 0.01, 1),
     ]  # the worker with the most, by session
 
 
 def test_a_ledger_writes_down_no_more_than_is_allowed(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, 0, Line(0, 1.0, 0.01, 0), planned=13)
+    ledger = Ledger(tmp_path, 0, LedgerEntry(0, 1.0, 0.01, 0), planned=13)
     for _ in range(13):
         ledger.before_step()
     assert read_account(tmp_path)[0].steps == 13
@@ -554,34 +554,36 @@ def test_a_ledger_writes_down_no_more_than_is_allowed(tmp_path: Path) -> None:
 
 def test_sessions_that_begin_at_once_have_numbers_of_their_own(tmp_path: Path) -> None:
     assert [begin(tmp_path, [], 0) for _ in range(3)] == [0, 1, 2]
-    assert begin(tmp_path, [Line(5, 1.0, 0.1, 7)], 0) == 6
-    assert read_account(tmp_path) == [Line(5, 1.0, 0.1, 7)]
+    assert begin(tmp_path, [LedgerEntry(5, 1.0, 0.1, 7)], 0) == 6
+    assert read_account(tmp_path) == [LedgerEntry(5, 1.0, 0.1, 7)]
 
 
 def test_sessions_at_the_same_time_do_not_lose_each_others_steps(tmp_path: Path) -> None:
     sessions = [begin(tmp_path, [], 0) for _ in range(2)]
     first, second = (
-        Ledger(tmp_path, 0, Line(session, 1.0, 0.01, 0), planned=1000) for session in sessions
+        Ledger(tmp_path, 0, LedgerEntry(session, 1.0, 0.01, 0), planned=1000)
+        for session in sessions
     )
     for ledger, steps in ((second, 50), (first, 30)):
         for _ in range(steps):
             ledger.before_step()
     second.settle()
     first.settle()
-    assert read_account(tmp_path) == [Line(0, 1.0, 0.01, 30), Line(1, 1.0, 0.01, 50)]
+    assert read_account(tmp_path) == [LedgerEntry(0, 1.0, 0.01, 30), LedgerEntry(1, 1.0, 0.01, 50)]
 
 
 def test_a_ledger_with_all_sessions_in_one_file_is_read(tmp_path: Path) -> None:
     """As versions before wrote it."""
-    write_lines(
-        tmp_path / "privacy" / "worker-0.json", [Line(0, 1.0, 0.01, 30), Line(1, 1.0, 0.01, 50)]
+    write_entries(
+        tmp_path / "privacy" / "worker-0.json",
+        [LedgerEntry(0, 1.0, 0.01, 30), LedgerEntry(1, 1.0, 0.01, 50)],
     )
     session = begin(tmp_path, [], 0)
-    Ledger(tmp_path, 0, Line(session, 1.0, 0.01, 0), planned=5).before_step()
+    Ledger(tmp_path, 0, LedgerEntry(session, 1.0, 0.01, 0), planned=5).before_step()
     assert read_account(tmp_path) == [
-        Line(0, 1.0, 0.01, 30),
-        Line(1, 1.0, 0.01, 50),
-        Line(2, 1.0, 0.01, 5),
+        LedgerEntry(0, 1.0, 0.01, 30),
+        LedgerEntry(1, 1.0, 0.01, 50),
+        LedgerEntry(2, 1.0, 0.01, 5),
     ]
 
 
@@ -602,7 +604,7 @@ def test_a_line_is_on_the_disk_with_its_name(
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
-    write_lines(tmp_path / "privacy" / "worker-0.json", [Line(0, 1.0, 0.01, 30)])
+    write_entries(tmp_path / "privacy" / "worker-0.json", [LedgerEntry(0, 1.0, 0.01, 30)])
     assert done == ["file", "name", "folder"]
 
 
@@ -614,9 +616,9 @@ def test_a_damaged_ledger_is_no_empty_one(tmp_path: Path) -> None:
 
 
 def test_shuffled_epochs_count_once_per_epoch() -> None:
-    assert Line(0, 1.0, 1.0, steps=25, per=10).spent == Spent(1.0, 1.0, 3)
-    assert Line(0, 1.0, 1.0, steps=10, per=10, start=5).spent == Spent(1.0, 1.0, 2)
-    assert Line(0, 1.0, 1.0, steps=0, per=10, start=5).spent == Spent(1.0, 1.0, 0)
+    assert LedgerEntry(0, 1.0, 1.0, steps=25, per=10).spent == Spent(1.0, 1.0, 3)
+    assert LedgerEntry(0, 1.0, 1.0, steps=10, per=10, start=5).spent == Spent(1.0, 1.0, 2)
+    assert LedgerEntry(0, 1.0, 1.0, steps=0, per=10, start=5).spent == Spent(1.0, 1.0, 0)
 
 
 def test_no_session_sees_anybody_more_often_than_it_says(tmp_path: Path) -> None:
@@ -652,7 +654,7 @@ def test_no_session_sees_anybody_more_often_than_it_says(tmp_path: Path) -> None
                 cursor = shards.advance(cursor)
                 if step + 1 == kept:
                     state = shards.state(cursor)
-            said = Line(0, 1.0, 1.0, steps, per, start).spent.times
+            said = LedgerEntry(0, 1.0, 1.0, steps, per, start).spent.times
             assert max(seen.values()) <= said <= steps // per + 2
 
 

@@ -13,11 +13,11 @@ from paceline.common.values import convert, parse_pairs
 from paceline.errors import BadRequest, UnknownName
 from paceline.registry import schedules
 
-Schedule = Callable[[int, int | None], float]
+LRSchedule = Callable[[int, int | None], float]
 
 
 @schedules.register("constant")
-def constant() -> Schedule:
+def constant() -> LRSchedule:
     """The learning rate stays as it is."""
     return lambda step, total: 1.0
 
@@ -26,7 +26,7 @@ def constant() -> Schedule:
 def step_decay(
     every: Annotated[int, "steps between two drops"] = 1000,
     gamma: Annotated[float, "factor of each drop"] = 0.1,
-) -> Schedule:
+) -> LRSchedule:
     """Times gamma every so many steps."""
     if every < 1:
         raise BadRequest(f"lr schedule step: every={every}: 1 or more")
@@ -37,7 +37,7 @@ def step_decay(
 def cosine(
     final: Annotated[float, "the factor at the end"] = 0.0,
     warmup: Annotated[int, "steps of linear warm-up before it"] = 0,
-) -> Schedule:
+) -> LRSchedule:
     """Half a cosine from 1 down to `final` over the whole run."""
 
     def factor(step: int, total: int | None) -> float:
@@ -55,7 +55,7 @@ def cosine(
 
 
 @schedules.register("warmup")
-def warmup(steps: Annotated[int, "steps until the full learning rate"] = 100) -> Schedule:
+def warmup(steps: Annotated[int, "steps until the full learning rate"] = 100) -> LRSchedule:
     """Linear from 1/steps up to 1, then constant."""
     if steps < 1:
         raise BadRequest(f"lr schedule warmup: steps={steps}: 1 or more")
@@ -95,7 +95,7 @@ class Scaling:
         """For a global batch of so many single ones."""
         return RULES[self.rule](batches)
 
-    def applied(self, schedule: Schedule, batches: float) -> Schedule:
+    def applied(self, schedule: LRSchedule, batches: float) -> LRSchedule:
         goal = self.factor(batches)
         if goal == 1.0:
             return schedule

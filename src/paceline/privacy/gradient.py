@@ -21,14 +21,10 @@ from torch import Tensor, nn
 
 from paceline.data.batches import rows
 from paceline.errors import BadRequest, NotFinite
-from paceline.privacy.clip import (
-    Bookkeeping,
-    Clipper,
-    Loop,
-    Loss,
-    refuse_mixing,
-    refuse_unequal_loss,
-)
+from paceline.objectives.losses import Loss
+from paceline.privacy.bookkeeping import Bookkeeping
+from paceline.privacy.checks import refuse_mixing, refuse_unequal_loss
+from paceline.privacy.clip import Clipper, Loop
 from paceline.privacy.noise import Noise
 from paceline.privacy.settings import Settings
 from paceline.types import Batch, RegionLike

@@ -26,7 +26,7 @@ LEAST, MOST = 10, 1000  # steps that are written down at once
 
 
 @dataclass
-class Line:
+class LedgerEntry:
     """One session of one worker. `per`: steps in which a sample is seen once at most (1, or an
     epoch where it is shuffled).
     """
@@ -55,7 +55,7 @@ class Line:
 class Ledger:
     """One worker's; `planned` is all that it may make in this session."""
 
-    def __init__(self, folder: Path, worker: int, line: Line, planned: int) -> None:
+    def __init__(self, folder: Path, worker: int, line: LedgerEntry, planned: int) -> None:
         session = f"-session-{line.session}" if line.session else ""
         self.path = folder / "privacy" / f"worker-{worker}{session}.json"
         self._line, self.made, self.planned = line, 0, planned
@@ -77,10 +77,10 @@ class Ledger:
         self._write()
 
     def _write(self) -> None:
-        write_lines(self.path, [self._line])
+        write_entries(self.path, [self._line])
 
 
-def write_lines(path: Path, lines: Iterable[Line]) -> None:
+def write_entries(path: Path, lines: Iterable[LedgerEntry]) -> None:
     """On the disk when this returns, whole or not at all."""
     content = json.dumps({"sessions": [asdict(line) for line in lines]}, indent=2)
     try:
@@ -90,9 +90,9 @@ def write_lines(path: Path, lines: Iterable[Line]) -> None:
         raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_entries(path: Path) -> list[LedgerEntry]:
     try:
-        return [Line(**entry) for entry in json.loads(path.read_text())["sessions"]]
+        return [LedgerEntry(**entry) for entry in json.loads(path.read_text())["sessions"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -101,17 +101,17 @@ def read_lines(path: Path) -> list[Line]:
         ) from None
 
 
-def read_account(folder: Path) -> list[Line]:
+def read_account(folder: Path) -> list[LedgerEntry]:
     """By session, the worker that has spent the most."""
     files = [
         *sorted((folder / "privacy").glob("worker-*.json")),
         folder / "privacy" / "earlier.json",
     ]
-    return the_most(line for path in files for line in read_lines(path))
+    return the_most(line for path in files for line in read_entries(path))
 
 
-def the_most(lines: Iterable[Line]) -> list[Line]:
-    sessions: dict[int, Line] = {}
+def the_most(lines: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    sessions: dict[int, LedgerEntry] = {}
     for line in lines:
         there = sessions.get(line.session)
         if there is None or line.spent.times > there.spent.times:
@@ -119,12 +119,12 @@ def the_most(lines: Iterable[Line]) -> list[Line]:
     return [sessions[number] for number in sorted(sessions)]
 
 
-def begin(folder: Path, earlier: Sequence[Line], at_least: int) -> int:
+def begin(folder: Path, earlier: Sequence[LedgerEntry], at_least: int) -> int:
     """A new session in this folder: a number that nobody else has, and what came before it written
     down.
     """
     if earlier:
-        write_lines(
+        write_entries(
             folder / "privacy" / "earlier.json", the_most([*earlier, *read_account(folder)])
         )
     (folder / "privacy").mkdir(parents=True, exist_ok=True)
@@ -137,5 +137,5 @@ def begin(folder: Path, earlier: Sequence[Line], at_least: int) -> int:
             session += 1
 
 
-def described(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def described(lines: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
     return [asdict(line) for line in lines]

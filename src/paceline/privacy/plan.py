@@ -13,7 +13,7 @@ from paceline.data.shards import StaticShards
 from paceline.errors import BadRequest
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
 from paceline.privacy.guarantee import Curve, Guarantee
-from paceline.privacy.ledger import Line, begin, described, read_account, the_most
+from paceline.privacy.ledger import LedgerEntry, begin, described, read_account, the_most
 from paceline.privacy.native import loops
 from paceline.privacy.sampling import rate_of, steps_per_epoch
 from paceline.privacy.settings import Settings
@@ -39,7 +39,7 @@ class Protection:
     until: int
     cut_short: bool  # by the budget
     curve: Curve
-    earlier: tuple[Line, ...]  # what earlier sessions have spent and promised
+    earlier: tuple[LedgerEntry, ...]  # what earlier sessions have spent and promised
     start: int  # steps of the present epoch that were made before (sampling=shuffle)
 
     def notices(self, samples: int) -> list[str]:
@@ -261,7 +261,7 @@ class Resumed:
     """From where a run goes on, and what was spent on the way there."""
 
     step: int = 0
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LedgerEntry, ...] = ()
     checkpoint: Path | None = None
 
     @property
@@ -291,7 +291,7 @@ class Resumed:
         resume_from: Path | None,
         folder: Path | None,
         private: bool,
-        spent: tuple[Line, ...] = (),
+        spent: tuple[LedgerEntry, ...] = (),
     ) -> Resumed:
         """What was spent is in the run's folder and in the checkpoint, which may have been taken
         elsewhere: the more of it.
@@ -312,7 +312,7 @@ class Resumed:
             )
         if kept is None:
             return cls()
-        lines = the_most([*read_account(folder), *(Line(**entry) for entry in kept)])
+        lines = the_most([*read_account(folder), *(LedgerEntry(**entry) for entry in kept)])
         return cls(said["step"], tuple(lines), resume_from)
 
 

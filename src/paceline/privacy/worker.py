@@ -12,9 +12,9 @@ from paceline.data.base import Stream
 from paceline.data.batches import Batches, to_device
 from paceline.data.shards import StaticShards
 from paceline.privacy.apart import NOTICE, apart
-from paceline.privacy.clip import TRIED
+from paceline.privacy.bookkeeping import TRIED
 from paceline.privacy.gradient import PrivateGradient
-from paceline.privacy.ledger import Ledger, Line, described, read_account
+from paceline.privacy.ledger import Ledger, LedgerEntry, described, read_account
 from paceline.privacy.noise import draw_key
 from paceline.privacy.plan import Protection
 from paceline.privacy.sampling import PoissonBatches, ShuffledBatches
@@ -86,7 +86,7 @@ class Private:
             self.gradient.load(state)
         asked, told = self.settings, self.protection
         assert asked.noise is not None
-        line = Line(
+        line = LedgerEntry(
             self._session.number,
             asked.noise,
             told.rate,

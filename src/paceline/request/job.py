@@ -22,7 +22,7 @@ from paceline.errors import BadRequest
 from paceline.faults.base import Fault
 from paceline.objectives.losses import Loss
 from paceline.objectives.metrics import Metric
-from paceline.optim.schedules import Scaling, Schedule
+from paceline.optim.schedules import LRSchedule, Scaling
 from paceline.privacy.plan import Protection
 from paceline.record.machine import cores
 from paceline.registry import (
@@ -177,9 +177,9 @@ class Job:
     def faults(self) -> list[Fault]:
         return [faults.build(f) for f in self.config.faults]
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> LRSchedule:
         given = self.config.lr_schedule
-        built: Schedule = schedules.build(given) if isinstance(given, Spec) else given
+        built: LRSchedule = schedules.build(given) if isinstance(given, Spec) else given
         return Scaling.read(self.config.lr_scaling).applied(built, self.single_batches)
 
     @property

@@ -20,8 +20,8 @@ from paceline.data.sharded import ShardedSamples
 from paceline.errors import BadRequest
 from paceline.optim.schedules import Scaling
 from paceline.privacy import plan as privacy
-from paceline.privacy.clip import refuse_mixing
-from paceline.privacy.ledger import Line
+from paceline.privacy.checks import refuse_mixing
+from paceline.privacy.ledger import LedgerEntry
 from paceline.privacy.settings import Settings
 from paceline.record import checkpoint
 from paceline.record.machine import cores
@@ -48,7 +48,7 @@ METRIC_OF = {"mse": "mse", "cross-entropy": "accuracy", "nll": "accuracy", "bce"
 
 
 def prepare(
-    config: Config, out_name: Callable[[Config], Path], spent: tuple[Line, ...] = ()
+    config: Config, out_name: Callable[[Config], Path], spent: tuple[LedgerEntry, ...] = ()
 ) -> Job:
     """Make the job that the options describe.
 

@@ -25,7 +25,7 @@ from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
 from paceline.privacy.accounting import epsilon_of
-from paceline.privacy.ledger import Line, read_account
+from paceline.privacy.ledger import LedgerEntry, read_account
 from paceline.privacy.settings import Settings
 from paceline.record.formats import BEGUN, STUDY
 from paceline.record.lock import LOCK, alone_in
@@ -305,7 +305,7 @@ def _clear(folder: Path) -> None:
 
 
 def _prepared(
-    config: Config, folder: Path, lines: tuple[Line, ...], say: Callable[[str], None]
+    config: Config, folder: Path, lines: tuple[LedgerEntry, ...], say: Callable[[str], None]
 ) -> Job:
     """The job, with what earlier attempts have spent in its account; refused where both would
     exceed the budget.
