@@ -187,8 +187,8 @@ def test_hogwilds_shared_optimizer_survives_a_resume(
 ) -> None:
     out = tmp_path / "run"
     options = {
-        "strategy": "hogwild:optimizer_state=shared", "workers": 2, "optimizer": "adam", "lr": 1e-9, "transport": transport,
-        "threads": 1, "out": str(out),
+        "strategy": "hogwild:optimizer_state=shared", "workers": 2, "optimizer": "adam",
+        "lr": 1e-9, "transport": transport, "threads": 1, "out": str(out),
     }  # fmt: skip
     run_inproc(**options, steps=10, checkpoint_every=10)
     before = state_at(out, 10)

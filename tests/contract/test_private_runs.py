@@ -23,11 +23,13 @@ from paceline.registry import strategies
 
 DATA = (make_pairs(240), make_pairs(60, seed=1))
 QUICK = {"data": DATA, "batch_size": 12, "lr": 0.05, "steps": 6}
+CURATOR = "noise=1,trust=curator"
 
 STATED = [
-    "serial", "allreduce", "allreduce:collective=ring", "allreduce:collective=tree", "allreduce:exchange=weights",
-    "ring-reduce", "ps", "ps:consistency=async", "ps:consistency=ssp", "ps:exchange=weights", "local-sgd:every=2",
-    "diloco:every=2", "psgd", "stepwise", "stepwise:exchange=gradients", "gossip",
+    "serial", "allreduce", "allreduce:collective=ring", "allreduce:collective=tree",
+    "allreduce:exchange=weights", "ring-reduce", "ps", "ps:consistency=async",
+    "ps:consistency=ssp", "ps:exchange=weights", "local-sgd:every=2", "diloco:every=2", "psgd",
+    "stepwise", "stepwise:exchange=gradients", "gossip",
 ]  # fmt: skip
 
 
@@ -291,7 +293,7 @@ def test_a_weaker_promise_is_not_forgotten(run_inproc, tmp_path: Path) -> None:
     told = more.record["privacy"]
     assert told["private"] is False
     assert told["trust"] == "curator"
-    assert "The released model is protected and nothing else" in told["guarantee"][0]
+    assert "Only the released model is protected" in told["guarantee"][0]
 
 
 def test_shuffled_epochs_that_are_begun_again_count_again(run_inproc, tmp_path: Path) -> None:
@@ -336,8 +338,12 @@ def test_a_shuffled_epoch_that_goes_on_with_other_workers_counts_by_what_was_see
         epsilon_of([Spent(2.0, 1.0, 3)], 1e-5)
     )
     budget = epsilon_of([Spent(2.0, 1.0, 4)], 1e-5)  # one epoch more: the one that was begun
-    last = paceline.train(resume=str(tmp_path / "run"), steps=99, privacy=f"epsilon={budget + 1e-6},noise=2.0,sampling=shuffle",
-                          **_objects(options))  # fmt: skip
+    last = paceline.train(
+        resume=str(tmp_path / "run"),
+        steps=99,
+        privacy=f"epsilon={budget + 1e-6},noise=2.0,sampling=shuffle",
+        **_objects(options),
+    )
     assert last.record["privacy"]["epsilon"] <= budget + 1e-6
     assert last.record["privacy"]["cut_short"]
 
@@ -376,8 +382,8 @@ def test_the_noise_that_reaches_the_weights(run_inproc, strategy: str, trust: st
     """
     sigma, clip, sizes = 1.5, 0.8, (10, 20, 30)
     run = run_inproc(
-        model=Zero, data=(make_pairs(600), None), strategy=strategy, workers=3, batch_size=sizes, optimizer="sgd", lr=1.0,
-        steps=1, privacy=f"noise={sigma},clip={clip},trust={trust}",
+        model=Zero, data=(make_pairs(600), None), strategy=strategy, workers=3, batch_size=sizes,
+        optimizer="sgd", lr=1.0, steps=1, privacy=f"noise={sigma},clip={clip},trust={trust}",
     )  # fmt: skip
     moved = run.weights["weight.weight"].double()  # from zero
     whole = sum(sizes)
@@ -406,7 +412,7 @@ def test_going_on_without_privacy_is_refused_and_so_is_the_reverse(
     config = tmp_path / "private" / "config.json"
     saved = json.loads(config.read_text())
     config.write_text(json.dumps({**saved, "privacy": None}))
-    with pytest.raises(paceline.BadRequest, match="undo its promise"):
+    with pytest.raises(paceline.BadRequest, match="break its guarantee"):
         paceline.train(resume=str(tmp_path / "private"), steps=9, **_objects(options))
 
 
@@ -495,33 +501,53 @@ class Remembers(nn.Module):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"strategy": "hogwild", "workers": 2, "transport": "shm"}, "nobody has proved.*ps:consistency=async"),
-        ({"strategy": "ddp", "workers": 2, "transport": "gloo"}, "before they can be clipped: use allreduce"),
+        (
+            {"strategy": "hogwild", "workers": 2, "transport": "shm"},
+            "what that reveals: use ps:consistency=async",
+        ),
+        (
+            {"strategy": "ddp", "workers": 2, "transport": "gloo"},
+            "before they can be clipped: use allreduce",
+        ),
         ({"model": Normed}, "BatchNorm1d.*GroupNorm"),
         ({"model": Remembers}, "buffer mean changes with the data"),
         ({"model": RemembersInTraining}, "buffer mean changes with the data"),
         ({"model": lambda: small_net(torch.bfloat16)}, "too coarse"),
         ({"profile": True, "transport": "gloo"}, "add reveal=true"),
-        ({"batch_size": (1, 1000), "strategy": "allreduce", "workers": 2}, "worker 0 gets none of the 240 samples"),
-        ({"shard": "global"}, "shard=global: every worker draws from a fixed part"),
+        (
+            {"batch_size": (1, 1000), "strategy": "allreduce", "workers": 2},
+            "worker 0 gets none of the 240 samples",
+        ),
+        ({"shard": "global"}, "shard=global: a worker's part of the data must be fixed"),
         ({"partition": "by-label", "strategy": "allreduce", "workers": 2}, "partition=by-label"),
         ({"balance": "measured", "strategy": "allreduce", "workers": 2}, "balance=measured"),
-        ({"overlap": "on", "strategy": "allreduce", "workers": 2, "transport": "gloo"}, "needs the whole backward pass"),
         (
-            {"codec": "topk", "strategy": "allreduce", "workers": 2, "privacy": "noise=1,trust=curator"},
-            "encoded before its noise is whole, and what topk leaves out it remembers.*use trust=peers",
+            {"overlap": "on", "strategy": "allreduce", "workers": 2, "transport": "gloo"},
+            "before the backward pass has ended",
         ),
         (
-            {"strategy": "allreduce:when=epoch", "workers": 2, "checkpoint_every": "3", "privacy": "noise=1,trust=curator"},
-            "has a part of the noise only.*use checkpoint_every=epoch",
+            {"codec": "topk", "strategy": "allreduce", "workers": 2, "privacy": CURATOR},
+            "only a part of the noise, and the residual of topk would be.*use trust=peers",
         ),
-        ({"codec": "fp16", "strategy": "ps", "workers": 2, "privacy": "noise=1,trust=curator"}, "use trust=peers"),
+        (
+            {
+                "strategy": "allreduce:when=epoch",
+                "workers": 2,
+                "checkpoint_every": "3",
+                "privacy": CURATOR,
+            },
+            "has only a part of the noise.*use checkpoint_every=epoch",
+        ),
+        (
+            {"codec": "fp16", "strategy": "ps", "workers": 2, "privacy": CURATOR},
+            "use trust=peers",
+        ),
         ({"privacy": "epsilon=0"}, "epsilon=0"),
         ({"privacy": "epsilon=3,delta=1"}, "delta=1"),
         ({"batch_size": (12, 0), "strategy": "allreduce", "workers": 2}, "a batch of 1 or more"),
         ({"data": (Endless(), None)}, "drawn one by one"),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_guarantee_is_refused(run_inproc, options: dict[str, Any], says: str) -> None:
     with pytest.raises(paceline.BadRequest, match=says):
         run_inproc(**{**QUICK, "privacy": "noise=1.0", **options})

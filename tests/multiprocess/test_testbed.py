@@ -43,8 +43,8 @@ def _nothing_left() -> Iterator[None]:
 
 def train(tmp_path: Path, **options: object) -> paceline.Run:
     defaults = {
-        "model": small_net, "data": (make_pairs(60), make_pairs(20, seed=1)), "workers": 2, "steps": 4, "batch_size": 8,
-        "threads": 1, "memory_format": "contiguous", "out": str(tmp_path / "run"),
+        "model": small_net, "data": (make_pairs(60), make_pairs(20, seed=1)), "workers": 2,
+        "steps": 4, "batch_size": 8, "threads": 1, "memory_format": "contiguous", "out": str(tmp_path / "run"),
     }  # fmt: skip
     return paceline.train(**{**defaults, **options})
 
@@ -170,8 +170,8 @@ def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Pa
         assert again.returncode != 0
         assert "up already" in again.stderr
         ran = call(
-            "testbed", "run", "--strategy", "allreduce", "--workers", "2", "--data", "fashion-mini", "--model", "mlp:hidden=16",
-            "--steps", "3", "--json", "--out", str(tmp_path / "run"),
+            "testbed", "run", "--strategy", "allreduce", "--workers", "2",
+            "--data", "fashion-mini", "--model", "mlp:hidden=16", "--steps", "3", "--json", "--out", str(tmp_path / "run"),
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr
         assert {w["host"] for w in json.loads(ran.stdout)["workers"]} == {"host-0", "host-1"}
@@ -320,8 +320,16 @@ def test_what_an_older_version_left_is_taken_down(
 
 
 @needs_root
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "x"}', '{"name": "x", "hosts": 1, "links": "unlimited", '
-    '"subnet": "10.213.7", "folder": "/home"}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"name": "x"}',
+        '{"name": "x", "hosts": 1, "links": "unlimited", "subnet": "10.213.7", "folder": "/home"}',
+    ],
+)
 def test_a_record_of_another_kind_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -368,8 +376,8 @@ def test_mpi_starts_on_hosts_with_a_space_in_tmpdir(
 def test_nothing_is_left_when_the_launcher_is_ended(tmp_path: Path, how: signal.Signals) -> None:
     before = left_behind()
     words = [
-        "train", "--network", "1mbit", "--strategy", "allreduce", "--workers", "2", "--data", "fashion-mini",
-        "--model", "mlp:hidden=256x128", "--steps", "500", "--out", str(tmp_path / "run"),
+        "train", "--network", "1mbit", "--strategy", "allreduce", "--workers", "2",
+        "--data", "fashion-mini", "--model", "mlp:hidden=256x128", "--steps", "500", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
     process = subprocess.Popen(
         [PACELINE, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL

@@ -425,7 +425,9 @@ def test_notices_name_layers_without_a_rule() -> None:
     books = Bookkeeping(
         model, F.cross_entropy, [(p, torch.empty_like(p)) for p in model.parameters()], 1.0, False
     )
-    assert books.notices == ["privacy: no rule for 1 (PReLU): through torch.func, slower"]
+    assert books.notices == [
+        "privacy: no rule for 1 (PReLU): torch.func clips them, which is slower"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -663,7 +665,7 @@ def test_recurrent_layers_say_that_the_loop_can_do_them(kind: type[nn.RNNBase]) 
     places = [(p, torch.empty_like(p)) for p in model.parameters()]
     with pytest.raises(
         BadRequest,
-        match=rf"layer read \({kind.__name__}\) gives several tensors.*use clipping=loop",
+        match=rf"layer read \({kind.__name__}\) returns several tensors.*use clipping=loop",
     ):
         Bookkeeping(model, F.cross_entropy, places, 1.0, False)
     inputs, targets = torch.randn(6, 7, 4), torch.randint(0, 3, (6,))
@@ -698,7 +700,7 @@ def test_a_model_is_as_it_was_after_it_was_tried_out() -> None:
         (
             layers(nn.Flatten(0, 1), nn.Linear(6, 3)),
             torch.randn(4, 2, 6),
-            r"layer 1 gives \(8, 3\) for 4 samples.*clipping=loop",
+            r"layer 1 returns \(8, 3\) for 4 samples.*clipping=loop",
         ),
         (
             layers(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)),
@@ -755,7 +757,7 @@ def test_a_hook_that_changes_a_layers_shape_is_refused(change: Callable[[Tensor]
     model[0].register_forward_hook(lambda module, inputs, out: change(out))
     places = [(p, torch.zeros_like(p)) for p in model.parameters()]
     with pytest.raises(
-        BadRequest, match=r"changes the shape of what layer 0 gives: use clipping=loop"
+        BadRequest, match=r"changes the shape of the output of layer 0: use clipping=loop"
     ):
         Bookkeeping(model, F.cross_entropy, places, 1.0, False)(
             torch.randn(5, 4), torch.zeros(5, dtype=torch.long), 5

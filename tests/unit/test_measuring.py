@@ -174,9 +174,14 @@ def check_trace(folder: Path) -> None:
 def test_the_trace_is_valid_and_adds_up(strategy: str, tmp_path: Path) -> None:
     workers = 1 if strategy == "serial" else 3
     paceline.train(
-        **SMALL, strategy=strategy, workers=workers, transport="inproc", out=str(tmp_path / "a"), evaluate_every=5,
+        **SMALL,
+        strategy=strategy,
+        workers=workers,
+        transport="inproc",
+        out=str(tmp_path / "a"),
+        evaluate_every=5,
         sample_every_s=0.02,
-    )  # fmt: skip
+    )
     check_trace(tmp_path / "a")
     events = json.loads((tmp_path / "a" / "trace.json").read_text())["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "X" and e["cat"] == "aside"} == {"evaluation"}

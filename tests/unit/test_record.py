@@ -63,9 +63,10 @@ def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
 
 
 DAMAGE = (
-    {"n": ...}, {"epoch": ...}, {"t": ...}, {"train_s": "x"}, {"sync_s": None}, {"n": [1]}, {"sent": {}}, {"step": "3"},
-    {"step": True}, {"step": -1}, {"epoch": 1.5}, {"loss": "nan"}, {"compute_s": float("nan")}, {"train_s": float("inf")},
-    {"n": 10**400}, {"rank": None}, {"session": "0"}, {"kind": 7}, {"arrived": ...}, {"waits": 1}, {"began": None},
+    {"n": ...}, {"epoch": ...}, {"t": ...}, {"train_s": "x"}, {"sync_s": None}, {"n": [1]},
+    {"sent": {}}, {"step": "3"}, {"step": True}, {"step": -1}, {"epoch": 1.5}, {"loss": "nan"},
+    {"compute_s": float("nan")}, {"train_s": float("inf")}, {"n": 10**400}, {"rank": None},
+    {"session": "0"}, {"kind": 7}, {"arrived": ...}, {"waits": 1}, {"began": None},
     {"encode_s": None}, {"staleness": "old"},
 )  # fmt: skip
 

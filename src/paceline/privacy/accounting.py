@@ -1,14 +1,14 @@
-"""What has been spent: epsilon for a delta, from the noise, the sampling rate and the number of
-steps.
+"""Epsilon for a delta, from the noise, the sampling rate and the number of steps.
 
-Computed by Google's `dp-accounting`: by privacy loss distributions (`pld`), and by Rényi
-divergences (`rdp`) beside it. Both are upper bounds, and the first is the tighter one but where
-epsilon is small and its cells are coarse: `pld` takes the least of both. A line of the account
-says: a Gaussian mechanism with this noise (in units of the clip norm), of a Poisson sample at this
-rate (1: everybody), so many times. Lines of several sessions, or of other settings, compose.
+Google's `dp-accounting` computes it, by privacy loss distributions (`pld`) and by Rényi divergences
+(`rdp`). Both are upper bounds. `pld` is usually tighter, except where epsilon is small and the
+cells of its distribution are coarse, so `pld` here means the smaller of the two.
 
-Two data sets are neighbours when they have the same places, and one of them has a person where the
-other has a blank: the number of samples and who is in which shard are public.
+`Spent` stands for a Gaussian mechanism with this noise (in units of the clip norm) on a Poisson
+sample of this rate (1: all samples), so many times. Those of several sessions compose.
+
+Two data sets are neighbours if one has a person in a place where the other has a blank. So the
+number of samples, and which shard a sample is in, are public.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ Accountant = Literal["pld", "rdp"]
 
 INSTALL = "pip install 'paceline[privacy]'"
 LEAST_NOISE, MOST_NOISE = 0.2, 1e4
-FINEST, COARSEST, SLACK = (
-    1e-4,
-    1e-3,
-    3e-3,
-)  # of the loss: cells of its distribution, so small that epsilon is hardly rounded up
-DIGITS = 4  # noise is found to so many, and rounded up
+# Cells of the distribution of the privacy loss; small enough that epsilon is hardly rounded up.
+FINEST, COARSEST, SLACK = 1e-4, 1e-3, 3e-3
+DIGITS = 4  # of the noise that is found for an epsilon; it is rounded up
 
 
 @dataclass(frozen=True)
 class Spent:
-    """One line of the account."""
+    """One mechanism, applied several times."""
 
     noise: float
     rate: float
@@ -46,39 +43,37 @@ class Spent:
         return asdict(self)
 
 
-def epsilon_of(lines: Iterable[Spent], delta: float, accountant: Accountant = "pld") -> float:
-    """The smallest epsilon that is known to hold with this delta."""
-    counted = tuple(line for line in lines if line.times)
+def epsilon_of(spent: Iterable[Spent], delta: float, accountant: Accountant = "pld") -> float:
+    """Return the smallest epsilon that is known to hold with this delta."""
+    counted = tuple(one for one in spent if one.times)
     return _epsilon(counted, delta, accountant) if counted else 0.0
 
 
 @functools.lru_cache(maxsize=512)
-def _epsilon(lines: tuple[Spent, ...], delta: float, accountant: Accountant) -> float:
+def _epsilon(spent: tuple[Spent, ...], delta: float, accountant: Accountant) -> float:
     if accountant == "pld":
-        bound = _epsilon(lines, delta, "rdp")
-        wide = (
-            min(line.noise for line in lines) < LEAST_NOISE
-        )  # so wide a distribution takes too long
-        return bound if wide else min(bound, _by(lines, delta, "pld"))
-    return _by(lines, delta, accountant)
+        bound = _epsilon(spent, delta, "rdp")
+        # With less noise the distribution is so wide that it takes too long to compute.
+        wide = min(one.noise for one in spent) < LEAST_NOISE
+        return bound if wide else min(bound, _by(spent, delta, "pld"))
+    return _by(spent, delta, accountant)
 
 
-def _by(lines: tuple[Spent, ...], delta: float, accountant: Accountant) -> float:
-    """One accountant's bound."""
+def _by(spent: tuple[Spent, ...], delta: float, accountant: Accountant) -> float:
+    """Return one accountant's bound."""
     library = _library()
-    logging.getLogger("absl").setLevel(
-        logging.ERROR
-    )  # orders that do not converge are left out, which is right and no news
+    # The library warns that it leaves out orders that do not converge, as it should.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     if accountant == "rdp":
         account = library.rdp.RdpAccountant()
     else:
-        cell = min(COARSEST, max(FINEST, math.sqrt(SLACK / sum(line.times for line in lines))))
+        cell = min(COARSEST, max(FINEST, math.sqrt(SLACK / sum(one.times for one in spent))))
         account = library.pld.PLDAccountant(value_discretization_interval=cell)
-    for line in lines:
-        event = library.GaussianDpEvent(line.noise)
-        if line.rate < 1.0:
-            event = library.PoissonSampledDpEvent(line.rate, event)
-        account.compose(event, line.times)
+    for one in spent:
+        event = library.GaussianDpEvent(one.noise)
+        if one.rate < 1.0:
+            event = library.PoissonSampledDpEvent(one.rate, event)
+        account.compose(event, one.times)
     return float(account.get_epsilon(delta))
 
 
@@ -102,14 +97,14 @@ def noise_for(
     accountant: Accountant = "pld",
     before: tuple[Spent, ...] = (),
 ) -> float:
-    """The least noise (to four digits) with which so many steps keep within epsilon."""
+    """Return the least noise (to four digits) with which so many steps keep within epsilon."""
     _library()
     from scipy.optimize import brentq
 
     def over(log_noise: float, way: Accountant = accountant) -> float:
-        """Above 0: more is spent than epsilon."""
+        """Return the log of what is spent over epsilon: above 0 it is too much."""
         spent = epsilon_of((*before, Spent(math.exp(log_noise), rate, times)), delta, way)
-        return math.log(max(spent, 1e-9) / epsilon)  # with very much noise it is 0
+        return math.log(max(spent, 1e-9) / epsilon)  # with much noise `spent` is 0
 
     if before and epsilon_of(before, delta, accountant) >= epsilon:
         raise BadRequest(f"the budget epsilon={epsilon:g} is spent already")
@@ -117,13 +112,12 @@ def noise_for(
     if over(most, "rdp") > 0:
         raise BadRequest(
             f"epsilon={epsilon:g}: no noise up to {MOST_NOISE:g} keeps {times:,} steps within it:"
-            " allow more"
+            " use a larger epsilon or fewer steps"
         )
     if over(least, "rdp") <= 0:
         return LEAST_NOISE
-    high = (
-        brentq(lambda x: over(x, "rdp"), least, most, xtol=1e-2) + 1e-2
-    )  # quick, and a little too careful
+    # A first bracket from `rdp`, which is fast and slightly too large.
+    high = brentq(lambda x: over(x, "rdp"), least, most, xtol=1e-2) + 1e-2
     low = high - 0.15
     while over(high) > 0:
         low, high = high, high + 0.1
@@ -154,7 +148,7 @@ def most_times(
     accountant: Accountant,
     before: tuple[Spent, ...] = (),
 ) -> int:
-    """How many of the `wanted` steps keep within epsilon."""
+    """Return how many of the `wanted` steps keep within epsilon."""
 
     def fits(times: int) -> bool:
         return epsilon_of((*before, Spent(noise, rate, times)), delta, accountant) <= epsilon

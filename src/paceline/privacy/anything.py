@@ -1,9 +1,8 @@
-"""Layers of any other kind, sample by sample through `torch.func`; and whole models in the plainest
-way there is.
+"""Gradients per sample of layers without a rule of their own, by `torch.func`.
 
-A layer is run again for every sample on its own, from what went in and the gradient of what came
-out, all samples at once (`vmap`). Slower than a rule of its own, and every sample's gradient of
-that layer is held; but right for whatever treats samples apart.
+`vmap` runs the layer again for each sample, from its input and the gradient of its output. That is
+slower than a rule, and it holds the gradients of all samples of that layer, but it is correct for
+every layer that does not mix samples.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from paceline.privacy.layers import Call, Kept
 
 
 class Anything(Kept):
-    """A module with everything in it as one layer."""
+    """Treats a module and all its submodules as one layer."""
 
     def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
         super().__init__(name, module, places)
-        self._shared: set[int] = (
-            set()
-        )  # inputs that all samples have in common; found out with batches of two sizes
+        # Inputs that all samples share (a mask, say). Batches of two sizes tell them apart.
+        self._shared: set[int] = set()
         draws = [
             m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
         ]
@@ -37,7 +35,7 @@ class Anything(Kept):
             and getattr(module, "dropout", 0.0) > 0
         ):
             raise BadRequest(
-                f"privacy: {self._said()} draws dropout inside, and cannot be run again sample by"
+                f"privacy: {self._said()} has dropout inside, so it cannot be run again sample by"
                 " sample: set its dropout to 0, or use clipping=loop"
             )
 
@@ -55,9 +53,8 @@ class Anything(Kept):
             lambda v: v.detach() if isinstance(v, Tensor) else v, (call.inputs, call.named)
         )
         leaves, shape = tree_flatten(given)
-        for place, value in enumerate(
-            leaves
-        ):  # one whose length was once another is no sample's own, whatever it is today
+        # An input whose length ever differed from the batch's is shared, also when it matches now.
+        for place, value in enumerate(leaves):
             if not (isinstance(value, Tensor) and value.dim() and len(value) == samples):
                 self._shared.add(place)
         dims = tree_unflatten(
@@ -75,7 +72,7 @@ class Anything(Kept):
             return back(gradient.unsqueeze(0))[0]  # type: ignore[no-any-return]
 
         try:
-            with warnings.catch_warnings():  # that it is slow has been said
+            with warnings.catch_warnings():  # a notice has said already that this is slow
                 warnings.simplefilter("ignore", UserWarning)
                 found: dict[str, Tensor] = vmap(alone, in_dims=(dims, 0))(given, grads)
         except (RuntimeError, ValueError, TypeError, AttributeError) as error:
@@ -88,15 +85,16 @@ class Anything(Kept):
 
 
 def take_row(value: Any, row: int) -> Any:
-    """One sample of a batch, as a batch of one."""
+    """Return one sample of a batch, as a batch of one."""
     return tree_map(lambda v: v[row : row + 1] if isinstance(v, Tensor) and v.dim() else v, value)
 
 
 def take_rows(value: Any, count: int) -> Any:
+    """Return the first samples of a batch."""
     return tree_map(lambda v: v[:count] if isinstance(v, Tensor) and v.dim() else v, value)
 
 
 def gradients_alone(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """Zero where a parameter had no part in it."""
+    """Return the gradient of each parameter; zeros where the loss does not depend on it."""
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]

@@ -1,11 +1,10 @@
-"""Samples whose rows depend on one person each, whatever a data set or a collate function does with
-a batch.
+"""Batches in which each row depends on one person only.
 
-Clipping bounds what a *row* counts for. That bounds a *person* only if no row holds anything of
-another person: a collate function that mixes samples (mixup, CutMix), centres them by the batch or
-makes two rows of one sample would put a person into several rows. So a private run reads and
-collates every sample by itself, unless the code that makes batches is known to treat rows apart:
-then a batch at once gives the same.
+Clipping bounds the influence of a *row*. That bounds the influence of a *person* only if no row
+depends on two people. A collate function that mixes samples (mixup, CutMix), centres them by the
+batch, or makes two rows of one sample would put a person into several rows. So a private run reads
+and collates each sample by itself. It takes a batch at once only where the code that makes batches
+is known to make each row from one sample.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from paceline.data.sharded import ShardedSamples
 from paceline.errors import BadRequest
 
 NOTICE = (
-    "privacy: samples are read and collated one at a time, so that no row holds anything of two"
-    " people: whatever mixes the samples of a batch (mixup, centring by the batch) has no effect"
+    "privacy: samples are read and collated one at a time, so that no row depends on two people;"
+    " code that mixes the samples of a batch (mixup, centring by the batch) has no effect"
 )
 
 
 class OneByOne:
-    """The same samples, each fetched and collated alone; its rows are put together here."""
+    """Fetches and collates each sample alone, then joins the rows."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -48,13 +47,14 @@ class OneByOne:
 
 
 def apart(samples: Samples) -> Samples:
-    """Samples that give, in any batch, the rows that they give alone."""
+    """Return samples whose rows are the same in any batch as alone."""
     return samples if rows_apart(samples) else OneByOne(samples)
 
 
 def rows_apart(samples: Samples) -> bool:
-    """Whether these are known to make each row from one sample. A subclass may do anything, and is
-    not known.
+    """Whether these samples are known to make each row from one sample.
+
+    A subclass of a known class may do anything, so it is not known.
     """
     if type(samples) is SomeSamples:
         return rows_apart(samples.samples)
@@ -70,7 +70,7 @@ def rows_apart(samples: Samples) -> bool:
 
 
 def _row_by_row(change: Any) -> bool:
-    """Whether a change of a whole batch is one of ours."""
+    """Whether a transform of a whole batch is one of Paceline's, which treat rows separately."""
     return (
         change is None
         or type(change) is Scale
@@ -80,15 +80,13 @@ def _row_by_row(change: Any) -> bool:
 
 def _fetches_many(dataset: Any) -> bool:
     """Whether a Dataset has code of its own that reads several samples at once."""
-    while type(dataset) is Subset:  # it has `__getitems__` only to hand it on
+    while type(dataset) is Subset:  # its `__getitems__` only calls the data set's
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")
 
 
 def together(rows: Sequence[Any]) -> Any:
-    """One batch from batches of one sample; tensors in tuples, lists and dictionaries are put
-    together one by one.
-    """
+    """Join batches of one sample to one batch, also inside tuples, lists and dictionaries."""
     first = rows[0]
     if any(type(row) is not type(first) for row in rows):
         raise _unequal(first, next(row for row in rows if type(row) is not type(first)))
@@ -97,8 +95,8 @@ def together(rows: Sequence[Any]) -> Any:
             if row.dim() == 0 or len(row) != 1:
                 count = f"{len(row)} rows" if row.dim() else "a number without a row"
                 raise BadRequest(
-                    f"privacy: the collate function makes {count} of one sample; a row is what clip"
-                    " bounds: make one row, with the samples as the first dimension"
+                    f"privacy: the collate function makes {count} of one sample, and clip bounds each"
+                    " row: make one row per sample, with the samples as the first dimension"
                 )
             if row.shape != first.shape:
                 raise _unequal(first, row)
@@ -118,9 +116,9 @@ def together(rows: Sequence[Any]) -> Any:
 
 def _unequal(one: Any, other: Any) -> BadRequest:
     return BadRequest(
-        f"privacy: alone, one sample is collated to {_shape(one)} and another to {_shape(other)}; a"
-        " private run collates each sample by itself, so that none depends on another: pad all"
-        " samples to one fixed length, and give tensors"
+        f"privacy: collated by itself, one sample gives {_shape(one)} and another {_shape(other)}."
+        " A private run collates each sample by itself, so that none depends on another: pad all"
+        " samples to one fixed length, and return tensors"
     )
 
 

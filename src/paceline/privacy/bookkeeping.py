@@ -31,8 +31,9 @@ CLOSE = {torch.float64: 1e-9, torch.float32: 2e-3}  # allowed differences, relat
 
 
 class _Root(torch.autograd.Function):
-    """Makes something to differentiate from what nothing before it is trained of; it costs nothing
-    in the backward pass.
+    """Gives an output a gradient although nothing before it is trained.
+
+    Its backward pass costs nothing.
     """
 
     @staticmethod
@@ -46,7 +47,7 @@ class _Root(torch.autograd.Function):
 
 
 class Bookkeeping:
-    """All samples in one pass."""
+    """Clips all samples in one backward pass."""
 
     def __init__(
         self, model: nn.Module, loss: Loss, places: Places, bound: float, per_layer: bool
@@ -58,7 +59,7 @@ class Bookkeeping:
         self._anchor = torch.zeros((), requires_grad=True)
         self.layers = self._booked(model)
         self._calls: dict[int, list[Call]] = {}
-        self._waiting: dict[int, int] = {}  # gradients that a layer still waits for
+        self._waiting: dict[int, int] = {}  # by layer: gradients that have not arrived yet
         self._squares: dict[int, Tensor] = {}
         self._samples, self._on = 0, False
         for number, layer in enumerate(self.layers):
@@ -73,8 +74,8 @@ class Bookkeeping:
             ):
                 raise BadRequest(
                     f"privacy: layer {layer.name or 'the model itself'}"
-                    f" ({type(recurrent).__name__}) gives several tensors, from code that"
-                    " torch.func cannot run sample by sample: use clipping=loop"
+                    f" ({type(recurrent).__name__}) returns several tensors, and torch.func"
+                    " cannot run it sample by sample: use clipping=loop"
                 )
         if slow:
             names = ", ".join(
@@ -82,8 +83,8 @@ class Bookkeeping:
                 for layer in slow[:3]
             )
             self.notices.append(
-                f"privacy: no rule for {names}{' and others' if len(slow) > 3 else ''}: through"
-                " torch.func, slower"
+                f"privacy: no rule for {names}{' and others' if len(slow) > 3 else ''}: torch.func"
+                " clips them, which is slower"
             )
         return [
             (layer.rule or Anything)(layer.name, layer.module, self._places_in(layer.module))
@@ -107,13 +108,12 @@ class Bookkeeping:
                 )
             value = loss.item()
             if not loss.requires_grad:
-                raise BadRequest("privacy: nothing that is trained has a part in the loss")
-            self._on = False  # some layers are run again
+                raise BadRequest("privacy: the loss does not depend on any trained parameter")
+            self._on = False  # torch.func may run layers again
             loss.backward(torch.full_like(loss, samples))
             with torch.no_grad():
-                for number in [
-                    n for n, count in self._waiting.items() if count
-                ]:  # used, and for nothing
+                # Layers whose output the loss does not depend on.
+                for number in [n for n, count in self._waiting.items() if count]:
                     self._measure(number)
         lengths = self._add_up()
         return value, lengths
@@ -128,17 +128,17 @@ class Bookkeeping:
                 return None
             which, output = (None, given) if isinstance(given, Tensor) else _only_tensor(given)
             if output is None or output.dim() == 0 or output.shape[0] != self._samples:
-                wrong = "gives no single tensor, which bookkeeping needs"
+                wrong = "returns no single tensor, which bookkeeping needs"
                 if output is not None:
                     shape = tuple(output.shape)
                     wrong = (
-                        f"gives {shape} for {self._samples} samples; samples must be the first"
+                        f"returns {shape} for {self._samples} samples; samples must be the first"
                         " dimension"
                     )
                 raise BadRequest(f"privacy: layer {layer.name} {wrong}: use clipping=loop")
             if output.grad_fn is None:
                 output = _Root.apply(output.detach(), self._anchor)
-            if output.grad_fn is None:  # under no_grad: it is used, and not trained
+            if output.grad_fn is None:  # under no_grad: the layer is used but not trained
                 return None
             call = Call(inputs, named, which)
             self._calls.setdefault(number, []).append(call)
@@ -152,12 +152,12 @@ class Bookkeeping:
     def _arrived(
         self, number: int, call: Call, index: int, grads: tuple[Tensor | None, ...]
     ) -> None:
-        """Before the backward pass goes through a layer (no gradients are recorded here)."""
+        """Record the gradient of a layer's output, before the backward pass enters the layer."""
         call.grads = grads[index]
         if call.was_changed:
             raise BadRequest(
-                f"privacy: what layer {self.layers[number].name} was given is changed in place"
-                " after it: use a copy"
+                f"privacy: the input of layer {self.layers[number].name} is changed in place after"
+                " the layer has used it: use a copy"
             )
         self._waiting[number] -= 1
         if not self._waiting[number]:
@@ -194,7 +194,7 @@ class Bookkeeping:
 
     @contextmanager
     def _booking(self) -> Iterator[None]:
-        """Parameters take no part in autograd meanwhile."""
+        """Keep parameters out of autograd while the body runs."""
         for kept in (self._calls, self._waiting, self._squares):
             kept.clear()
         for parameter in self._trained:
@@ -210,10 +210,9 @@ class Bookkeeping:
     # --- before the first pass
 
     def try_out(self, inputs: Any, targets: Any, samples: int) -> None:
-        """A few samples, together and one at a time, as in training but for dropout: the same must
-        come out.
+        """Check that a few samples give the same gradients together as one at a time.
 
-        With two sizes, so that a layer's inputs are known for each sample's own or for everybody's.
+        Dropout is off meanwhile. Two batch sizes show which inputs of a layer all samples share.
         """
         refuse_left_out(self.loss, targets)
         random = torch.get_rng_state()
@@ -248,9 +247,9 @@ class Bookkeeping:
         close = CLOSE.get(lengths.dtype, 2e-3)
         if not abs(alone - together) <= close * max(1.0, abs(alone)):
             raise BadRequest(
-                "privacy: the loss of a batch is not the mean of its samples' own losses: it must"
-                " be the mean over the rows (no class weights, nothing ignored), and no layer may"
-                " mix samples"
+                "privacy: the loss of a batch is not the mean of its samples' losses: the loss must"
+                " be the mean over the rows (no class weights, no ignored targets), and no layer"
+                " may mix samples"
             )
         bound = float(lengths.max())
         wrong = not float((own.cpu().double() - lengths.cpu().double()).abs().max()) <= close * max(
@@ -263,14 +262,14 @@ class Bookkeeping:
             )
         if wrong:
             raise BadRequest(
-                "privacy: samples' gradients in a batch are not what they are alone: something in"
-                " the model mixes samples, draws random numbers, or uses a layer's parameters"
-                " outside that layer: use clipping=loop"
+                "privacy: samples' gradients in a batch differ from their gradients alone: the"
+                " model mixes samples, draws random numbers, or uses a layer's parameters outside"
+                " that layer: use clipping=loop"
             )
 
 
 class NoDropout(TorchFunctionMode):
-    """Dropout, however it is called, lets everything through."""
+    """Turns dropout off, as a module and as a function."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "dropout" in getattr(func, "__name__", ""):
@@ -279,7 +278,7 @@ class NoDropout(TorchFunctionMode):
 
 
 def _only_tensor(output: Any) -> tuple[int | None, Tensor | None]:
-    """The one tensor that a layer gives, and where in a tuple it is."""
+    """Return the one tensor in a layer's output, and its place in a tuple."""
     if isinstance(output, Tensor):
         return None, output
     found = (

@@ -16,21 +16,21 @@ LEFT_OUT = -100  # cross-entropy's default ignore_index
 
 
 def refuse_unequal_loss(loss: Loss) -> None:
-    """PyTorch's own losses that are no mean over the rows."""
+    """Refuse a PyTorch loss that is not a mean over the rows."""
     if getattr(loss, "weight", None) is not None or getattr(loss, "ignore_index", -100) != -100:
         raise BadRequest(
-            f"privacy: {type(loss).__name__} with weight or ignore_index is no mean over the rows,"
-            " so no sample's part can be bounded: leave them out"
+            f"privacy: {type(loss).__name__} with weight or ignore_index is not a mean over the"
+            " rows, so the influence of one sample cannot be bounded: leave them out"
         )
     if getattr(loss, "reduction", "mean") != "mean":
         raise BadRequest("privacy: the loss must be the mean over the rows (reduction='mean')")
 
 
 def refuse_left_out(loss: Loss, targets: Any) -> None:
-    """Targets that cross-entropy leaves out: the mean over the others is no mean over the rows.
+    """Refuse targets that cross-entropy ignores: the mean over the others is not over the rows.
 
-    What a sample counts for would then depend on how much the others leave out. `clipping=loop`
-    takes each sample by itself.
+    The influence of a sample would then depend on how many targets other samples ignore.
+    `clipping=loop` computes the loss of each sample by itself.
     """
     if isinstance(loss, nn.modules.loss._Loss) and not hasattr(loss, "ignore_index"):
         return
@@ -41,30 +41,29 @@ def refuse_left_out(loss: Loss, targets: Any) -> None:
             and bool((leaf == LEFT_OUT).any())
         ):
             raise BadRequest(
-                f"privacy: a target is {LEFT_OUT}, which cross-entropy leaves out, so the loss is"
-                " no mean over the rows: give every place a class, or use clipping=loop (targets"
-                " that are no classes: make them floating point)"
+                f"privacy: a target is {LEFT_OUT}, which cross-entropy ignores, so the loss is not"
+                " a mean over the rows: give every place a class, or use clipping=loop (make"
+                " targets that are not classes floating point)"
             )
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Models in which no sample's part can be bounded, as far as their layers tell."""
+    """Refuse a model with a layer that mixes samples or keeps statistics of them."""
     if hasattr(model, "_orig_mod"):
         raise BadRequest(
-            "privacy: a compiled model hides its layers: give the model itself, without"
-            " torch.compile"
+            "privacy: a compiled model hides its layers: give the model without torch.compile"
         )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
             raise BadRequest(
-                f"privacy: {name} is {parameter.dtype}, too coarse for lengths and noise: train in"
-                " float32"
+                f"privacy: {name} is {parameter.dtype}, which is too coarse for lengths and noise:"
+                " train in float32"
             )
     for name, module in model.named_modules():
         if isinstance(module, MIXING):
             raise BadRequest(
                 f"privacy: layer {name} ({type(module).__name__}) mixes the samples of a batch, so"
-                " no sample's part can be bounded: use GroupNorm in its place"
+                " the influence of one sample cannot be bounded: use GroupNorm in its place"
                 " (nn.GroupNorm(groups, channels))"
             )
         if isinstance(module, nn.Embedding) and (
@@ -77,6 +76,6 @@ def refuse_mixing(model: nn.Module) -> None:
         if getattr(module, "track_running_stats", False):
             raise BadRequest(
                 f"privacy: layer {name} ({type(module).__name__}) keeps statistics of the data,"
-                " which would be released as they are: set track_running_stats=False, or use"
+                " which would be released without noise: set track_running_stats=False, or use"
                 " GroupNorm"
             )

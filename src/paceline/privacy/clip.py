@@ -29,8 +29,9 @@ Places = Sequence[tuple[nn.Parameter, Tensor]]
 
 
 class Clipper(Protocol):
-    """Fills every place with the sum of the clipped gradients; returns the mean loss and each
-    sample's gradient's length.
+    """Fills every place with the sum of the clipped gradients.
+
+    A call returns the mean loss and the length of each sample's gradient, before clipping.
     """
 
     bound: float
@@ -41,7 +42,10 @@ class Clipper(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """A module whose parameters are bounded together; without a rule, with everything inside it."""
+    """A module whose parameters are clipped together.
+
+    Without a rule it stands for all its submodules too.
+    """
 
     name: str
     module: nn.Module
@@ -49,8 +53,10 @@ class Layer:
 
 
 def find_layers(model: nn.Module, trained: Sequence[nn.Parameter]) -> list[Layer]:
-    """Layers with a rule; whatever else has parameters of its own; the whole model where layers
-    share parameters.
+    """Divide a model into layers.
+
+    A layer is a module that has parameters of its own. Where modules share parameters, the whole
+    model is one layer.
     """
     wanted, owners = {id(p) for p in trained}, dict[int, int]()
     for module in model.modules():
@@ -58,9 +64,8 @@ def find_layers(model: nn.Module, trained: Sequence[nn.Parameter]) -> list[Layer
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     if any(owners.get(id(p), 0) > 1 for p in trained):
         return [Layer("", model, None)]
-    found = {
-        id(layer.module): layer for layer in _walk("", model, wanted)
-    }  # a module may have several names
+    # By identity: a module may have several names.
+    found = {id(layer.module): layer for layer in _walk("", model, wanted)}
     return list(found.values())
 
 
@@ -76,14 +81,14 @@ def _walk(name: str, module: nn.Module, wanted: set[int]) -> Iterator[Layer]:
 
 
 class Loop:
-    """One sample at a time, the plainest way."""
+    """Clips one sample at a time: the reference."""
 
     def __init__(
         self, model: nn.Module, loss: Loss, places: Places, bound: float, per_layer: bool
     ) -> None:
         self.model, self.loss, self.bound, self.notices = model, loss, bound, list[str]()
         self._parameters, self.sums = [p for p, _ in places], [g for _, g in places]
-        self._layer = [0] * len(places)  # of each parameter
+        self._layer = [0] * len(places)  # each parameter's layer
         if per_layer:
             layers = find_layers(model, self._parameters)
             number = {id(p): i for i, layer in enumerate(layers) for p in layer.module.parameters()}
@@ -110,12 +115,13 @@ class Loop:
 
 
 def clip_factors(lengths: Tensor, bound: float) -> Tensor:
+    """Return min(1, bound / length)."""
     return lengths.clamp(min=bound).reciprocal_().mul_(bound)
 
 
 def refuse_not_finite(lengths: Tensor) -> None:
     if not math.isfinite(float(lengths.sum())):
         raise NotFinite(
-            "a sample's gradient is not finite: try a smaller lr, or look for bad numbers in the"
+            "a sample's gradient is not finite: try a smaller lr, or look for nan and inf in the"
             " data"
         )

@@ -1,12 +1,12 @@
-"""Every sample's gradient of a convolution: the patches that the kernel saw, times the gradients of
-what it made of them.
+"""The rule for convolutions: a sample's gradient is the sum of outer products over all places.
 
     G_i = sum over places t of g_t (patch_t)^T
 
-Where all samples' gradients are small they are kept, and their weighted sum is one product; where
-they are large their lengths come from two places x places matrices (or from a few gradients at a
-time), and the sum from a second, weighted pass. Patches are copied in whichever order has the
-longer runs in memory.
+patch_t is the part of the input that the kernel covers at place t, g_t the gradient of the output
+there. Where the gradients of all samples fit into KEEP_BYTES they are kept, and their weighted sum
+is one product. Otherwise their lengths come from two places x places matrices per sample (or from a
+few gradients at a time), and the sum from a second, weighted pass. Patches are copied in the order
+that has the longer contiguous runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from paceline.privacy.layers import Booked, Call, row_squares, slices, with_digits
 
-KEEP_BYTES = 64 << 20  # all samples' gradients of one layer, at most
+KEEP_BYTES = 64 << 20  # the gradients of all samples are kept up to this size
 
 
 class Convolution(Booked):
-    """One or two dimensions, any stride, padding, dilation and groups."""
+    """A convolution of one or two dimensions, with any stride, padding, dilation and groups."""
 
     def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
         super().__init__(name, module, places)
@@ -33,12 +33,9 @@ class Convolution(Booked):
         self.channels = (int(weight.shape[0]), int(weight.shape[1]))  # out; in, per group
         self.weights = weight.numel()
         given: Any = module
-        self._groups, self._stride, self._dilation = (
-            int(given.groups),
-            _pair(given.stride),
-            _pair(given.dilation),
-        )
-        self._gradients: Tensor | None = None  # samples x the rest, in the order of `_as_weight`
+        self._groups = int(given.groups)
+        self._stride, self._dilation = _pair(given.stride), _pair(given.dilation)
+        self._gradients: Tensor | None = None  # samples x weights, in the order of `_as_weight`
         self._bias: Tensor | None = None
         self._calls: list[tuple[Tensor, Tensor]] = []
         self._by_channel = False
@@ -114,10 +111,8 @@ class Convolution(Booked):
         return (mine * others).sum((1, 2))
 
     def _most(self, x: Tensor, g: Tensor) -> Tensor:
-        """The length if nothing cancelled: of every place's patch, times that of its gradient."""
-        ones = torch.ones(
-            1, 1, *self.kernel, dtype=x.dtype, device=x.device
-        )  # adds up what each patch has
+        """Return the lengths without cancellation: the sum of |patch_t| |g_t| over all places."""
+        ones = torch.ones(1, 1, *self.kernel, dtype=x.dtype, device=x.device)
         patches = F.conv2d(
             x.square().sum(1, keepdim=True), ones, stride=self._stride, dilation=self._dilation
         ).clamp_(min=0.0)
@@ -125,13 +120,11 @@ class Convolution(Booked):
         return (patches[:, 0].sqrt() * lengths).sum((1, 2))
 
     def _few(self, x: Tensor, g: Tensor) -> Tensor:
-        """Some samples' gradients, flat."""
+        """Return the gradients of some samples, one row each."""
         return self._product(self._windows(x, g.shape[2:], self._by_channel), self._outs(g))
 
     def _product(self, windows: Tensor, outs: Tensor, out: Tensor | None = None) -> Tensor:
-        """Of patches (copied here) and the gradients of what was made of them: flat, one row per
-        sample.
-        """
+        """Return the product of patches and output gradients, one row per sample."""
         made = (
             torch.empty(outs.shape[0], self.weights, dtype=outs.dtype, device=outs.device)
             if out is None
@@ -148,8 +141,10 @@ class Convolution(Booked):
         return made
 
     def _outs(self, g: Tensor) -> Tensor:
-        """By channel: samples x groups x places x channels of a group; otherwise samples x channels
-        x places.
+        """Return g in the layout that `_product` needs.
+
+        By channel: samples x groups x places x channels of a group.
+        Otherwise: samples x channels x places.
         """
         if self._by_channel:
             return (
@@ -160,8 +155,9 @@ class Convolution(Booked):
         return _last(g).transpose(1, 2)
 
     def _windows(self, x: Tensor, places: Any, by_channel: bool) -> Tensor:
-        """What the kernel saw, not copied. By channel: samples x patch x places; otherwise samples
-        x places x patch.
+        """Return a view of the patches, without a copy.
+
+        By channel: samples x patch x places. Otherwise: samples x places x patch.
         """
         samples, channels = x.shape[:2]
         high, wide = places
@@ -181,7 +177,7 @@ class Convolution(Booked):
         )
 
     def _copied(self, windows: Tensor) -> Tensor:
-        """Back to back, in memory that the next ones will use again."""
+        """Copy a view into contiguous memory, which the next call uses again."""
         count = windows.numel()
         if (
             self._buffer.numel() < count
@@ -192,7 +188,7 @@ class Convolution(Booked):
         return self._buffer[:count].view(windows.shape).copy_(windows)
 
     def _runs_by_channel(self, x: Tensor, g: Tensor) -> bool:
-        """In which order patches are copied in longer runs; groups need the first."""
+        """Whether the layout by channel has the longer contiguous runs; groups need it always."""
         return self._groups > 1 or x.shape[1] * self.kernel[1] < g.shape[3]
 
     def add_up(self, factors: Tensor) -> None:
@@ -203,13 +199,15 @@ class Convolution(Booked):
         for x, g in self._calls:
             weighted = g * factors.view(-1, 1, 1, 1)
             weight: Any = self.module.weight
+            kernel = weight.view(*self.channels, *self.kernel)
             plain = torch.ops.aten.convolution_backward(
-                weighted, x, weight.view(self.channels[0], self.channels[1], *self.kernel), None, list(self._stride),
-                [0, 0], list(self._dilation), False, [0, 0], self._groups, [False, True, False],
+                weighted, x, kernel, None, list(self._stride), [0, 0], list(self._dilation),
+                False, [0, 0], self._groups, [False, True, False],
             )[1]  # fmt: skip
             self.places["weight"].copy_(plain.reshape(weight.shape))
 
     def _as_weight(self, flat: Tensor) -> Tensor:
+        """Return a flat gradient in the shape of the layer's weight."""
         out, into = self.channels
         kh, kw = self.kernel
         if self._by_channel:
@@ -228,9 +226,7 @@ class Convolution(Booked):
         self._calls = []
 
     def _padded(self, x: Tensor) -> Tensor:
-        """As the kernel saw it: with the border that the layer adds, channels last where that is
-        how patches are copied.
-        """
+        """Return the input with the layer's padding, in the memory format that patches need."""
         module: Any = self.module
         if any(module._reversed_padding_repeated_twice):
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -250,5 +246,5 @@ def _pair(given: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _last(g: Tensor) -> Tensor:
-    """samples x places x channels."""
+    """Return g as samples x places x channels."""
     return g.permute(0, 2, 3, 1).reshape(g.shape[0], -1, g.shape[1])

@@ -1,9 +1,10 @@
-/* out[i] = factor * out[i] + scale * (a normal number), from random bits, by Box and Muller's method:
+/* out[i] = factor * out[i] + scale * (a normal number), by Box and Muller's method:
 
-       r = sqrt(-2 ln u),  out += r cos(t), r sin(t)        u: the first half of the bits, t: the second half
+       r = sqrt(-2 ln u),  out += r cos(t), r sin(t)
 
-   Plain loops and no branches, so that a compiler makes vectors of them. Polynomials after Cephes (S. Moshier), to the
-   precision of float32. `bits` holds 2 * pairs numbers; `out` holds n of 2 * pairs or 2 * pairs - 1. */
+   u comes from the first half of the bits, t from the second. Loops have no branches, so that a
+   compiler vectorises them. The polynomials are those of Cephes (S. Moshier), to the precision of
+   float32. `bits` holds 2 * pairs numbers; `out` holds n of them, 2 * pairs or 2 * pairs - 1. */
 
 #include <stdint.h>
 #include <string.h>
@@ -32,16 +33,20 @@ static inline void pair(int32_t first, int32_t second, float scale, float *c, fl
     float u = ((float)(int32_t)((uint32_t)first >> 1) + 0.5f) * 0x1p-31f;
     float square = -2.0f * natural_log(u);
     float r = scale * __builtin_sqrtf(square > 0.0f ? square : 0.0f);
-    int32_t quarter = (second >> 30) + ((second >> 29) & 1); /* 2^32 is a whole turn; this is the nearest quarter */
-    float f = (float)(int32_t)((uint32_t)second - ((uint32_t)quarter << 30)) * (1.5707963268f * 0x1p-30f), q = f * f;
+    /* 2^32 is a full turn; this is the nearest quarter of a turn */
+    int32_t quarter = (second >> 30) + ((second >> 29) & 1);
+    int32_t rest = (int32_t)((uint32_t)second - ((uint32_t)quarter << 30));
+    float f = (float)rest * (1.5707963268f * 0x1p-30f), q = f * f;
     float sine = f + f * q * (-1.6666654611e-1f + q * (8.3321608736e-3f - q * 1.9515295891e-4f));
-    float cosine = 1.0f - 0.5f * q + q * q * (4.1666645683e-2f + q * (-1.3887316255e-3f + q * 2.4433157118e-5f));
+    float cosine = 1.0f - 0.5f * q
+        + q * q * (4.1666645683e-2f + q * (-1.3887316255e-3f + q * 2.4433157118e-5f));
     float across = (quarter & 1) ? sine : cosine, up = (quarter & 1) ? cosine : sine;
     *c = r * as_float(as_int(across) ^ (int32_t)((uint32_t)((quarter + 1) & 2) << 30));
     *s = r * as_float(as_int(up) ^ (int32_t)((uint32_t)(quarter & 2) << 30));
 }
 
-void add_normal(const int32_t *restrict bits, float *restrict out, int64_t n, float factor, float scale)
+void add_normal(const int32_t *restrict bits, float *restrict out, int64_t n, float factor,
+                float scale)
 {
     int64_t pairs = (n + 1) / 2, whole = n / 2;
     float *restrict high = out + pairs;

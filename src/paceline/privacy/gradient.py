@@ -1,12 +1,17 @@
 """One worker's private gradient: clipped sample by sample, divided by the *expected* batch size,
 and noised.
 
-    g_p = scale / b_p * ( sum_i min(1, C / |G_i|) G_i  +  C z N(0, 1) )        z: this worker's noise (guarantee.py)
+    g_p = scale / b_p * ( sum_i min(1, C / |G_i|) G_i  +  C z N(0, 1) )
 
-With `adaptive`, C follows a quantile of the lengths: C <- C exp(-0.2 (share that was not clipped,
-noised - wanted share)). The share costs a part of the noise, so that both together cost what the
-noise alone would (Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021).
-Where noise joins in the sum, so must C: the share is then of all workers.
+z is this worker's noise (guarantee.py) and b_p its expected batch. With `adaptive`, C follows a
+quantile of the gradients' lengths:
+
+    C <- C exp(-0.2 (share - wanted share))
+
+where `share` is the noised share of samples that were not clipped. The gradient gets more noise, so
+that gradient and share together cost as much epsilon as the gradient alone would (Andrew et al.,
+"Differentially Private Learning with Adaptive Clipping", 2021). Where each worker adds only a part
+of the noise, C must be the same on all workers, so the share is taken over all workers.
 """
 
 from __future__ import annotations
@@ -29,14 +34,12 @@ from paceline.privacy.noise import Noise
 from paceline.privacy.settings import Settings
 from paceline.types import Batch, RegionLike
 
-PACE = 0.2  # of an adaptive clip norm
-SHARE_NOISE = (
-    1 / 20
-)  # of the share that was not clipped: the standard deviation of the count over the expected batch
+PACE = 0.2  # the rate at which an adaptive clip norm changes
+SHARE_NOISE = 1 / 20  # standard deviation of the noised share of samples that were not clipped
 
 
 class Trained(Protocol):
-    """What is needed of a replica."""
+    """The part of a replica that a private gradient needs."""
 
     model: nn.Module
     loss: Loss
@@ -51,11 +54,12 @@ class Trained(Protocol):
 
 
 class PrivateGradient:
-    """`noise`: of this worker, in units of the clip norm, one of `parts` that make the whole;
-    `expected`: its batch.
+    """Computes the private gradients of one worker.
 
-    `together`: where all workers have one clip norm, how numbers are summed over them, and the
-    expected batch of all.
+    noise: this worker's, in units of the clip norm; one of `parts` that make the whole
+    expected: the expected size of this worker's batch
+    together: where all workers share one clip norm, a function that sums a tensor over them, and
+        the expected size of their batches together
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class PrivateGradient:
         self.clipper: Clipper = kind(
             replica.model, replica.loss, replica.places, settings.clip, settings.per_layer
         )
-        self.drawn = 0  # in the last step; private
+        self.drawn = 0  # samples in the last step (private)
         self._sum_all = together[0] if together is not None else None
         self._counted = together[1] if together is not None else expected
         self._share: _Share | None = None
@@ -86,7 +90,7 @@ class PrivateGradient:
             self._noise = self._share.left
 
     def try_out(self, inputs: Any, targets: Any, samples: int) -> None:
-        """Refuse a model or a loss in which samples are not apart, before anything is trained."""
+        """Refuse a model or a loss that mixes samples, before the first step."""
         buffers = [b.clone() for b in self.replica.model.buffers()]
         if isinstance(self.clipper, Bookkeeping):
             self.clipper.try_out(self.replica.formatted(inputs), targets, samples)
@@ -102,13 +106,14 @@ class PrivateGradient:
         ]
         if changed:
             raise BadRequest(
-                f"privacy: buffer {changed[0]} changes with the data, and would be released as it"
-                " is: leave it out"
+                f"privacy: buffer {changed[0]} changes with the data and would be released without"
+                " noise: remove it from the model"
             )
 
     def forward_backward(self, batch: Batch, scale: float) -> float:
-        """As a replica's: gradients in the flat buffers, for `scale` times the mean; returns the
-        mean loss (private).
+        """Put `scale` times the private mean gradient into the flat buffers.
+
+        Returns the mean loss, which is not protected.
         """
         replica, loss = self.replica, 0.0
         lengths = torch.zeros(0)
@@ -132,8 +137,10 @@ class PrivateGradient:
         return loss
 
     def _follow(self, lengths: Tensor) -> None:
-        """Every sample adds +1/2 (not clipped) or -1/2, so that the count changes by a half at most
-        with any one of them.
+        """Adapt the clip norm to the lengths of this step's gradients.
+
+        Each sample adds +1/2 (not clipped) or -1/2 to the count, so one sample changes it by at
+        most 1/2.
         """
         assert self._share is not None
         halves = float((lengths <= self.clipper.bound).sum()) - len(lengths) / 2
@@ -146,7 +153,7 @@ class PrivateGradient:
         self.clipper.bound *= math.exp(-PACE * (unclipped - self.settings.adaptive))
 
     def state(self) -> dict[str, float]:
-        """Nothing secret: the clip norm follows noised numbers."""
+        """Return the clip norm, which depends on the data through noised numbers only."""
         return {"clip": self.clipper.bound}
 
     def load(self, state: dict[str, float]) -> None:
@@ -155,24 +162,23 @@ class PrivateGradient:
 
 @dataclass(frozen=True)
 class _Share:
-    """The noise of the count of samples that were not clipped, and what of the noise is left for
-    the gradient.
-    """
+    """How the noise is divided between the gradient and the count of unclipped samples."""
 
-    noise: float
-    left: float
+    noise: float  # of the count
+    left: float  # of the gradient
 
     @classmethod
     def beside(cls, noise: float, expected: int, parts: int) -> _Share:
-        """1/z^2 = 1/left^2 + 1/(2 s)^2 for the whole noise z and the count's s; each worker adds
-        its part of both.
+        """Solve 1/z^2 = 1/left^2 + 1/(2 s)^2 for the whole noise z and the count's noise s.
+
+        Each worker adds its part of both.
         """
         whole, own = noise * math.sqrt(parts), SHARE_NOISE * expected
         if whole >= 2 * own:
             raise BadRequest(
-                "privacy: adaptive needs batches of more than"
-                f" {math.ceil(whole / (2 * SHARE_NOISE))} with noise {whole:.3g}: {expected} is too"
-                " few to count in"
+                "privacy: adaptive with noise"
+                f" {whole:.3g} needs batches of more than {math.ceil(whole / (2 * SHARE_NOISE))};"
+                f" {expected} samples are too few"
             )
         left: float = (whole**-2 - (2 * own) ** -2) ** -0.5
         return cls(own / math.sqrt(parts), left / math.sqrt(parts))

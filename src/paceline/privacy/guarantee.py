@@ -1,12 +1,12 @@
-"""What a private run promises, to whom, and how much noise each worker adds for it.
+"""What a private run guarantees, against whom, and how much noise each worker adds for it.
 
-    trust=peers      every message is protected by itself:  each of P workers adds noise of sigma C
-    trust=curator    the released model only:               sigma C / sqrt(P) each, sigma C in the sum
+    trust=peers      each message is protected       each of P workers adds noise of sigma C
+    trust=curator    the released model only         each adds sigma C / sqrt(P): sigma C in the sum
 
-The second works where nothing but the sum over all workers is ever used (all-reduce, a server that
-waits for all). Where a worker's own gradient takes effect by itself (local steps, averages with a
-neighbour, a server that does not wait), there is nothing for the others' noise to add up with, and
-each worker adds all of it, whoever is trusted.
+The smaller noise of `curator` is enough where only the sum over all workers is used (all-reduce, a
+server that waits for all workers). Where a worker's own gradient takes effect without the others'
+(local steps, averages with a neighbour, a server that does not wait), each worker adds sigma C with
+either `trust`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from paceline.privacy.settings import Settings
 
 @dataclass(frozen=True)
 class Guarantee:
-    """`noise`: of each worker, in units of the clip norm. `joins`: it becomes whole only in the sum
-    over the workers.
-    """
+    """What is promised, and the noise that keeps the promise."""
 
-    noise: float
-    joins: bool
+    noise: float  # of each worker, in units of the clip norm
+    joins: bool  # whether each worker adds a part, and only the sum over all has the whole noise
     sentences: tuple[str, str]
 
     @classmethod
@@ -36,7 +34,7 @@ class Guarantee:
         return cls(noise, joins, _sentences(settings, workers, joins, strategy))
 
     def weakened(self, settings: Settings, workers: int, strategy: str) -> Guarantee:
-        """The same noise, and the promise of these settings."""
+        """Return a guarantee with the same noise and the promise of these settings."""
         return replace(self, sentences=_sentences(settings, workers, self.joins, strategy))
 
 
@@ -44,18 +42,18 @@ def _sentences(settings: Settings, workers: int, joins: bool, strategy: str) -> 
     if workers == 1:
         return (
             (
-                "There is one worker, and what is protected is everything that leaves it: the"
-                " released model and all before it."
+                "There is one worker, and everything that leaves it is protected: the released"
+                " model and all weights before it."
             ),
             (
-                "Who can look into its memory, or knows which samples were drawn, sees the data as"
-                " it is."
+                "An attacker that reads its memory, or knows which samples were drawn, sees the data"
+                " as it is."
             ),
         )
     if settings.trust == "peers":
         return (
             (
-                "Every message is protected: whoever sees what a worker sends (the ring's partial"
+                "Every message is protected: an observer of what a worker sends (the ring's partial"
                 " sums, a server, a neighbour, the network) learns no more about one person than"
                 " epsilon says."
             ),
@@ -65,14 +63,14 @@ def _sentences(settings: Settings, workers: int, joins: bool, strategy: str) -> 
         f"Noise is added once in all, a part of it by each of the {workers} workers."
         if joins
         else (
-            f"Each worker adds the whole noise all the same: with {strategy} what it does takes"
-            " effect by itself."
+            f"Each worker adds the whole noise all the same: with {strategy} a worker's gradient"
+            " takes effect by itself."
         )
     )
     return (
         (
-            "The released model is protected and nothing else: workers, servers and the network"
-            " between them are trusted with what they see."
+            "Only the released model is protected: workers, servers and the network between them"
+            " are trusted with what they see."
         ),
         how,
     )
@@ -80,8 +78,9 @@ def _sentences(settings: Settings, workers: int, joins: bool, strategy: str) -> 
 
 @dataclass(frozen=True)
 class Curve:
-    """About how much has been spent after so many steps, for a progress bar: exact at the end, a
-    little too much before it.
+    """An estimate of epsilon after each step, for the progress bar.
+
+    It is exact at the last step and slightly too large before.
     """
 
     points: tuple[tuple[float, float], ...]  # (square root of the steps, epsilon)

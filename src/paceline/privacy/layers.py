@@ -1,14 +1,12 @@
-"""What each kind of layer must do to bound every sample's gradient without ever making it
-(book-keeping).
+"""Rules by which layers measure and sum the gradients of samples without computing each of them.
 
-A layer has seen inputs `a` and will be told the gradients `g` of its outputs. From these two
-follow, for each sample i, the length of its gradient, and afterwards the weighted sum of all of
-them:
+From a layer's inputs `a` and the gradients `g` of its outputs follow the length of each sample's
+gradient G_i, and afterwards the weighted sum of all:
 
     Linear      |G_i|^2 = |g_i|^2 (|a_i|^2 + 1)           sum_i c_i G_i = (c g)^T a
-    ... over T places in a sequence: sum over s, t of (a_s . a_t)(g_s . g_t)
-    Embedding   the same, where a_s . a_t is 1 for the same word and 0 for another
-    norms       G_i = sum over places of g * normalised a, as long as the layer has channels: kept as it is
+                with T places in a sequence: |G_i|^2 = sum over s, t of (a_s . a_t)(g_s . g_t)
+    Embedding   the same, where a_s . a_t is 1 for the same word and 0 otherwise
+    norms       G_i = sum over places of g * normalised a; one number per channel, so it is kept
 
 (Goodfellow, 2015; Li et al., "Large Language Models Can Be Strong Differentially Private Learners",
 2022; Bu et al., "Differentially Private Optimization on Large Foundation Models at Small Cost",
@@ -28,20 +26,19 @@ from torch import Tensor, nn
 from paceline.errors import BadRequest
 from paceline.privacy.native import loops_for
 
-CANCELLED = (
-    1e-3  # of what it would be if nothing cancelled: a squared length below has lost its digits
-)
-CHUNK_BYTES = 2 << 20  # of what is made and thrown away while lengths are measured
+# A squared length below this share of its largest possible value has lost its digits.
+CANCELLED = 1e-3
+CHUNK_BYTES = 2 << 20  # temporary memory while lengths are measured
 
 
 class Call:
-    """One use of a layer in a forward pass: what went in, and the gradient of what came out."""
+    """One use of a layer in a forward pass: its inputs, and the gradient of its output."""
 
     __slots__ = ("_versions", "grads", "input", "inputs", "named", "which")
 
     def __init__(self, inputs: tuple[Any, ...], named: dict[str, Any], which: int | None) -> None:
         self.inputs, self.named = inputs, named
-        self.which = which  # of several outputs (None: there is one), the one that is a tensor
+        self.which = which  # the place of the tensor among several outputs; None: one output
         self.input: Any = inputs[0] if inputs else next(iter(named.values()), None)
         self._versions = [
             (v, v._version) for v in (*inputs, *named.values()) if isinstance(v, Tensor)
@@ -50,36 +47,36 @@ class Call:
 
     @property
     def was_changed(self) -> bool:
-        """In place, since the layer saw it: what is booked would not be what was used."""
+        """Whether an input was changed in place since the layer used it."""
         return any(tensor._version != version for tensor, version in self._versions)
 
 
 class Booked(ABC):
-    """One layer. `places`: by parameter name, where the sum over the samples is wanted."""
+    """A layer's rule. `places` says, by parameter name, where the sum of the gradients goes."""
 
     def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
         self.name, self.module, self.places = name, module, dict(places)
 
     @abstractmethod
     def book(self, calls: list[Call]) -> Tensor:
-        """The squared length of every sample's gradient; what is needed to add them up is kept."""
+        """Return the squared length of each sample's gradient, and keep what `add_up` needs."""
 
     @abstractmethod
     def add_up(self, factors: Tensor) -> None:
-        """places <- sum_i factors_i G_i"""
+        """Set places <- sum_i factors_i G_i."""
 
     @abstractmethod
     def forget(self) -> None:
-        """What was kept for this step."""
+        """Drop what was kept for this step."""
 
     def skip(self) -> None:
-        """Nobody used it in this step."""
+        """Set the sums to 0: the layer had no part in this step."""
         for place in self.places.values():
             place.zero_()
 
 
 class Linear(Booked):
-    """Never holds one gradient per sample."""
+    """A linear layer; it never holds one gradient per sample."""
 
     _a: Tensor | None = None
     _g: Tensor | None = None
@@ -88,11 +85,10 @@ class Linear(Booked):
         a, g = calls[0].input, calls[0].grads
         assert g is not None
         weight: Any = self.module.weight
-        if (
-            a.shape[:-1] != g.shape[:-1] or g.shape[-1] != weight.shape[0]
-        ):  # the loops in C trust what they are given
+        # The loops in C do not check shapes.
+        if a.shape[:-1] != g.shape[:-1] or g.shape[-1] != weight.shape[0]:
             raise BadRequest(
-                f"privacy: something changes the shape of what layer {self.name} gives: use"
+                f"privacy: a hook changes the shape of the output of layer {self.name}: use"
                 " clipping=loop"
             )
         if len(calls) == 1 and a.dim() == 2:
@@ -144,7 +140,7 @@ class Linear(Booked):
 
 
 class Embedding(Booked):
-    """A sample's gradient has as many rows as it has words."""
+    """An embedding; a sample's gradient has one row for each of its words."""
 
     _words: Tensor | None = None
     _g: Tensor | None = None
@@ -169,7 +165,7 @@ class Embedding(Booked):
         return (torch.bmm(g, g.transpose(1, 2)) * same).sum((1, 2))
 
     def _plainly(self, words: Tensor, g: Tensor) -> Tensor:
-        """One sample's squared length, from its rows themselves."""
+        """Return one sample's squared length from its gradient, in double precision."""
         different, which = words.unique(return_inverse=True)
         rows = torch.zeros(len(different), g.shape[1], dtype=torch.float64, device=g.device)
         return rows.index_add_(0, which, g.double()).square().sum()
@@ -186,7 +182,7 @@ class Embedding(Booked):
 
 
 class Kept(Booked):
-    """Samples' gradients that are short enough to be kept: one matrix per parameter."""
+    """A layer with so few parameters that the gradients of all samples are kept."""
 
     def __init__(self, name: str, module: nn.Module, places: Mapping[str, Tensor]) -> None:
         super().__init__(name, module, places)
@@ -194,7 +190,7 @@ class Kept(Booked):
 
     @abstractmethod
     def gradients(self, call: Call) -> dict[str, Tensor]:
-        """By parameter: one gradient per sample."""
+        """Return one gradient per sample, by parameter."""
 
     def book(self, calls: list[Call]) -> Tensor:
         for call in calls:
@@ -213,7 +209,7 @@ class Kept(Booked):
 
 
 class Normalising(Kept):
-    """LayerNorm and GroupNorm: scale and shift."""
+    """The scale and shift of LayerNorm and GroupNorm."""
 
     def gradients(self, call: Call) -> dict[str, Tensor]:
         g, found = call.grads, {}
@@ -238,6 +234,7 @@ class Normalising(Kept):
 
 
 def row_squares(rows: Tensor) -> Tensor:
+    """Return the squared length of each row."""
     if (quick := loops_for(rows, rows)) is not None:
         count, width = rows.shape
         squares = torch.empty(count, dtype=rows.dtype)
@@ -248,11 +245,10 @@ def row_squares(rows: Tensor) -> Tensor:
 
 
 def sequence_squares(a: Tensor, g: Tensor) -> Tensor:
-    """Of sums of T outer products: by two T x T matrices where that is less than a gradient, by
-    gradients otherwise.
+    """Return the squared lengths of gradients that are sums of T outer products.
 
-    Either way for a few samples at a time: nothing of the size of all samples' gradients is ever
-    there.
+    It uses two T x T matrices per sample where those are smaller than a gradient, and gradients
+    otherwise. It takes a few samples at a time, so it never holds the gradients of all samples.
     """
     places, weights = a.shape[1], a.shape[2] * g.shape[2]
     size = a.element_size()
@@ -276,11 +272,11 @@ def sequence_squares(a: Tensor, g: Tensor) -> Tensor:
 
 
 def with_digits(squares: Tensor, most: Tensor, plainly: Callable[[int], Tensor]) -> Tensor:
-    """Sums in which nearly everything cancels have lost their digits, and a length that is too
-    short bounds nothing.
+    """Measure again, in double precision, the squared lengths that have lost their digits.
 
-    Those few are measured again in double precision, plus what rounding can have added to the sum
-    that will be made. `most`: the length if nothing cancelled.
+    That happens where nearly everything cancels, and a length that is too small would clip too
+    little. The largest rounding error of the later sum is added. `most` is the length without
+    cancellation.
     """
     lost = ~(squares > CANCELLED * most.square()) & (most > 0)
     if bool(lost.any()):
@@ -293,18 +289,18 @@ def with_digits(squares: Tensor, most: Tensor, plainly: Callable[[int], Tensor])
 
 
 def slices(samples: int, bytes_each: int) -> list[slice]:
-    """A few samples at a time."""
+    """Divide the samples so that each slice needs at most about CHUNK_BYTES."""
     step = max(1, CHUNK_BYTES // max(1, bytes_each))
     return [slice(i, i + step) for i in range(0, samples, step)]
 
 
 def _sequence(tensor: Any, keep: int) -> Tensor:
-    """samples x places x what is last."""
+    """Return the tensor as samples x places x its last dimensions."""
     return tensor.reshape(len(tensor), -1, *tensor.shape[tensor.dim() - keep :])  # type: ignore[no-any-return]
 
 
 def joined(tensors: list[Any]) -> Tensor:
-    """A layer that is used several times has seen one longer sequence."""
+    """Join the uses of a layer to one longer sequence."""
     return (
         torch.cat([_sequence(t, 1) for t in tensors], 1)
         if len(tensors) > 1

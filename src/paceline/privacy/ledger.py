@@ -1,13 +1,13 @@
-"""What a run has spent, on disk, before it is spent: a crash, or going back to an earlier
-checkpoint, gives nothing back.
+"""The ledger: what a run spends of its privacy, written to disk before it is spent.
 
-    OUT/privacy/worker-0.json ...                 the first session: noise, sampling rate, steps, and what was promised
-    OUT/privacy/worker-0-session-1.json ...       the second, and so on; no session writes the file of another
-    OUT/privacy/earlier.json                      what a checkpoint that was taken elsewhere had spent before
+    OUT/privacy/worker-0.json               first session: noise, sampling rate, steps, trust
+    OUT/privacy/worker-0-session-1.json     second session; no session writes another one's file
+    OUT/privacy/earlier.json                what a checkpoint from another folder had spent before
 
-A worker writes down a block of steps before it makes the first of them, and at the end what it has
-made. Whoever is killed has spent the whole block. A sample is in one worker's shard only, so what
-counts is the worker that has made the most steps.
+A crash, or going back to an earlier checkpoint, gives nothing back. A worker records a block of
+steps before it makes the first of them, and at its end the number of steps it made. A worker that
+is killed has spent the whole block. A sample is in one worker's shard only, so the worker with the
+most steps decides what the run has spent.
 """
 
 from __future__ import annotations
@@ -22,29 +22,25 @@ from paceline.common.files import write_whole
 from paceline.errors import DataCorrupt, RunFailed
 from paceline.privacy.accounting import Spent
 
-LEAST, MOST = 10, 1000  # steps that are written down at once
+LEAST, MOST = 10, 1000  # steps in a block
 
 
 @dataclass
 class LedgerEntry:
-    """One session of one worker. `per`: steps in which a sample is seen once at most (1, or an
-    epoch where it is shuffled).
-    """
+    """What one worker spent in one session."""
 
     session: int
     noise: float
     rate: float
     steps: int
-    per: int = 1
-    start: int = (
-        0  # steps of an epoch that were made before: a session may begin in the middle of one
-    )
+    per: int = 1  # steps in which a sample is used at most once: 1, or an epoch if shuffled
+    start: int = 0  # steps of the first epoch that an earlier session made
     trust: str = "peers"
     secure: bool = True
 
     @property
     def spent(self) -> Spent:
-        """Every epoch that was touched counts."""
+        """Count each epoch in which the session made at least one step."""
         return Spent(
             self.noise,
             self.rate,
@@ -53,36 +49,38 @@ class LedgerEntry:
 
 
 class Ledger:
-    """One worker's; `planned` is all that it may make in this session."""
+    """Records the steps of one worker in one session; it may make `planned` steps at most."""
 
-    def __init__(self, folder: Path, worker: int, line: LedgerEntry, planned: int) -> None:
-        session = f"-session-{line.session}" if line.session else ""
+    def __init__(self, folder: Path, worker: int, entry: LedgerEntry, planned: int) -> None:
+        session = f"-session-{entry.session}" if entry.session else ""
         self.path = folder / "privacy" / f"worker-{worker}{session}.json"
-        self._line, self.made, self.planned = line, 0, planned
+        self._entry, self.made, self.planned = entry, 0, planned
         self._block = min(MOST, max(LEAST, planned // 100))
 
     def before_step(self) -> None:
+        """Record the next step, and refuse a step beyond the plan."""
         if self.made >= self.planned:
             raise RunFailed(
-                f"privacy: all {self.planned} steps that were planned have been made: no further"
-                " one is allowed"
+                f"privacy: all {self.planned} planned steps have been made; no further step is"
+                " allowed"
             )
-        if self.made >= self._line.steps:
-            self._line.steps = min(self.planned, self.made + self._block)
+        if self.made >= self._entry.steps:
+            self._entry.steps = min(self.planned, self.made + self._block)
             self._write()
         self.made += 1
 
     def settle(self) -> None:
-        self._line.steps = self.made
+        """Record the steps that were made, in place of the block that was reserved."""
+        self._entry.steps = self.made
         self._write()
 
     def _write(self) -> None:
-        write_entries(self.path, [self._line])
+        write_entries(self.path, [self._entry])
 
 
-def write_entries(path: Path, lines: Iterable[LedgerEntry]) -> None:
-    """On the disk when this returns, whole or not at all."""
-    content = json.dumps({"sessions": [asdict(line) for line in lines]}, indent=2)
+def write_entries(path: Path, entries: Iterable[LedgerEntry]) -> None:
+    """Write a file of the ledger; it is on the disk when this returns."""
+    content = json.dumps({"sessions": [asdict(entry) for entry in entries]}, indent=2)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content, durable=True)
@@ -91,44 +89,47 @@ def write_entries(path: Path, lines: Iterable[LedgerEntry]) -> None:
 
 
 def read_entries(path: Path) -> list[LedgerEntry]:
+    """Read a file of the ledger; a file that does not exist has no entries."""
     try:
         return [LedgerEntry(**entry) for entry in json.loads(path.read_text())["sessions"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataCorrupt(
-            f"{path} cannot be read, so nobody knows what has been spent: {error}"
+            f"{path} cannot be read, so it is unknown what the run has spent: {error}"
         ) from None
 
 
 def read_account(folder: Path) -> list[LedgerEntry]:
-    """By session, the worker that has spent the most."""
+    """Return for each session of a run the entry of the worker that spent the most."""
     files = [
         *sorted((folder / "privacy").glob("worker-*.json")),
         folder / "privacy" / "earlier.json",
     ]
-    return the_most(line for path in files for line in read_entries(path))
+    return the_most(entry for path in files for entry in read_entries(path))
 
 
-def the_most(lines: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+def the_most(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """Return for each session the entry that spent the most, in the order of the sessions."""
     sessions: dict[int, LedgerEntry] = {}
-    for line in lines:
-        there = sessions.get(line.session)
-        if there is None or line.spent.times > there.spent.times:
-            sessions[line.session] = line
+    for entry in entries:
+        there = sessions.get(entry.session)
+        if there is None or entry.spent.times > there.spent.times:
+            sessions[entry.session] = entry
     return [sessions[number] for number in sorted(sessions)]
 
 
 def begin(folder: Path, earlier: Sequence[LedgerEntry], at_least: int) -> int:
-    """A new session in this folder: a number that nobody else has, and what came before it written
-    down.
+    """Begin a session in a run's folder, and return its number, which no other session has.
+
+    `earlier` is what was spent before the checkpoint that the session resumes; it is recorded too.
     """
     if earlier:
         write_entries(
             folder / "privacy" / "earlier.json", the_most([*earlier, *read_account(folder)])
         )
     (folder / "privacy").mkdir(parents=True, exist_ok=True)
-    session = max([at_least, *(line.session + 1 for line in read_account(folder))])
+    session = max([at_least, *(entry.session + 1 for entry in read_account(folder))])
     while True:
         try:
             (folder / "privacy" / f"session-{session}").touch(exist_ok=False)
@@ -137,5 +138,6 @@ def begin(folder: Path, earlier: Sequence[LedgerEntry], at_least: int) -> int:
             session += 1
 
 
-def described(lines: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
-    return [asdict(line) for line in lines]
+def described(entries: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
+    """Return the entries as they are in run.json and in checkpoints."""
+    return [asdict(entry) for entry in entries]

@@ -1,5 +1,6 @@
-"""Loops in C, compiled once per machine into the cache folder; where there is no compiler,
-everything works without them.
+"""Loops in C for clipping and noise, compiled once per machine into the cache folder.
+
+Where there is no compiler, PyTorch does the same work more slowly.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ ADDRESS, COUNT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 @dataclass(frozen=True)
 class Loops:
-    """Of float32 numbers that lie back to back; tensors are given as addresses."""
+    """Functions on contiguous float32 tensors, which are given as addresses."""
 
-    add_normal: Callable[[int, int, int, float, float], None]  # bits, out, n, factor, scale
-    row_squares: Callable[[int, int, int, int], None]  # rows, count, width, squares
-    linear_squares: Callable[
-        [int, int, int, int, int, float, int], None
-    ]  # a, g, rows, in, out, bias, squares
-    weigh_rows: Callable[
-        [int, int, int, int, int, int], None
-    ]  # g, factors, rows, out, weighted, sums
+    # bits, out, n, factor, scale
+    add_normal: Callable[[int, int, int, float, float], None]
+    # rows, count, width, squares
+    row_squares: Callable[[int, int, int, int], None]
+    # a, g, rows, in, out, bias, squares
+    linear_squares: Callable[[int, int, int, int, int, float, int], None]
+    # g, factors, rows, out, weighted, sums
+    weigh_rows: Callable[[int, int, int, int, int, int], None]
 
 
 @functools.cache
 def loops() -> Loops | None:
-    """None where they cannot be had."""
+    """Return the loops, compiled if need be; None where they cannot be compiled or loaded."""
     try:
         library = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError):
@@ -61,15 +62,16 @@ def loops() -> Loops | None:
 
 
 def loops_for(one: Tensor, other: Tensor) -> Loops | None:
-    """None where these tensors are not what the loops are for, too."""
+    """Return the loops if these tensors are contiguous float32 on the CPU, otherwise None."""
     if one.dtype is not float32 or other.dtype is not float32 or not one.is_cpu:
         return None
     return loops() if one.is_contiguous() and other.is_contiguous() else None
 
 
 def _compiled() -> Path:
-    """Keyed by source, compiler flags and processor; written aside and renamed, for several workers
-    may come at once.
+    """Return the path of the compiled loops; the name is a hash of source, flags and processor.
+
+    Several workers may compile at once: each renames its own file into place.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
@@ -94,7 +96,7 @@ def _compile(compiler: str, path: Path) -> None:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on: a cache folder may be shared by machines."""
+    """Return what `-march=native` depends on, since machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

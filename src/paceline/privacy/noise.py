@@ -1,11 +1,10 @@
-"""Gaussian noise from a stream that nobody can predict: AES in counter mode, keyed by the operating
-system.
+"""Gaussian noise from a cryptographic random stream: AES in counter mode.
 
     bits <- AES-128-CTR(key) ;   out <- factor * out + scale * normal(bits)
 
-The key is drawn anew by every worker in every run, and kept nowhere. A key made from a seed gives
-the same noise again, for tests and comparisons: whoever knows the seed can take the noise away, so
-such a run protects nobody.
+Each worker draws a new key from the operating system in each run and stores it nowhere. A key made
+from a seed gives the same noise again, for tests and comparisons. Such a run is not private: with
+the seed, the noise can be subtracted.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from torch import Tensor
 from paceline.errors import BadRequest
 from paceline.privacy.native import loops_for
 
-BLOCK = 1 << 16  # numbers at a time: so few that they leave the rest of the cache to the model
+BLOCK = 1 << 16  # numbers drawn at a time; more would push the model out of the CPU's cache
 INSTALL = "pip install 'paceline[privacy]'"
 
 
 def draw_key(seed: int | None, *purpose: object) -> bytes:
-    """32 bytes: secret, or made from a seed (not private)."""
+    """Return 32 bytes: secret, or (not private) made from a seed."""
     if seed is None:
         return secrets.token_bytes(32)
     text = "/".join(str(p) for p in (seed, "privacy", *purpose))
@@ -33,9 +32,7 @@ def draw_key(seed: int | None, *purpose: object) -> bytes:
 
 
 class Noise:
-    """Adds normal noise to tensors. On a processor other than the CPU, that processor's own
-    generator, keyed as well.
-    """
+    """Adds normal noise to tensors. On other devices than the CPU it seeds PyTorch's generator."""
 
     def __init__(self, key: bytes) -> None:
         try:
@@ -52,9 +49,7 @@ class Noise:
         self._elsewhere: dict[torch.device, torch.Generator] = {}
 
     def add(self, out: Tensor, factor: float, scale: float) -> None:
-        """In place: `factor` times what is there, plus `scale` times independent normal numbers.
-        `out` is flat.
-        """
+        """Set out <- factor * out + scale * normal numbers, in place; `out` is flat."""
         if out.device.type != "cpu":
             normal = torch.empty_like(out).normal_(generator=self._generator(out.device))
             out.mul_(factor).add_(normal, alpha=scale)
@@ -72,13 +67,14 @@ class Noise:
                 )
 
     def number(self) -> float:
-        """One normal number."""
+        """Draw one normal number."""
         self._draw(2)
         return float(normal_from(self._bits[:2], torch.float64)[0])
 
     def _draw(self, numbers: int) -> None:
-        """Fresh bits for so many numbers: the stream is added to the bits that were there, which
-        are as random as before.
+        """Draw fresh bits for so many numbers into the buffer.
+
+        The cipher's output is added to the old bits, and the sum is as random as the output.
         """
         part = self._memory[: 4 * (numbers + numbers % 2)]
         self._stream.update_into(part, part)
@@ -92,8 +88,9 @@ class Noise:
 
 
 def normal_from(bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """As many normal numbers as there are bits (32 each), by Box and Muller's method: what gauss.c
-    does, in any precision.
+    """Return one normal number for each 32 bits, by Box and Muller's method.
+
+    gauss.c does the same in float32.
     """
     pairs = bits.numel() // 2
     first, second = bits[:pairs], bits[pairs:]

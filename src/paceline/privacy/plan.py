@@ -1,5 +1,5 @@
-"""Whether a run can be private, and what it then does: the noise, how long the budget lasts, what
-is promised.
+"""Plan a private run: refuse what cannot be private, choose the noise, count the steps that the
+budget allows.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Protection:
-    """A private run, worked out. `steps`: how many it makes from here, as far as the budget allows;
-    `until`: the last one.
-    """
+    """The plan of a private run."""
 
     settings: Settings  # with the noise
     guarantee: Guarantee
-    rate: float  # the largest of the workers'
-    per: int  # steps in which a sample is seen once at most
-    steps: int
-    until: int
-    cut_short: bool  # by the budget
+    rate: float  # the largest sampling rate of a worker
+    per: int  # steps in which a sample is used at most once
+    steps: int  # steps of this session, as many as the budget allows
+    until: int  # the run's last step
+    cut_short: bool  # whether the budget allows fewer steps than were asked for
     curve: Curve
-    earlier: tuple[LedgerEntry, ...]  # what earlier sessions have spent and promised
-    start: int  # steps of the present epoch that were made before (sampling=shuffle)
+    earlier: tuple[LedgerEntry, ...]  # what earlier sessions have spent
+    start: int  # steps of the present epoch that an earlier session made (sampling=shuffle)
 
     def notices(self, samples: int) -> list[str]:
+        """Return what the user should know about the guarantee before the run starts."""
         settings, found = self.settings, []
         spent = (
             f"epsilon {self.curve.at(self.steps):.3g} at delta {settings.delta:g} after"
@@ -54,13 +53,13 @@ class Protection:
         )
         if settings.secure:
             found.append(
-                "its noise and its samples are drawn in secret: such a run cannot be repeated or"
+                "the noise and the samples are drawn in secret, so the run cannot be repeated or"
                 " resumed bit for bit"
             )
         else:
             found.append(
-                "NOT PRIVATE: secure=false takes noise from the seed, and whoever knows it can take"
-                " the noise away"
+                "NOT PRIVATE: secure=false takes the noise from the seed, and with the seed the"
+                " noise can be subtracted"
             )
         if self.cut_short:
             found.append(
@@ -69,24 +68,23 @@ class Protection:
             )
         if settings.delta >= 1 / samples:
             found.append(
-                f"delta={settings.delta:g} is not below 1/{samples:,}: it may give a whole person"
-                " away; use less"
+                f"delta={settings.delta:g} is not below 1/{samples:,}, so it allows one person's"
+                " sample to be revealed: use a smaller delta"
             )
         if settings.sampling == "shuffle":
             found.append(
-                "sampling=shuffle: batches are not secret, so epsilon is reported without the gain"
+                "sampling=shuffle: batches are not secret, so epsilon does not include the gain"
                 " from sampling"
             )
         if settings.reveal:
             found.append(
-                "reveal=true: losses and batch sizes of training are recorded, and are not"
-                " protected"
+                "reveal=true: losses and batch sizes of training are recorded and are not protected"
             )
         return found
 
 
 def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
-    """What was asked for; a combination whose guarantee cannot be stated is refused."""
+    """Read the settings, and refuse a combination for which no guarantee can be stated."""
     if config.privacy is None:
         return None
     settings = Settings.read(config.privacy)
@@ -95,28 +93,27 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
     if config.shard == "global" or config.partition == "by-label":
         asked = "shard=global" if config.shard == "global" else "partition=by-label"
         raise BadRequest(
-            f"privacy with {asked}: every worker draws from a fixed part of the data, which must"
-            " not depend on it: leave it out"
+            f"privacy with {asked}: a worker's part of the data must be fixed and must not depend"
+            f" on the data: leave {asked} out"
         )
     if config.balance is not None and config.balance.startswith("measured"):
         raise BadRequest(
-            "privacy with balance=measured: how long secret batches take would be sent around: give"
-            " speeds"
+            "privacy with balance=measured: the times of secret batches would be sent to all"
+            " workers: give speeds instead"
         )
     if config.profile and not settings.reveal:
         raise BadRequest(
-            "privacy with profile: how often functions are called can tell how many samples were"
-            " drawn: add reveal=true"
+            "privacy with profile: the number of calls can tell how many samples were drawn: leave"
+            " it out, or add reveal=true"
         )
     if config.resume and config.out and not same_folder(config.out, config.resume):
         raise BadRequest(
-            "privacy: a private run goes on in its own folder, where what it has spent is written"
-            " down: leave out= out"
+            "privacy: a private run goes on in its own folder, where its ledger is: leave --out out"
         )
     if config.overlap == "on":
         raise BadRequest(
-            "privacy with overlap=on: clipping needs the whole backward pass before anything can be"
-            " sent: leave it out"
+            "privacy with overlap=on: nothing can be sent before the backward pass has ended,"
+            " because clipping needs all of it: leave overlap out"
         )
     collects = (
         getattr(strategy, "when", "step") == "epoch"
@@ -131,8 +128,8 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
     ):
         raise BadRequest(
             "privacy with when=epoch, trust=curator and"
-            f" checkpoint_every={config.checkpoint_every}: what a worker has collected in the"
-            " middle of an epoch has a part of the noise only, and would be in its checkpoint: use"
+            f" checkpoint_every={config.checkpoint_every}: within an epoch, what a worker has"
+            " collected has only a part of the noise, and a checkpoint would contain it: use"
             " checkpoint_every=epoch"
         )
     if (
@@ -141,12 +138,11 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
         and settings.trust == "curator"
         and strategy.noise_adds_up
     ):
-        kept = (
-            f", and what {codec.name} leaves out it remembers unprotected" if codec.feedback else ""
-        )
+        kept = f", and the residual of {codec.name} would be unprotected" if codec.feedback else ""
         raise BadRequest(
-            f"privacy with codec {codec.name} and trust=curator: a message is encoded before its"
-            f" noise is whole{kept}: use trust=peers, where every worker adds all of it first"
+            f"privacy with codec {codec.name} and trust=curator: a message is encoded when it has"
+            f" only a part of the noise{kept}: use trust=peers, where each worker adds the whole"
+            " noise first"
         )
     return settings
 
@@ -160,9 +156,11 @@ def protect(
     steps: int | None,
     resumed: Resumed,
 ) -> Protection:
-    """Noise from epsilon where it is not given; how many steps the budget allows."""
+    """Choose the noise from epsilon, unless it is given, and count the steps that fit the budget."""
     if isinstance(data.train, Stream):
-        raise BadRequest("privacy needs samples that can be drawn one by one: a stream cannot be")
+        raise BadRequest(
+            "privacy needs samples that can be drawn one by one, which a stream does not allow"
+        )
     if min(batch_sizes) < 1:
         raise BadRequest("privacy: every worker needs a batch of 1 or more")
     shards = StaticShards(len(data.train), batch_sizes)
@@ -210,20 +208,19 @@ def protect(
                 (*before, Spent(settings.noise, rate, 1)), settings.delta, settings.accountant
             )
             raise BadRequest(
-                f"privacy: epsilon={settings.epsilon:g} leaves no room for another step (which"
-                f" would make it {one:.3g}): more noise, smaller batches, or a larger epsilon"
+                f"privacy: epsilon={settings.epsilon:g} leaves no room for another step, with which"
+                f" it would be {one:.3g}: use more noise, smaller batches, or a larger epsilon"
             )
         allowed = max(0, min(left, fits * per - offset))
     guarantee = Guarantee.of(
         settings, len(batch_sizes), bool(strategy.noise_adds_up), strategy.name
     )
-    if any(
-        line.trust == "curator" for line in resumed.lines
-    ):  # what was promised less before cannot be promised more now
+    # A run with a session of trust=curator keeps that weaker promise.
+    if any(entry.trust == "curator" for entry in resumed.entries):
         guarantee = guarantee.weakened(
             replace(settings, trust="curator"), len(batch_sizes), strategy.name
         )
-    loops()  # compiled here, once, before the workers need it
+    loops()  # compile them once, before the workers need them
     curve = Curve.of(settings, rate, max(1, allowed), per, before, offset)
     return Protection(
         settings,
@@ -234,7 +231,7 @@ def protect(
         resumed.step + allowed,
         allowed < left,
         curve,
-        resumed.lines,
+        resumed.entries,
         offset,
     )
 
@@ -245,42 +242,41 @@ def _refuse_if_spent(settings: Settings, before: tuple[Spent, ...]) -> None:
     if spent >= settings.epsilon:
         raise BadRequest(
             f"privacy: the budget epsilon={settings.epsilon:g} is spent: this run has used"
-            f" {spent:.4g}, and going back to a checkpoint gives nothing back; a larger epsilon is"
-            " a weaker promise, and a new run on the same people adds to it"
+            f" {spent:.4g}, and going back to a checkpoint gives nothing back. A larger epsilon is"
+            " a weaker guarantee, and a new run on the same people adds to it"
         )
 
 
 def same_folder(out: str, resume: str) -> bool:
-    """`resume` is a run's folder, or one of its checkpoints, two below."""
+    """Whether `resume` is the folder `out`, or one of its checkpoints (two levels below)."""
     given = Path(resume).resolve()
     return Path(out).resolve() in (given, given.parent.parent)
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """From where a run goes on, and what was spent on the way there."""
+    """The step from which a run goes on, and what earlier sessions have spent."""
 
     step: int = 0
-    lines: tuple[LedgerEntry, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
     checkpoint: Path | None = None
 
     @property
     def spent(self) -> tuple[Spent, ...]:
-        return tuple(line.spent for line in self.lines)
+        return tuple(entry.spent for entry in self.entries)
 
     def into_epoch(self, batch_sizes: tuple[int, ...], per: int) -> int:
-        """Of the `per` steps of a shuffled epoch, how many have been made; at least, where that is
-        not certain.
+        """Return how many of the `per` steps of the present shuffled epoch have been made.
 
-        With other batch sizes or another number of workers than before, the rest of an epoch is
-        dealt out anew (StaticShards), and takes fewer steps than it would have: one at least, so
-        that it counts as an epoch that has one step left.
+        With other batch sizes, or another number of workers than before, StaticShards deals the
+        rest of the epoch out anew. That rest takes fewer steps than planned, but at least one, so
+        the epoch counts as one with a single step left. That never counts too few epochs.
         """
         if self.checkpoint is None or per == 1:
             return 0
         place = checkpoint.load_own(self.checkpoint, 0)["batches"]["shards"]
         if place["kind"] != "static":
-            return 0  # a worker refuses to go on from it
+            return 0  # the workers refuse this checkpoint
         same = tuple(place["batch_sizes"]) == batch_sizes
         dealt_anew = bool((place["seen_at_start"] if same else place["seen"]).any())
         return per - 1 if dealt_anew else int(place["position"]) if same else 0
@@ -293,41 +289,40 @@ class Resumed:
         private: bool,
         spent: tuple[LedgerEntry, ...] = (),
     ) -> Resumed:
-        """What was spent is in the run's folder and in the checkpoint, which may have been taken
-        elsewhere: the more of it.
+        """Read what was spent from the run's folder and the checkpoint, and take the larger.
+
+        The checkpoint may come from another folder.
         """
         if resume_from is None or folder is None:
-            return cls(lines=spent)
+            return cls(entries=spent)
         said = checkpoint.about(resume_from)
         kept = said.get("privacy")
         if private and kept is None:
             raise BadRequest(
-                f"{resume_from} is from a run without privacy: what its weights know cannot be"
-                " taken back"
+                f"{resume_from} is from a run without privacy, so its weights are not protected:"
+                " begin a new run with privacy"
             )
         if not private and kept is not None:
             raise BadRequest(
-                f"{resume_from} is from a private run: going on without privacy would undo its"
-                " promise"
+                f"{resume_from} is from a private run: going on without privacy would break its"
+                " guarantee; add --privacy"
             )
         if kept is None:
             return cls()
-        lines = the_most([*read_account(folder), *(LedgerEntry(**entry) for entry in kept)])
-        return cls(said["step"], tuple(lines), resume_from)
+        entries = the_most([*read_account(folder), *(LedgerEntry(**entry) for entry in kept)])
+        return cls(said["step"], tuple(entries), resume_from)
 
 
 def begin_session(folder: Path, protection: Protection, at_least: int) -> int:
-    """In the run's folder, before its workers start."""
+    """Begin a session in the run's folder, before its workers start; return its number."""
     return begin(folder, protection.earlier, at_least)
 
 
 def account(folder: Path, protection: Protection) -> dict[str, Any]:
-    """run.json's `privacy`: from what is written down in the run's folder."""
-    settings, lines = protection.settings, read_account(folder)
-    spent, secure = (
-        tuple(line.spent for line in lines),
-        settings.secure and all(line.secure for line in lines),
-    )
+    """Return run.json's `privacy`, from the ledger in the run's folder."""
+    settings, entries = protection.settings, read_account(folder)
+    spent = tuple(entry.spent for entry in entries)
+    secure = settings.secure and all(entry.secure for entry in entries)
     return {
         "epsilon": epsilon_of(spent, settings.delta, settings.accountant),
         "delta": settings.delta,
@@ -336,17 +331,17 @@ def account(folder: Path, protection: Protection) -> dict[str, Any]:
         "budget": settings.epsilon,
         "sampling": settings.sampling,
         "rate": protection.rate,
-        "trust": "curator" if any(line.trust == "curator" for line in lines) else settings.trust,
+        "trust": "curator" if any(e.trust == "curator" for e in entries) else settings.trust,
         "noise": settings.noise,
         "noise_per_worker": protection.guarantee.noise,
         "clip": settings.clip,
         "clipping": settings.clipping,
         "per_layer": settings.per_layer,
         "adaptive": settings.adaptive,
-        "steps": sum(line.steps for line in lines),
+        "steps": sum(entry.steps for entry in entries),
         "cut_short": protection.cut_short,
         "secure": secure,
         "private": secure,
         "guarantee": list(protection.guarantee.sentences),
-        "sessions": described(lines),
+        "sessions": described(entries),
     }

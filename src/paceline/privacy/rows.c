@@ -1,10 +1,12 @@
-/* What book-keeping asks of rows, one per sample (in a linear layer, a: what went in, g: the gradients of what came out):
+/* What book-keeping needs of matrices with one row per sample. In a linear layer `a` are the inputs
+   and `g` the gradients of the outputs:
 
-       squares[i] = |row_i|^2                               of gradients that are there
-       squares[i] = |g_i|^2 (|a_i|^2 + bias)                the squared length of sample i's gradient
-       weighted_i = c_i g_i,  sums = sum_i c_i g_i          what its clipped sum is made of
+       squares[i] = |row_i|^2                               squared lengths of kept gradients
+       squares[i] = |g_i|^2 (|a_i|^2 + bias)                squared length of sample i's gradient
+       weighted_i = c_i g_i,  sums = sum_i c_i g_i          for the sum of the clipped gradients
 
-   Sums run in LANES at a time, which is what a compiler needs to make vectors of them, and loses fewer digits than one. */
+   LANES partial sums run side by side: a compiler can vectorise them, and they lose fewer digits
+   than a single sum. */
 
 #include <stdint.h>
 
@@ -31,13 +33,15 @@ void row_squares(const float *rows, int64_t count, int64_t width, float *squares
         squares[i] = square_of(rows + i * width, width);
 }
 
-void linear_squares(const float *a, const float *g, int64_t rows, int64_t in, int64_t out, float bias, float *squares)
+void linear_squares(const float *a, const float *g, int64_t rows, int64_t in, int64_t out,
+                    float bias, float *squares)
 {
     for (int64_t i = 0; i < rows; i++)
         squares[i] = square_of(g + i * out, out) * (square_of(a + i * in, in) + bias);
 }
 
-void weigh_rows(const float *g, const float *factors, int64_t rows, int64_t out, float *restrict weighted, float *restrict sums)
+void weigh_rows(const float *g, const float *factors, int64_t rows, int64_t out,
+                float *restrict weighted, float *restrict sums)
 {
     for (int64_t j = 0; j < out; j++)
         sums[j] = 0.0f;

@@ -1,9 +1,8 @@
-"""Which people are in a step: everybody by a throw of a coin of their own (Poisson sampling), and
-nobody else knows.
+"""Poisson sampling: each sample is in a step with the same probability, independently of others.
 
-Each worker draws from its own fixed shard with a secret seed of its own. What a step reveals about
-the batch is its *expected* size, a public number: `weight` and `global_weight` say that, never how
-many there were. A worker whose batch is empty steps like the others.
+Each worker draws from its own fixed shard with a secret key of its own. A step reveals only the
+*expected* size of its batch, which is public: `weight` and `global_weight` hold that size, never
+the number of samples that were drawn. A worker whose batch is empty still takes part in the step.
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ from paceline.types import Batch
 
 
 class Coins:
-    """Subsets of 0 .. n-1, each number with the same probability and independently of the
-    others.
-    """
+    """Draws subsets of 0 .. n-1: each number with the same probability, independently."""
 
     def __init__(self, count: int, rate: float, key: bytes) -> None:
         self.count, self.rate = count, rate
         self._random = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
 
     def throw(self) -> Tensor:
-        """From one head to the next is a geometric number of throws: nothing is drawn for those
-        between.
+        """Draw one subset.
+
+        The gap between two chosen numbers has a geometric distribution, so only the gaps are drawn.
         """
         if self.rate >= 1.0:
             return torch.arange(self.count)
@@ -52,14 +50,12 @@ class Coins:
 
 
 def steps_per_epoch(samples: int, expected: int) -> int:
-    """So many that everybody is drawn once on average."""
+    """Return the number of steps in which each sample is drawn once on average."""
     return max(1, round(samples / expected))
 
 
 class PoissonBatches:
-    """Endless: epoch after epoch, an epoch being so many steps that everybody is drawn once on
-    average.
-    """
+    """Yields batches without end. An epoch is `steps_per_epoch` steps."""
 
     def __init__(
         self, samples: Samples, shards: StaticShards, worker: int, device: torch.device, key: bytes
@@ -105,8 +101,9 @@ class PoissonBatches:
 
 
 class ShuffledBatches(ShardBatches):
-    """A fixed shuffled order, as without privacy; sizes are said as they were asked for, also where
-    an epoch runs out.
+    """Yields batches in a fixed shuffled order, as without privacy.
+
+    The weights are the expected sizes, also in the last step of an epoch.
     """
 
     def __iter__(self) -> Iterator[Batch]:
@@ -116,5 +113,5 @@ class ShuffledBatches(ShardBatches):
 
 
 def rate_of(shards: StaticShards, worker: int) -> float:
-    """The probability that a sample of this worker is in a step."""
+    """Return the probability that a sample of this worker is in a step."""
     return min(1.0, shards.batch_sizes[worker] / len(shards.chunks[worker]))

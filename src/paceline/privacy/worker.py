@@ -1,5 +1,5 @@
-"""A worker's private side: its secret samples, its clipped and noised gradients, its entries in the
-ledger.
+"""What a worker of a private run does: it draws samples in secret, makes private gradients, and
+records its steps in the ledger.
 """
 
 from __future__ import annotations
@@ -27,19 +27,15 @@ if TYPE_CHECKING:
 
 
 class Private:
-    """Keys are drawn here, in the worker's own process, and leave it never."""
+    """The privacy of one worker. Its keys are drawn in its own process and never leave it."""
 
     def __init__(self, session: Session, ctx: Context, device: torch.device) -> None:
         job = session.job
         assert job.protection is not None
         self.protection: Protection = job.protection
         self._session = session
-        self.settings, self._job, self._ctx, self._device = (
-            self.protection.settings,
-            job,
-            ctx,
-            device,
-        )
+        self.settings = self.protection.settings
+        self._job, self._ctx, self._device = job, ctx, device
         self.worker = ctx.worker_index
         seed = None if self.settings.secure else job.config.seed
         self.keys = {
@@ -59,8 +55,9 @@ class Private:
         return PoissonBatches(train, shards, self.worker, self._device, self.keys["samples"])
 
     def attach(self, replica: Replica, state: dict[str, Any] | None) -> None:
-        """Once the replica is there and as it is to be: tried out on a few samples of one's own,
-        which nobody sees.
+        """Attach a replica whose weights are set, and begin the worker's ledger.
+
+        The model is tried out on a few samples of the worker's own shard; no result leaves it.
         """
         job, guarantee = self._job, self.protection.guarantee
         together = (
@@ -86,7 +83,7 @@ class Private:
             self.gradient.load(state)
         asked, told = self.settings, self.protection
         assert asked.noise is not None
-        line = LedgerEntry(
+        entry = LedgerEntry(
             self._session.number,
             asked.noise,
             told.rate,
@@ -96,7 +93,7 @@ class Private:
             asked.trust,
             asked.secure,
         )
-        self.ledger = Ledger(self._session.out, self.worker, line, self.protection.steps)
+        self.ledger = Ledger(self._session.out, self.worker, entry, self.protection.steps)
 
     def forward_backward(self, batch: Batch, scale: float) -> float:
         assert self.ledger is not None
@@ -106,21 +103,20 @@ class Private:
 
     @property
     def epsilon(self) -> float:
-        """About what has been spent, for people who watch."""
+        """Return an estimate of the epsilon spent, for the progress bar."""
         return self.protection.curve.at(self.made)
 
     def revealed(self, batch: Batch, loss: float) -> dict[str, Any]:
-        """What of a step is recorded: sizes as they were expected, and no loss, unless
-        asked for.
+        """Return what is recorded of a step.
+
+        That is the expected size and no loss, unless the user set reveal=true.
         """
         if self.settings.reveal:
             return {"n": batch.weight, "loss": loss, "drawn": self.gradient.drawn}
         return {"n": batch.weight, "loss": None}
 
     def spent(self) -> list[dict[str, Any]]:
-        """For a checkpoint: what has been written down so far, by whichever worker is the
-        furthest.
-        """
+        """Return the ledger's entries for a checkpoint."""
         return described(read_account(self._session.out))
 
     def settle(self) -> None:
