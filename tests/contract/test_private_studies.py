@@ -17,7 +17,8 @@ from paceline.studies.runner import Listener, Planned, run_study
 
 BASE = {
     "data": "synthetic:samples=240,shape=6,classes=3", "model": "mlp:hidden=8",
-    "transport": "inproc", "steps": 30, "global_batch_size": 12, "evaluate_every": "15", "memory_format": "contiguous",
+    "transport": "inproc", "steps": 30, "global_batch_size": 12,
+    "evaluate_every": "15", "memory_format": "contiguous",
 }  # fmt: skip
 RUN = "serial-p1-s0"
 

@@ -44,7 +44,8 @@ def _nothing_left() -> Iterator[None]:
 def train(tmp_path: Path, **options: object) -> paceline.Run:
     defaults = {
         "model": small_net, "data": (make_pairs(60), make_pairs(20, seed=1)), "workers": 2,
-        "steps": 4, "batch_size": 8, "threads": 1, "memory_format": "contiguous", "out": str(tmp_path / "run"),
+        "steps": 4, "batch_size": 8, "threads": 1,
+        "memory_format": "contiguous", "out": str(tmp_path / "run"),
     }  # fmt: skip
     return paceline.train(**{**defaults, **options})
 
@@ -171,7 +172,8 @@ def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Pa
         assert "up already" in again.stderr
         ran = call(
             "testbed", "run", "--strategy", "allreduce", "--workers", "2",
-            "--data", "fashion-mini", "--model", "mlp:hidden=16", "--steps", "3", "--json", "--out", str(tmp_path / "run"),
+            "--data", "fashion-mini", "--model", "mlp:hidden=16",
+            "--steps", "3", "--json", "--out", str(tmp_path / "run"),
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr
         assert {w["host"] for w in json.loads(ran.stdout)["workers"]} == {"host-0", "host-1"}
@@ -253,7 +255,7 @@ def test_a_name_that_is_taken_at_the_last_moment_costs_its_owner_nothing(
         run(*command)
 
     monkeypatch.setattr(build, "_run", late)
-    with pytest.raises(BadRequest, match="cannot be made here: ip netns add pl01test-0"):
+    with pytest.raises(BadRequest, match="cannot be built here: ip netns add pl01test-0"):
         make()
     assert [n for n in os.listdir("/run/netns") if n.startswith("pl01test")] == ["pl01test-0"]
 
@@ -377,7 +379,8 @@ def test_nothing_is_left_when_the_launcher_is_ended(tmp_path: Path, how: signal.
     before = left_behind()
     words = [
         "train", "--network", "1mbit", "--strategy", "allreduce", "--workers", "2",
-        "--data", "fashion-mini", "--model", "mlp:hidden=256x128", "--steps", "500", "--out", str(tmp_path / "run"),
+        "--data", "fashion-mini", "--model", "mlp:hidden=256x128",
+        "--steps", "500", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
     process = subprocess.Popen(
         [PACELINE, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL

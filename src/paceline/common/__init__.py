@@ -1,3 +1,4 @@
-"""What every other room uses: seeds, units, intervals, files, cache folders. Imports nothing but
-errors.
+"""What all other packages use: seeds, units, intervals, files, locks, cache folders.
+
+It imports only `paceline.errors`.
 """

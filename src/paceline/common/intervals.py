@@ -8,7 +8,7 @@ from paceline.errors import BadRequest
 
 
 def interval(name: str, value: Any) -> str:
-    """The interval that a person wrote: `100` (steps), `epoch`, `2epochs`."""
+    """Check an interval and return it as `100` (steps), `epoch` or `2epochs`."""
     text = str(value).strip()
     count = text.removesuffix("s").removesuffix("epoch").strip() if "epoch" in text else text
     if count == "" and "epoch" in text:
@@ -21,9 +21,7 @@ def interval(name: str, value: Any) -> str:
 
 
 def due(interval: str | None, step: int, epoch: int, epoch_ended: bool) -> bool:
-    """Whether something that happens at `interval` happens after this step (both counted
-    from 1).
-    """
+    """Whether what happens at `interval` is due after this step; steps and epochs count from 1."""
     if interval is None:
         return False
     if "epoch" in interval:

@@ -1,5 +1,6 @@
-"""Bytes that carry the mark of a run's secret (HMAC): a rank opens only what another rank of the
-run wrote.
+"""Messages that are authenticated with a run's secret (HMAC).
+
+A rank unpacks only what another rank of the same run wrote.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from paceline.errors import TransportError
 
 
 def seal(secret: bytes, content: bytes) -> bytes:
-    """What only a rank that knows the run's secret could have written."""
+    """Return the content with its HMAC in front."""
     return hmac.digest(secret, b"serve" + content, "sha256") + content
 
 
 def unseal(secret: bytes, sealed: bytes) -> bytes:
+    """Return the content; `TransportError` if its HMAC is not that of the secret."""
     mark, content = sealed[:32], sealed[32:]
     if not secret or not hmac.compare_digest(
         mark, hmac.digest(secret, b"serve" + content, "sha256")
     ):
         raise TransportError(
-            "what came in worker 0's name does not carry the run's secret: it is not opened"
+            "a message in the name of worker 0 is not authenticated with the run's secret, so it is"
+            " not opened"
         )
     return content

@@ -1,4 +1,4 @@
-"""Independent random streams from one seed: a pure function of (seed, what it is for)."""
+"""Independent random streams from one seed: each is a pure function of (seed, purpose)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ import torch
 
 
 def derive(seed: int, *purpose: object) -> int:
-    """A 63-bit seed for one purpose; the same on every machine, unrelated for any two purposes."""
+    """Return a 63-bit seed: the same on all machines, unrelated for any two purposes."""
     text = "/".join(str(p) for p in (seed, *purpose)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 def generator(seed: int, *purpose: object) -> torch.Generator:
+    """Return a generator for one purpose."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
 def seed_everything(seed: int) -> None:
-    """torch, Python and numpy: whatever a person's code draws from."""
+    """Seed the default generators of PyTorch, Python and NumPy, which a user's code may use."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def random_states() -> dict[str, Any]:
-    """The default random states, in types that a checkpoint can hold."""
+    """Return the states of the default generators, in types that a checkpoint can hold."""
     numbers = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -40,6 +41,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
+    """Set the default generators to what `random_states` returned."""
     torch.set_rng_state(states["torch"])
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -48,7 +50,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 class OwnRandom:
-    """A random state of its own for something that draws from the default one, now and then."""
+    """Gives code that uses the default generators random states of its own while it runs."""
 
     def __init__(self, seed: int) -> None:
         with _restored():

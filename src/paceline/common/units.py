@@ -1,4 +1,4 @@
-"""Numbers with units, as people write them: `100mbit`, `1ms`, `64MB`."""
+"""Numbers with units, as users write them: `100mbit`, `1ms`, `64MB`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 
 
 def parse_unit(text: str, units: dict[str, float], what: str) -> float:
-    """`100mbit`, `1ms`, `0`."""
+    """Read a number with a unit (`100mbit`, `1ms`, `0`) and return it in the base unit."""
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", str(text).lower())
     try:
         number = float(found[1]) if found else -1.0
@@ -26,8 +26,8 @@ def parse_unit(text: str, units: dict[str, float], what: str) -> float:
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """`64MB`; at least one byte."""
+    """Read a size such as `64MB`, of at least one byte."""
     size = int(parse_unit(text, SIZES, what))
     if size < 1:
-        raise BadRequest(f"{what}={text!r}: 1 byte or more")
+        raise BadRequest(f"{what}={text!r}: it must be 1 byte or more")
     return size

@@ -1,4 +1,4 @@
-"""Values as a person types them: converted to the type that is wanted, and written back."""
+"""Convert values from the text that users type to Python types, and back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from paceline.errors import BadRequest
 
 
 def parse_pairs(text: str, where: str) -> dict[str, str]:
+    """Read `key=value,key=value`; `where` names the option in errors."""
     pairs = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         key, equals, value = part.partition("=")
@@ -22,7 +23,7 @@ def parse_pairs(text: str, where: str) -> dict[str, str]:
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:
-    """A value as typed by a person, as the type that the signature names."""
+    """Convert a value that a user typed to the type `kind` of a signature."""
     if typing.get_origin(kind) is Annotated:
         kind = typing.get_args(kind)[0]
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -87,6 +88,7 @@ def convert(value: Any, kind: Any, where: str) -> Any:
 
 
 def describe_kind(kind: Any) -> str:
+    """Return a type in words, for errors and help."""
     if typing.get_origin(kind) is Annotated:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is Literal:
@@ -100,6 +102,7 @@ def describe_kind(kind: Any) -> str:
 
 
 def format_value(value: Any) -> str:
+    """Return a value as a user types it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
@@ -108,7 +111,7 @@ def format_value(value: Any) -> str:
 
 
 def is_path(text: str) -> bool:
-    """Whether the system would take it for a path at all."""
+    """Whether the operating system accepts the text as a path."""
     return (
         0 < len(os.fsencode(text)) < 4096
         and "\0" not in text
@@ -117,5 +120,6 @@ def is_path(text: str) -> bool:
 
 
 def shortened(value: Any, longest: int = 60) -> str:
+    """Return repr(value), cut off where it is long."""
     text = repr(value)
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text):,} letters)"

@@ -1,3 +1,4 @@
-"""Models of fixed size, so that figures mean something. Input shape and class count come from the
-data.
+"""Models of fixed size, so that runs can be compared.
+
+Input shape and number of classes come from the data.
 """

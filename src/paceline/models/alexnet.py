@@ -1,4 +1,4 @@
-"""AlexNet (Krizhevsky et al., 2012), cut down to 32x32 images as the literature does."""
+"""AlexNet (Krizhevsky et al., 2012), adapted to images of 32x32 as is common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course's convolutional network, in two widths."""
+"""Small convolutional networks."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def cnn(
 
 @models.register("cnn-tanh")
 def cnn_tanh(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """For private training: conv 16@8x8/2, conv 32@4x4/2, FC 32, with tanh, which keeps gradients
-    short (Papernot, 2021).
+    """For private training: conv 16@8x8/2, conv 32@4x4/2, FC 32; tanh bounds gradients (Papernot,
+    2021).
     """
     if len(input_shape) != 3:
         raise BadRequest(
@@ -94,5 +94,5 @@ def cnn_wide(
     classes: int,
     dropout: Annotated[float, "share of activations dropped"] = 0.25,
 ) -> nn.Module:
-    """The same with 128 and 256 channels and 512 units: 1,352,714 parameters on MNIST."""
+    """The cnn with 128 and 256 channels and 512 units: 1,352,714 parameters on MNIST."""
     return _build(input_shape, classes, (128, 256), 512, dropout)

@@ -1,4 +1,4 @@
-"""Fully connected networks, and the simplest model there is."""
+"""Fully connected networks, and a linear model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is minimised (losses) and what is reported (metrics)."""
+"""Losses, which training minimises, and metrics, which evaluations report."""

@@ -1,5 +1,6 @@
-"""Losses: the mean over a batch's rows. Own ones (`package.module:factory`) must be means over rows
-too.
+"""Losses: the mean over a batch's rows.
+
+A loss of your own (`package.module:factory`) must be a mean over the rows too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Metrics over a test set that several workers evaluate in parts.
+"""Metrics over a test set, of which each worker evaluates a part.
 
-A metric keeps its state in one float64 tensor that is *summed* over workers; each test sample is
-counted exactly once.
+A metric's state is one float64 tensor, and the states of all workers are *summed*. Each test sample
+is counted exactly once.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ class Metric(ABC):
 
     @abstractmethod
     def start(self, samples: int) -> Tensor:
-        """An empty state for a test set of so many samples."""
+        """Return an empty state for a test set of so many samples."""
 
     @abstractmethod
     def update(self, state: Tensor, indices: Tensor, outputs: Any, targets: Any) -> None:
-        """Count these samples (their numbers in the test set are `indices`)."""
+        """Count these samples; `indices` are their places in the test set."""
 
     @abstractmethod
-    def value(self, state: Tensor) -> float: ...
+    def value(self, state: Tensor) -> float:
+        """Return the metric from the summed state."""
 
 
 def predicted_classes(outputs: Tensor) -> Tensor:
-    """The class per row: the largest of several outputs, or the sign of a single logit."""
+    """Return each row's class: the largest of several outputs, or the sign of a single logit."""
     if outputs.dim() >= 2 and outputs.shape[1] > 1:
         return outputs.argmax(1)
     return (outputs.reshape(len(outputs)) > 0).long()
@@ -41,7 +42,7 @@ def predicted_classes(outputs: Tensor) -> Tensor:
 
 @metrics.register("accuracy")
 class Accuracy(Metric):
-    """Share of the samples whose class is right."""
+    """Share of the samples whose class is predicted correctly."""
 
     def start(self, samples: int) -> Tensor:
         return torch.zeros(2, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""The six optimizers, from torch.optim. docs/optimizers.md has the update rules; a test checks each
-against its formula.
+"""The six optimizers, from torch.optim.
 
-`momentum` and `weight_decay` are options of the run; what belongs to one optimizer only is an
-option of its own.
+docs/optimizers.md has the update rules, and a test checks each optimizer against its formula.
+`momentum` and `weight_decay` are options of the run. Options that only one optimizer has are that
+optimizer's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _no_momentum(name: str, momentum: float | None) -> None:
 
 @optimizers.register("sgd")
 def sgd(params: Params, lr: float, momentum: float | None, weight_decay: float) -> Optimizer:
-    """w <- w - lr g (with momentum only when it is given)."""
+    """w <- w - lr g (with momentum only if it is given)."""
     return torch.optim.SGD(params, lr=lr, momentum=momentum or 0.0, weight_decay=weight_decay)
 
 
@@ -38,9 +38,9 @@ def momentum_sgd(
     lr: float,
     momentum: float | None,
     weight_decay: float,
-    nesterov: Annotated[bool, "look ahead"] = False,
+    nesterov: Annotated[bool, "Nesterov's momentum"] = False,
 ) -> Optimizer:
-    """v <- m v + g, w <- w - lr v (m = 0.9 unless it is given)."""
+    """v <- m v + g, w <- w - lr v (m = 0.9 unless momentum is given)."""
     chosen = 0.9 if momentum is None else momentum
     if nesterov and not chosen:
         raise BadRequest("momentum:nesterov=true needs a momentum above 0")
@@ -102,9 +102,7 @@ def adamw(
     beta2: Annotated[float, "memory of its square"] = 0.999,
     eps: Annotated[float, "added to the root"] = 1e-8,
 ) -> Optimizer:
-    """Adam with the weight decay apart from the gradient: w <- (1 - lr d) w - lr m / (sqrt(v) +
-    eps).
-    """
+    """Adam with decoupled weight decay d: w <- (1 - lr d) w - lr m / (sqrt(v) + eps)."""
     _no_momentum("adamw", momentum)
     return torch.optim.AdamW(
         params, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay

@@ -95,8 +95,8 @@ def together(rows: Sequence[Any]) -> Any:
             if row.dim() == 0 or len(row) != 1:
                 count = f"{len(row)} rows" if row.dim() else "a number without a row"
                 raise BadRequest(
-                    f"privacy: the collate function makes {count} of one sample, and clip bounds each"
-                    " row: make one row per sample, with the samples as the first dimension"
+                    f"privacy: the collate function makes {count} of one sample, and clip bounds"
+                    " each row: make one row per sample, with the samples as the first dimension"
                 )
             if row.shape != first.shape:
                 raise _unequal(first, row)

@@ -46,8 +46,8 @@ def _sentences(settings: Settings, workers: int, joins: bool, strategy: str) -> 
                 " model and all weights before it."
             ),
             (
-                "An attacker that reads its memory, or knows which samples were drawn, sees the data"
-                " as it is."
+                "An attacker that reads its memory, or knows which samples were drawn, sees the"
+                " data as it is."
             ),
         )
     if settings.trust == "peers":

@@ -156,7 +156,7 @@ def protect(
     steps: int | None,
     resumed: Resumed,
 ) -> Protection:
-    """Choose the noise from epsilon, unless it is given, and count the steps that fit the budget."""
+    """Choose the noise for epsilon, unless it is given; count the steps that the budget allows."""
     if isinstance(data.train, Stream):
         raise BadRequest(
             "privacy needs samples that can be drawn one by one, which a stream does not allow"

@@ -1,3 +1,1 @@
-"""What happened, written once as events by each worker; everything a person sees is computed from
-it.
-"""
+"""The record of a run: each worker writes events, and all other figures are computed from them."""

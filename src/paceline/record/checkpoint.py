@@ -1,8 +1,8 @@
-"""Checkpoints: a folder per step, written aside and renamed, so that one is whole or not there.
+"""Checkpoints: one folder per step, written under another name and renamed when it is complete.
 
 checkpoints/step-00000100/
   model.safetensors     the consensus weights, as the plain model's state dict
-  worker-0.pt ...       per worker: optimizer, random state, place in the data, what its strategy remembers
+  worker-0.pt ...       per worker: optimizer, random state, place in the data, strategy's state
   checkpoint.json       step, workers, seconds trained
 """
 
@@ -30,8 +30,8 @@ from paceline.record.formats import CHECKPOINT
 from paceline.record.shapes import fault
 from paceline.record.writer import clean
 
-KEEP = 2  # the last checkpoints that stay
-# safetensors has no such type: saved as pairs of float64, and named so in the file's metadata
+KEEP = 2  # how many of the last checkpoints are kept
+# safetensors has no such type: it is saved as pairs of float64, and the metadata says so
 WIDE = "complex128"
 
 
@@ -44,11 +44,12 @@ def save(
     about: dict[str, Any],
     barrier: Callable[[], None],
 ) -> Path:
-    """Called by all workers together; `weights` on worker 0 only. What one rescues alone replaces
-    nothing that all made.
+    """Save a checkpoint. All workers call this together; only worker 0 gives `weights`.
 
-    Where one cannot be finished, each worker removes what it has written (it would keep a full disk
-    full), and the launcher removes the folder when no worker writes to it any more.
+    A worker that saves alone after the others died (`about["workers"]` is 0) does not replace a
+    checkpoint that all workers made. If a checkpoint cannot be finished, each worker removes its
+    own files, which may have filled the disk, and the launcher removes the folder after the workers
+    have ended.
     """
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
     if not about["workers"] and final.is_dir():
@@ -88,7 +89,7 @@ def _write_own(path: Path, own: dict[str, Any]) -> None:
     with open(path, "wb") as file:
         try:
             torch.save(own, file)
-        except RuntimeError as error:  # of torch's archive, which hides what the system said
+        except RuntimeError as error:  # torch's archive hides the OSError behind it
             reason: BaseException | None = error
             while reason is not None and not isinstance(reason, OSError):
                 reason = reason.__context__
@@ -98,15 +99,13 @@ def _write_own(path: Path, own: dict[str, Any]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a checkpoint that was never finished has left."""
+    """Remove what is left of checkpoints that were not finished."""
     for abandoned in folder.glob(".step-*.part"):
         shutil.rmtree(abandoned, ignore_errors=True)
 
 
 def _prune(folder: Path) -> None:
-    """The last ones stay, and the last one that all workers made: what one of them has rescued does
-    not replace it.
-    """
+    """Remove old checkpoints, but keep the last ones and the last that all workers made."""
     found = _all(folder)
     whole = next((path for path in reversed(found) if _is_whole(path)), None)
     for old in found[:-KEEP]:
@@ -122,7 +121,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def _all(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, in the order of their steps; what else lies there is none."""
+    """Return the checkpoints in a folder, in the order of their steps."""
     steps = {
         int(found[1]): path
         for path in folder.glob("step-*")
@@ -132,14 +131,14 @@ def _all(folder: Path) -> list[Path]:
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Going back to a checkpoint undoes the later ones."""
+    """Remove the checkpoints after a step, when a run goes back to that step."""
     for path in _all(folder):
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def latest(out: Path) -> Path:
-    """The newest checkpoint below a run's folder (or that folder itself, when it is one)."""
+    """Return the newest checkpoint of a run's folder, or the folder itself if it is one."""
     if (out / "checkpoint.json").is_file():
         return out
     found = [path for path in _all(out / "checkpoints") if (path / "checkpoint.json").is_file()]
@@ -151,8 +150,9 @@ def latest(out: Path) -> Path:
 
 
 def latest_whole(out: Path) -> Path:
-    """The newest one that all workers have made; what one of them has rescued, alone, only where
-    there is nothing better.
+    """Return the newest checkpoint that all workers made.
+
+    Where there is none, return the newest that a worker saved alone.
     """
     return next(
         (path for path in reversed(_all(out / "checkpoints")) if _is_whole(path)), None
@@ -160,6 +160,7 @@ def latest_whole(out: Path) -> Path:
 
 
 def about(checkpoint: Path) -> dict[str, Any]:
+    """Read a checkpoint's checkpoint.json."""
     try:
         content = json.loads((checkpoint / "checkpoint.json").read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -172,10 +173,11 @@ def about(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_own(checkpoint: Path, rank: int) -> dict[str, Any]:
+    """Read a worker's part of a checkpoint."""
     path = checkpoint / f"worker-{rank}.pt"
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # torch.load raises many kinds for a damaged file
+    except Exception as error:  # torch.load raises many types of errors for a damaged file
         raise DataCorrupt(
             f"{path} cannot be read:"
             f" {str(error).splitlines()[0] if str(error) else type(error).__name__}"
@@ -195,6 +197,7 @@ def load_own(checkpoint: Path, rank: int) -> dict[str, Any]:
 
 
 def save_weights(path: Path, state: dict[str, Tensor]) -> None:
+    """Write a state dict as safetensors, whole or not at all."""
     try:
         write_whole(path, lambda aside: _write_weights(aside, state), durable=True)
     except OSError as error:
@@ -202,7 +205,7 @@ def save_weights(path: Path, state: dict[str, Tensor]) -> None:
 
 
 def _write_weights(path: Path, state: dict[str, Tensor]) -> None:
-    """With the mode that other new files have: safetensors' own is readable by its owner only."""
+    """Write and sync a file with the usual permissions; safetensors lets only the owner read."""
     wide = [name for name, tensor in state.items() if tensor.dtype is torch.complex128]
     pairs = {name: torch.view_as_real(state[name].resolve_conj()).contiguous() for name in wide}
     path.touch()
@@ -223,22 +226,20 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         state: dict[str, Tensor] = load_file(path)
         with safe_open(path, framework="pt") as file:
             wide = json.loads((file.metadata() or {}).get(WIDE, "[]"))
-        # A copy: the file's memory is aligned for float64, and torch ends the process on complex128
-        # that is not aligned for it.
+        # A copy, because the file's memory is aligned for float64 only, and torch crashes on
+        # complex128 that is not aligned.
         return {**state, **{name: torch.view_as_complex(state[name].clone()) for name in wide}}
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DataCorrupt(f"{path} cannot be read: {error}") from None
 
 
 def refuse_unsaveable(model: nn.Module) -> None:
-    """Before the first step: a run whose weights cannot be saved would lose everything at
-    its end.
-    """
+    """Refuse a model whose weights cannot be saved, before the first step."""
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, Tensor) and not _can_be_saved(tensor.dtype):
             raise BadRequest(
                 f"{name} is {tensor.dtype}, which cannot be saved (safetensors has no such type):"
-                " make it another, for example with .to(torch.float32) or .to(torch.complex64)"
+                " convert it, for example with .to(torch.float32) or .to(torch.complex64)"
             )
 
 
@@ -246,6 +247,6 @@ def refuse_unsaveable(model: nn.Module) -> None:
 def _can_be_saved(dtype: torch.dtype) -> bool:
     try:
         safetensors.torch.save({"x": torch.empty(0, dtype=dtype)})
-    except Exception:  # torch and safetensors raise several kinds for types that they do not know
+    except Exception:  # torch and safetensors raise several types of errors for unknown dtypes
         return dtype is torch.complex128
     return True

@@ -1,5 +1,6 @@
-"""What the whole container (or machine) used: the figures of `docker stats`, from the cgroup and
-the interfaces.
+"""Resources that the whole container or machine uses, from its cgroup and network interfaces.
+
+The figures are those of `docker stats`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def usage() -> dict[str, Any]:
-    """Counters since start: CPU seconds, disk and interface bytes; and the memory in use at this
-    moment.
-    """
+    """Return the counters since start (CPU, disk, interfaces) and the memory in use now."""
     group = _version_2() or _version_1() or _system()
     interfaces = {
         name: {"sent_bytes": counted.bytes_sent, "received_bytes": counted.bytes_recv}
@@ -29,7 +28,7 @@ def usage() -> dict[str, Any]:
 def difference(
     start: dict[str, Any], end: dict[str, Any], seconds: float, memory_peak_bytes: int | None
 ) -> dict[str, Any]:
-    """What was used between two looks."""
+    """Return what was used between two calls of `usage`."""
 
     def grown(key: str) -> Any:
         return None if start.get(key) is None or end.get(key) is None else end[key] - start[key]
@@ -98,7 +97,7 @@ def _system() -> dict[str, Any]:
 
 
 def _own_group(mount: Path, controller: str) -> Path | None:
-    """This process's group: inside a container it is the root of what is mounted."""
+    """Return the folder of this process's group; in a container that is the mount itself."""
     if not mount.is_dir():
         return None
     try:
@@ -127,8 +126,9 @@ def _table(path: Path) -> dict[str, int]:
 
 
 def _disk(path: Path, read: str, write: str) -> tuple[int | None, int | None]:
-    """Summed over the devices; each line has `MAJOR:MINOR` and then `rbytes=1 wbytes=2`, or `Read
-    1` alone.
+    """Return the bytes read and written, summed over all devices.
+
+    A line has `MAJOR:MINOR` and then `rbytes=1 wbytes=2` (version 2) or `Read 1` (version 1).
     """
     if not os.path.exists(path):
         return None, None

@@ -1,6 +1,4 @@
-"""The shapes of what a run and a study leave on disk: events, run.json, study.json,
-checkpoint.json.
-"""
+"""The shapes of the files of a run and a study: events, run.json, study.json, checkpoint.json."""
 
 from __future__ import annotations
 
@@ -43,8 +41,13 @@ _METRIC = Maybe({"name": text, "value": Maybe(finite)})
 _MACHINE = Maybe({"cpu_percent": Maybe(number)})
 _PROFILED = [{"name": text, "calls": number, "own_s": number, "total_s": number}]
 
-EVENT: dict[str, Any] = {"kind": text, "rank": whole, "session": whole, "t": number}  # every event
-EVENTS: dict[str, dict[str, Any]] = {  # and besides, by its kind
+EVENT: dict[str, Any] = {
+    "kind": text,
+    "rank": whole,
+    "session": whole,
+    "t": number,
+}  # in every event
+EVENTS: dict[str, dict[str, Any]] = {  # further fields, by kind
     "start": {
         "host": Maybe(text),
         "boot": Maybe(text),
@@ -110,7 +113,7 @@ EVENTS: dict[str, dict[str, Any]] = {  # and besides, by its kind
         "served_messages": Maybe(number),
     },
 }
-GO_TOGETHER = {  # fields of which an event has all or none
+GO_TOGETHER = {  # an event has all of these fields or none
     "start": {"message_bytes": number, "plain_bytes": number},
     "step": {"began": number, "arrived": number, "waits": flag},
 }
@@ -224,7 +227,7 @@ STUDY: dict[str, Any] = {
         }
     ],
 }
-BEGUN: dict[str, Any] = {  # what a study needs besides to go on
+BEGUN: dict[str, Any] = {  # what a study needs in addition to go on
     "environment": {"cores": positive},
     "memory_format": Values(text),
     "runs": [{"options": Values(text)}],

@@ -14,7 +14,7 @@ import torch
 
 
 def cores() -> int:
-    """The cores that this process may use (a container may have fewer than the machine)."""
+    """Return how many cores this process may use; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -43,8 +43,9 @@ def environment() -> dict[str, Any]:
 
 
 def boot_id() -> str | None:
-    """The same for all processes whose clocks are one: of one kernel since its start, in whatever
-    container.
+    """Return an id that all processes of one running kernel share, in any container.
+
+    Clocks of processes with the same id agree.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

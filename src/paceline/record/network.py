@@ -1,8 +1,7 @@
-"""How many bytes this process has moved over TCP, as the kernel counted them for each of its
-sockets.
+"""Bytes that this process has sent and received over TCP.
 
-No system call gives network bytes per process; `TCP_INFO` gives them per socket, exactly and for
-the price of a look.
+No system call counts network bytes per process. The kernel counts them per socket, and `TCP_INFO`
+returns them exactly and cheaply.
 """
 
 from __future__ import annotations
@@ -12,24 +11,23 @@ import os
 import socket
 import struct
 
-SENT, RECEIVED = (
-    200,
-    128,
-)  # offsets of tcpi_bytes_sent and tcpi_bytes_received in Linux' struct tcp_info
+# Offsets of tcpi_bytes_sent and tcpi_bytes_received in Linux's struct tcp_info.
+SENT, RECEIVED = 200, 128
 LENGTH = 216
 
 
 class Sockets:
-    """The sum over all TCP sockets that this process has, and those that it had when it was last
-    asked.
+    """Sums over the TCP sockets of this process, also those that were closed since the last call.
+
+    A socket that was opened and closed between two calls is not counted.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}  # by inode
-        self._told = True  # False on a kernel that does not count bytes
+        self._told = True  # False on a kernel that does not count the bytes
 
     def bytes(self) -> tuple[int, int] | None:
-        """(sent, received) since the sockets were opened; None where the system does not tell."""
+        """Return (sent, received) since the sockets were opened; None if the system cannot tell."""
         if not hasattr(socket, "TCP_INFO"):
             return None
         try:
@@ -37,9 +35,8 @@ class Sockets:
         except OSError:
             return None
         for name in open_files:
-            with contextlib.suppress(
-                OSError, struct.error
-            ):  # closed meanwhile, or not a TCP socket
+            # It may be closed by now, or not be a TCP socket.
+            with contextlib.suppress(OSError, struct.error):
                 inode = os.readlink(f"/proc/self/fd/{name}")
                 if inode.startswith("socket:"):
                     counted = _of_socket(int(name))
@@ -61,9 +58,7 @@ def _of_socket(number: int) -> tuple[int, int] | None:
 
 
 class Interface:
-    """What went through one interface of the host that this process is on: where a worker has a
-    host of its own.
-    """
+    """Bytes through one network interface, for workers that have a host of their own."""
 
     def __init__(self, name: str = "eth0") -> None:
         self.name = name

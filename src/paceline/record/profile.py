@@ -1,8 +1,7 @@
-"""Where a worker's time goes, by name: PyTorch's operators, and Python's functions.
+"""Profile a worker: the time in PyTorch's operators and in Python's functions.
 
-Profiling disturbs what it looks at, so each kind has its own steps: operators for a few after the
-first ones, functions for all that follow. The times of a profiled run are not for comparison; its
-tables are.
+Profiling slows down what it measures, so each kind has its own steps: a few steps after the first
+ones for operators, all later ones for functions. Do not compare the total times of a profiled run.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ class Profile:
             self._function_steps += 1
 
     def pause(self) -> None:
-        """What is not a step is not profiled; operators are done then, wherever they were."""
+        """Stop profiling until the next step; the operators' part ends here."""
         self._end_operators(self._steps - WARM_UP)
         if self._functions is not None:
             self._functions.disable()
 
     def tables(self) -> dict[str, Any]:
-        """Rows of name, calls, own_s and total_s, the longest first; and over how many steps."""
+        """Return rows of name, calls, own_s and total_s, the longest first, and the steps."""
         self._end_operators(self._steps - WARM_UP)
         functions: list[dict[str, Any]] = []
         if self._functions is not None:
@@ -84,5 +83,5 @@ def _longest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _function(file: str, line: int, name: str) -> str:
-    """`replica.py:120 forward_backward`; built-in functions have no file."""
+    """Return `replica.py:120 forward_backward`; built-in functions have no file."""
     return name.strip("<>") if file == "~" else f"{PurePath(file).name}:{line} {name}"

@@ -1,4 +1,4 @@
-"""From events to run.json: computed, never kept twice."""
+"""Read the events of a run, and compute run.json from them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ ON_THE_NETWORK = ("gloo", "nccl")  # transports whose payload never goes through
 
 
 def read_events(path: Path, damaged: list[str] | None = None) -> list[Event]:
-    """A line that is half-written or damaged costs that line only; `damaged` is told how many there
-    were.
-    """
+    """Read a file of events, without its damaged lines; `damaged` gets a note of their number."""
     events, left_out = [], 0
     try:
         content = path.read_text(errors="replace")
@@ -42,8 +40,9 @@ def read_events(path: Path, damaged: list[str] | None = None) -> list[Event]:
 
 
 def _parsed(line: str) -> Event | None:
-    """The event, or None where its fields are not those of its kind. Kinds of a plugin's own are
-    its own business.
+    """Return the event, or None where its fields are not those of its kind.
+
+    A plugin's own kinds may have any fields.
     """
     try:
         event = json.loads(line)
@@ -61,14 +60,12 @@ def _parsed(line: str) -> Event | None:
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """A run's run.json, checked."""
+    """Read and check a run's run.json."""
     return read_record(Path(folder) / "run.json", "run", SCHEMA, RUN)
 
 
 def read_record(path: Path, what: str, schema: int, shape: dict[str, Any]) -> dict[str, Any]:
-    """A file that says which schema it has; one that this version does not know is refused, and so
-    is a damaged one.
-    """
+    """Read a record, and refuse one that is damaged or has a newer schema than this version."""
     try:
         record = json.loads(path.read_text())
     except FileNotFoundError:
@@ -79,7 +76,8 @@ def read_record(path: Path, what: str, schema: int, shape: dict[str, Any]) -> di
         raise BadRequest(f"{path} is not a {what}'s record")
     if record["schema"] > schema:
         raise BadRequest(
-            f"{path} has schema {record['schema']}; this Paceline knows {schema}: use a newer one"
+            f"{path} has schema {record['schema']}; this Paceline knows {schema}: use a newer"
+            " Paceline"
         )
     if (wrong := fault(record, shape)) is not None:
         raise BadRequest(f"{path} is not a {what}'s record: {wrong}")
@@ -87,9 +85,7 @@ def read_record(path: Path, what: str, schema: int, shape: dict[str, Any]) -> di
 
 
 def read_worker_events(folder: Path, damaged: list[str] | None = None) -> list[list[Event]]:
-    """The events of each worker, by rank. After a resume only what led to the present
-    state counts.
-    """
+    """Return the events of each worker, by rank, without those that a resume has undone."""
     files = {
         int(found[1]): path
         for path in (folder / "events").glob("worker-*.jsonl")
@@ -106,13 +102,14 @@ def read_worker_events(folder: Path, damaged: list[str] | None = None) -> list[l
 
 
 def _of_worker(path: Path) -> re.Match[str] | None:
-    """What else lies among the events (`worker-x.jsonl`, a folder) is none."""
+    """Match the name of a worker's file of events; None for other files and for folders."""
     return re.fullmatch(r"worker-([0-9]{1,9})\.jsonl", path.name) if path.is_file() else None
 
 
 def lived(events: Iterable[Event], starts: dict[int, int]) -> list[Event]:
-    """Drop what was undone: a session that starts from a checkpoint at step s undoes what earlier
-    ones did after s.
+    """Drop the events that were undone.
+
+    A session that starts from a checkpoint at step s undoes what earlier sessions did after s.
     """
     last = max(starts, default=0)
 
@@ -134,8 +131,8 @@ def summarise(
     error: str | None,
     wall_s: float,
 ) -> dict[str, Any]:
-    """run.json from what the workers wrote."""
-    everybody = [[e for e in events if e["kind"] == "step"] for events in workers]
+    """Compute run.json from the workers' events."""
+    all_steps = [[e for e in events if e["kind"] == "step"] for events in workers]
     ranks = max(1, int(config.get("workers") or 1)) + int(config.get("servers") or 0)
     there = [events for events in workers if events][:ranks]
     servers = [events for events in there if any(e.get("role") == "server" for e in events)]
@@ -145,7 +142,7 @@ def summarise(
     )
     steps = [[e for e in events if e["kind"] == "step"] for events in workers]
     last = max((s[-1]["step"] for s in steps if s), default=0)
-    samples = sum(e["n"] for s in everybody for e in s)
+    samples = sum(e["n"] for s in all_steps for e in s)
     train_s = max((s[-1]["train_s"] for s in steps if s), default=0.0)
     evaluations = [e for events in workers[:1] for e in events if e["kind"] == "evaluation"]
     final = evaluations[-1] if evaluations else {}
@@ -184,7 +181,7 @@ def summarise(
 
 
 def chosen(events: list[Event]) -> dict[str, Any]:
-    """What was left to `auto` and chosen by measuring."""
+    """Return what `auto` options chose by measuring."""
     found: dict[str, Any] = {}
     for event in events:
         if event["kind"] == "start":
@@ -195,9 +192,7 @@ def chosen(events: list[Event]) -> dict[str, Any]:
 
 
 def _codec(events: list[Event]) -> dict[str, int] | None:
-    """The bytes of one message (the mean, where they differ), and of the numbers that it stands
-    for; None without a codec.
-    """
+    """Return the mean bytes of a message, encoded and plain; None without a codec."""
     start = next((e for e in events if e["kind"] == "start" and "message_bytes" in e), None)
     if start is None:
         return None
@@ -216,9 +211,7 @@ def _codec(events: list[Event]) -> dict[str, int] | None:
 
 
 def _balance(events: list[Event]) -> list[dict[str, Any]] | None:
-    """Every change of the batch sizes by measured speed: after which step, to which sizes, for
-    which speeds.
-    """
+    """Return the changes of the batch sizes: the step, the new sizes, the measured speeds."""
     found = [
         {k: e[k] for k in ("step", "batch_sizes", "samples_per_s")}
         for e in events
@@ -228,15 +221,17 @@ def _balance(events: list[Event]) -> list[dict[str, Any]] | None:
 
 
 def _machine(events: list[Event]) -> dict[str, Any] | None:
-    """What the whole container used meanwhile, as worker 0 saw it."""
+    """Return what the whole container used during the run, as worker 0 measured it."""
     return next(
         (e["machine"] for e in reversed(events) if e["kind"] == "summary" and "machine" in e), None
     )
 
 
 def arrivals_by_step(workers: list[list[Event]]) -> dict[int, float]:
-    """When the last worker came to the exchange of each step that all of them recorded; clocks of
-    one host agree.
+    """Return for each step when the last worker arrived at its exchange.
+
+    Only steps that all workers recorded count. Empty for one worker, and for several hosts, whose
+    timers do not agree.
     """
     arrivals = [_arrivals(events) for events in workers]
     if len(workers) < 2 or several_hosts(workers):
@@ -248,7 +243,7 @@ def arrivals_by_step(workers: list[list[Event]]) -> dict[int, float]:
 
 
 def several_hosts(workers: list[list[Event]]) -> bool:
-    """Then nobody can say who waited for whom: their clocks do not agree."""
+    """Whether workers ran on several hosts, whose timers cannot be compared."""
     return (
         len(
             {
@@ -263,11 +258,10 @@ def several_hosts(workers: list[list[Event]]) -> bool:
 
 
 def idle_seconds(workers: list[list[Event]]) -> list[float]:
-    """How long each worker, done with its own part of a step, waited for the last one to arrive at
-    the exchange.
+    """Return how long each worker waited at exchanges for the last worker to arrive.
 
-    In every step at most what it spent in the exchange: where messages come before the end of the
-    backward pass, the rest of the waiting was hidden.
+    In each step that is at most the time it spent in the exchange. With overlap, the backward pass
+    hides the rest of the wait.
     """
     last = arrivals_by_step(workers)
     return [
@@ -289,7 +283,7 @@ def _arrivals(events: list[Event]) -> dict[int, float]:
 
 
 def _train_loss(steps: list[list[Event]]) -> float | None:
-    """The mean over the samples of the last epoch."""
+    """Return the mean loss over the samples of the last epoch."""
     epoch = max((s[-1]["epoch"] for s in steps if s), default=None)
     pairs = [
         (e["loss"], e["n"])
@@ -327,15 +321,14 @@ def _worker(
         **_apart(events, steps),
         "traffic": summary.get("traffic"),
     }
-    if summary.get(
-        "session"
-    ):  # of the last session only, where the payload is of the whole run: not to be compared
+    # After a resume these count the last session only, but the payload counts the whole run.
+    if summary.get("session"):
         counted |= {"net_sent_bytes": None, "net_received_bytes": None}
     return {**counted, **through_memory(counted, str(config.get("transport")))}
 
 
 def through_memory(worker: dict[str, Any], transport: str) -> dict[str, int | None]:
-    """Payload that no interface saw: what was exchanged, less what the network carried."""
+    """Return the payload that went through shared memory: payload minus network bytes."""
     moved: dict[str, int | None] = {}
     for way in ("sent", "received"):
         payload, net = worker[f"payload_{way}_bytes"], worker[f"net_{way}_bytes"]
@@ -346,9 +339,7 @@ def through_memory(worker: dict[str, Any], transport: str) -> dict[str, int | No
 
 
 def _apart(events: list[Event], steps: list[Event]) -> dict[str, float | None]:
-    """How far workers ran apart, where the strategy lets them: staleness, overlapping updates,
-    distance from the mean.
-    """
+    """Return how far workers ran apart: staleness, overlapping updates, distance from the mean."""
 
     def over(key: str, combine: Callable[[list[float]], float]) -> float | None:
         values = [float(e[key]) for e in steps if e.get(key) is not None]
@@ -367,7 +358,7 @@ def _apart(events: list[Event], steps: list[Event]) -> dict[str, float | None]:
 
 
 def _server(events: list[Event], config: dict[str, Any]) -> dict[str, Any]:
-    """A server makes no steps; what it sent and received while it served is its payload."""
+    """Return a server's row: it makes no steps, and its payload is what it served."""
     summary: Event = next((e for e in reversed(events) if e["kind"] == "summary"), {})
     served = {
         **_worker(events, [], 0.0, config),

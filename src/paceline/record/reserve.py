@@ -1,6 +1,4 @@
-"""Space on the disk that is kept back while a run goes on, so that its record can be written when
-the disk is full.
-"""
+"""Reserve disk space during a run, so that its record can be written when the disk is full."""
 
 from __future__ import annotations
 
@@ -9,11 +7,11 @@ import os
 from pathlib import Path
 
 NAME = ".reserve"
-BYTES = 256 * 1024  # run.json of some ten workers
+BYTES = 256 * 1024  # about the size of run.json with ten workers
 
 
 def take(folder: Path) -> None:
-    """Where there is no space to keep back, nothing is kept back: the run may still fit."""
+    """Reserve space in a run's folder; without enough space the run goes on without a reserve."""
     path = folder / NAME
     try:
         with path.open("wb") as file:
@@ -23,5 +21,6 @@ def take(folder: Path) -> None:
 
 
 def release(folder: Path) -> None:
+    """Give the reserved space back."""
     with contextlib.suppress(OSError):
         (folder / NAME).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a worker used, as the system saw it."""
+"""CPU, memory and disk that a worker uses, as the operating system counts them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
 @dataclass(frozen=True)
 class Task:
-    """A worker as the system knows it: a whole process, or one thread of it where workers are
-    threads.
-    """
+    """A worker as the system knows it: a process, or a thread where workers are threads."""
 
     thread: int | None = None
 
@@ -49,7 +47,7 @@ class Usage:
         )
 
     def since(self, start: Usage) -> dict[str, Any]:
-        """In run.json's own names."""
+        """Return what was used since `start`, under run.json's names."""
         wall = max(1e-9, self.wall_s - start.wall_s)
         user, system = self.cpu_user_s - start.cpu_user_s, self.cpu_system_s - start.cpu_system_s
 
@@ -81,7 +79,7 @@ def _cpu(task: Task) -> tuple[float, float]:
 
 
 def _disk(task: Task) -> tuple[int | None, int | None]:
-    """Bytes that went to and came from the storage itself; None where the system does not tell."""
+    """Return the bytes read from and written to storage; None where the system cannot tell."""
     try:
         with open(f"{task.folder}/io") as counters:
             values = dict(line.split(": ") for line in counters.read().splitlines())
@@ -91,8 +89,9 @@ def _disk(task: Task) -> tuple[int | None, int | None]:
 
 
 def pss_bytes() -> int | None:
-    """Resident memory with each shared page counted in equal parts to those who share it. Walks the
-    page tables.
+    """Return the resident memory; a page that n processes share counts 1/n.
+
+    This walks the page tables, which is slow with much memory.
     """
     try:
         with open("/proc/self/smaps_rollup") as rollup:
@@ -104,7 +103,7 @@ def pss_bytes() -> int | None:
 
 
 def rss_peak_bytes() -> int:
-    """The most memory that was resident, pages shared with other workers included."""
+    """Return the peak of the resident memory, with pages that are shared with other workers."""
     try:
         with open("/proc/self/status") as status:
             for line in status:
@@ -116,7 +115,7 @@ def rss_peak_bytes() -> int:
 
 
 def reset_rss_peak() -> None:
-    """A forked worker inherits its parent's peak; start counting anew."""
+    """Reset the peak of the resident memory, because a forked worker inherits its parent's."""
     try:
         with open("/proc/self/clear_refs", "w") as clear:
             clear.write("5")

@@ -1,6 +1,4 @@
-"""A look at this worker now and then, from a thread of its own: CPU, memory, network, disk, as
-events.
-"""
+"""Sample a worker's CPU, memory, network and disk from a thread, and write them as events."""
 
 from __future__ import annotations
 
@@ -18,25 +16,20 @@ from paceline.record.resources import Task, Usage, pss_bytes
 from paceline.record.writer import Recorder
 
 MACHINE_EVERY_S = 2.0
-PSS_SHARE = (
-    0.003  # of the time at most: it walks the page tables, which takes long where there are many
-)
+PSS_SHARE = 0.003  # the largest share of time for `pss_bytes`, which is slow with much memory
 
 
 class Sampler:
-    """Samples from start to stop, with a first and a last one always; `spent_s` is the CPU time
-    that sampling took.
+    """Samples from start to stop, at least at the beginning and at the end.
+
+    `spent_s` is the CPU time that sampling took.
     """
 
     def __init__(
         self, recorder: Recorder, every_s: float, task: Task, whole_machine: bool = False
     ) -> None:
-        self.recorder, self.every_s, self.task, self.whole_machine = (
-            recorder,
-            every_s,
-            task,
-            whole_machine,
-        )
+        self.recorder, self.every_s = recorder, every_s
+        self.task, self.whole_machine = task, whole_machine
         self.sockets: Sockets | Interface = Sockets()
         self.spent_s = 0.0
         self.pss_peak_bytes: int | None = None
@@ -68,7 +61,7 @@ class Sampler:
             return self.sockets.bytes()
 
     def summary(self) -> dict[str, Any]:
-        """What was used since the beginning, in run.json's own names."""
+        """Return what was used since the beginning, under run.json's names."""
         self.stop()
         self.pss_peak_bytes = max(self.pss_peak_bytes or 0, pss_bytes() or 0) or None
         used = Usage.now(self.task).since(self._start)
@@ -89,9 +82,8 @@ class Sampler:
         while True:
             began = time.thread_time()
             last = self._over.is_set()
-            with contextlib.suppress(
-                RunFailed, OSError, psutil.Error
-            ):  # a full disk is reported by the worker's own events
+            # The worker's own events report a full disk.
+            with contextlib.suppress(RunFailed, OSError, psutil.Error):
                 self._sample()
             self.spent_s += time.thread_time() - began
             if last:
@@ -127,7 +119,7 @@ class Sampler:
 
 
 class NetBytes:
-    """Bytes over the network while counting is on: of the training alone, as `payload_*` is."""
+    """Counts network bytes between `start` and `stop`: those of training, as `payload_*` does."""
 
     def __init__(self, sampler: Sampler | None) -> None:
         self._sampler = sampler
@@ -139,7 +131,7 @@ class NetBytes:
         self._since = self._sampler.net_bytes() if self._sampler else None
 
     def stop(self) -> None:
-        """Counting again after it was stopped already adds nothing."""
+        """Stop counting; without a `start` before it this does nothing."""
         if self._sampler is None or self._since is None:
             return
         now, before = self._sampler.net_bytes(), self._since

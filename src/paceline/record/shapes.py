@@ -1,5 +1,4 @@
-"""What a record must look like. Records come from disks, where files are damaged: a wrong one is
-told from a right one here.
+"""Check that a record read from disk has the shape it should have.
 
 A shape is a kind (`number`, `text`, ...), a dict of named fields, a list with the one shape of all
 its elements, or one of those wrapped in `Values`, `Maybe`, `OrNull` or `IfThere`.
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-LARGEST = 1e18  # more seconds or bytes than there are; sums of such numbers stay finite
+LARGEST = 1e18  # no count of seconds or bytes is larger; sums of such numbers stay finite
 MISSING = object()
 
 Kind = Callable[[Any], bool]
@@ -23,7 +22,7 @@ def number(value: Any) -> bool:
 
 
 def finite(value: Any) -> bool:
-    """A loss or a metric: as large as a float can be, but neither nan nor inf."""
+    """Whether it is a loss or a metric: any float but nan and inf."""
     return number(value) or (isinstance(value, float) and math.isfinite(value))
 
 
@@ -48,7 +47,7 @@ def flag(value: Any) -> bool:
 
 
 def rate(value: Any) -> bool:
-    """Of something that happened or not (true, false), or of several such."""
+    """Whether it says if something happened (true, false), or how often (a number)."""
     return flag(value) or number(value)
 
 
@@ -101,7 +100,7 @@ Wrong = tuple[str, Any, str]  # where, what is there, what should be
 
 
 def fault(value: Any, shape: Any) -> str | None:
-    """The first thing in `value` that is not as `shape` says, in words; None where all is well."""
+    """Describe the first part of `value` that does not have its `shape`; None if all have."""
     found = _wrong(value, shape)
     if found is None:
         return None

@@ -1,9 +1,8 @@
-"""A run as a timeline in the Chrome trace format: open `trace.json` in Perfetto or
-chrome://tracing.
+"""Write a run as a timeline in the Chrome trace format, for Perfetto or chrome://tracing.
 
-One process per worker. A step is cut where its parts end: forward and backward, waiting for the
-last worker, the exchange, the update; what is not training (evaluation, checkpoints) has spans of
-its own; CPU and memory are counters.
+Each worker is a process of the trace. A step is divided into forward and backward pass, waiting for
+the last worker, exchange, and update. Evaluations and checkpoints have spans of their own. CPU and
+memory are counters.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from paceline.record.reader import Event, arrivals_by_step
 from paceline.record.writer import write_text
 
 MICRO = 1e6
-MOST_STEPS = (
-    10_000  # of a worker: what comes after is as what came before, and a viewer has its limits
-)
-STEPS, RESOURCES = 1, 2  # the threads of a worker, as the format calls its rows
+MOST_STEPS = 10_000  # of a worker; viewers cannot show many more
+STEPS, RESOURCES = 1, 2  # rows of a worker, which the format calls threads
 Part = tuple[str, str, float, float, dict[str, Any]]  # name, category, start, seconds, more
 
 
 def write_trace(workers: list[list[Event]], path: Path) -> None:
+    """Write the events of all workers as trace.json."""
     write_text(
         path,
         json.dumps({"traceEvents": spans(workers), "displayTimeUnit": "ms"}, separators=(",", ":")),
@@ -31,10 +29,9 @@ def write_trace(workers: list[list[Event]], path: Path) -> None:
 
 
 def spans(workers: list[list[Event]]) -> list[dict[str, Any]]:
-    """The events of the format: metadata first, then complete spans ("X") and counters ("C")."""
-    session = max(
-        (e["session"] for events in workers for e in events), default=0
-    )  # clocks of earlier ones may differ
+    """Return the trace's events: metadata ("M"), complete spans ("X") and counters ("C")."""
+    # Only the last session: the timers of earlier ones may differ.
+    session = max((e["session"] for events in workers for e in events), default=0)
     workers = [[e for e in events if e["session"] == session] for events in workers]
     present = [
         events for events in workers if any(e["kind"] == "start" and "clock" in e for e in events)
@@ -55,9 +52,7 @@ def spans(workers: list[list[Event]]) -> list[dict[str, Any]]:
         found.append(
             {"ph": "M", "name": "thread_name", "pid": rank, "tid": STEPS, "args": {"name": "steps"}}
         )
-        shift = (
-            wall - clock - zero
-        )  # from this worker's own clock to seconds since the run's first event
+        shift = wall - clock - zero  # from this worker's timer to seconds since the first event
         shown = [e for e in events if e["kind"] == "aside"] + [
             e for e in events if e["kind"] == "step"
         ][:MOST_STEPS]
@@ -71,13 +66,13 @@ def _serves(events: list[Event]) -> bool:
 
 
 def _origin(events: list[Event]) -> tuple[float, float]:
-    """One moment on the worker's own clock and on everybody's."""
+    """Return one moment on the worker's own timer and in the time that all workers share."""
     start = next(e for e in events if e["kind"] == "start" and "clock" in e)
     return start["clock"], start["t"]
 
 
 def _parts(event: Event, last: dict[int, float]) -> list[Part]:
-    """The spans of one event."""
+    """Return the spans of one event."""
     if event["kind"] == "aside":
         return [(event["what"], "aside", event["began"], event["seconds"], {})]
     if event["kind"] != "step" or "began" not in event:
@@ -87,9 +82,7 @@ def _parts(event: Event, last: dict[int, float]) -> list[Part]:
     sync = event["sync_s"]
     waited = min(max(0.0, last.get(event["step"], 0.0) - arrived), sync) if event["waits"] else 0.0
     talked = sync - waited
-    before = max(
-        0.0, sync - (end - arrived)
-    )  # exchanged while the gradient was computed (or before it)
+    before = max(0.0, sync - (end - arrived))  # exchanged before the gradient was complete
     more = {"step": event["step"], "loss": event["loss"]}
     parts = [("step", "step", began, end - began, more)]
     at = began

@@ -1,10 +1,10 @@
-"""Events: one JSON object per line, written as they happen, so that a killed worker loses nothing
-but the last line.
+"""Writes a worker's events: one JSON object per line, as they happen.
 
-Kinds: `start` (a worker begins, or begins again from a checkpoint), `step`, `evaluation`,
-`checkpoint`, `choice` (what `auto` took), `distance` (from the mean of all replicas), `lost`
-(workers that have died), `sample` (what was used by then), `aside` (what was not training),
-`profile` (tables), `summary` (the counters, at the end).
+A worker that is killed loses at most its last line. The kinds of events are `start` (a worker
+begins, or resumes from a checkpoint), `step`, `evaluation`, `checkpoint`, `choice` (what `auto`
+chose), `distance` (of a replica from the mean of all), `lost` (workers that died), `sample` (the
+resources used so far), `aside` (time that was not training), `profile` (tables) and `summary` (the
+counters, at the end).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from paceline.errors import RunFailed
 
 
 class Recorder:
-    """One worker's events; `session` counts how often the run was resumed."""
+    """Writes the events of one worker in one session of the run."""
 
     def __init__(self, path: Path, rank: int, session: int = 0) -> None:
         self.rank, self.session = rank, session
-        self.spent_s = 0.0  # writing
-        self._lock = threading.Lock()  # samples come from a thread of their own
+        self.spent_s = 0.0  # time spent writing
+        self._lock = threading.Lock()  # the sampler's thread writes too
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             torn = (
                 path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
             )
             self._file: TextIO = path.open("a", buffering=1)
-            if torn:  # a killed worker's last line stays its own
+            if torn:  # do not append to the half-written line of a worker that was killed
                 self._file.write("\n")
         except OSError as error:
             raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
@@ -50,7 +50,7 @@ class Recorder:
         }
         try:
             line = json.dumps(event, allow_nan=False) + "\n"
-        except ValueError:  # nan or inf somewhere in it
+        except ValueError:  # a nan or inf in it
             line = json.dumps(clean(event)) + "\n"
         with self._lock:
             try:
@@ -62,12 +62,12 @@ class Recorder:
             self.spent_s += time.perf_counter() - began
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk has been reported by `write`
+        with contextlib.suppress(OSError):  # `write` has reported a full disk
             self._file.close()
 
 
 def clean(value: Any) -> Any:
-    """JSON has no nan and no inf: they become null."""
+    """Replace nan and inf by None, because JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -78,6 +78,7 @@ def clean(value: Any) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file of a run, whole or not at all."""
     write_text(path, json.dumps(clean(content), indent=2) + "\n")
 
 

@@ -1,3 +1,1 @@
-"""Several hosts on one machine: network namespaces joined by a switch, with links as slow as asked
-for.
-"""
+"""Several hosts on one machine: network namespaces, and a switch that links them."""

@@ -27,22 +27,22 @@ MOST_HOSTS = 64
 
 
 def missing() -> str | None:
-    """What this machine lacks for a testbed; None: nothing."""
+    """Return what this machine lacks for a testbed; None if it lacks nothing."""
     if sys.platform != "linux":
-        return "a testbed needs Linux: network namespaces"
+        return "a testbed needs Linux, because it uses network namespaces"
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"a testbed needs the command {tool}: apt-get install iproute2"
     if os.geteuid() != 0:
         return (
-            "a testbed needs root: namespaces and links are the system's (sudo, or a container of"
-            " your own with CAP_SYS_ADMIN)"
+            "a testbed needs root to make network namespaces and links: use sudo, or a container"
+            " with CAP_SYS_ADMIN"
         )
     return None
 
 
 def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
-    """Make a network of hosts. What was made is taken down again if the rest cannot be made."""
+    """Build a testbed; if a part cannot be built, nothing is left."""
     bed = _planned(hosts, links, name)
     _build(bed)
     return bed
@@ -50,21 +50,22 @@ def up(hosts: int, links: Links, name: str | None = None) -> Testbed:
 
 @contextmanager
 def lasting(hosts: int, links: Links) -> Iterator[Testbed]:
-    """A network for as long as this lasts; taken down also if this process is killed."""
+    """Build a testbed for the body; it is taken down also if this process is killed."""
     bed = _planned(hosts, links, None)
     watcher = _watcher(bed)  # before anything is made
     assert watcher.stdin is not None
     telling = watcher.stdin
 
     def tell(namespace: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # without a watcher, `down` still takes it down
+        with contextlib.suppress(BrokenPipeError):  # without a watcher, `down` does its work
             telling.write(f"{namespace}\n".encode())
 
     try:
         try:
             _build(bed, tell)
         except Exception:
-            # what was made is gone again, and the last name that it was told of may be another's
+            # `_build` has removed what it made. The last name that the watcher was told may be a
+            # namespace of another process.
             watcher.kill()
             raise
         try:
@@ -77,16 +78,16 @@ def lasting(hosts: int, links: Links) -> Iterator[Testbed]:
 
 
 def _planned(hosts: int, links: Links, name: str | None) -> Testbed:
-    """Named and numbered; nothing is made yet."""
+    """Check the request, and choose name, subnet and folder; no namespace is made yet."""
     if not 1 <= hosts <= MOST_HOSTS:
-        raise BadRequest(f"{hosts} hosts: a testbed has 1 to {MOST_HOSTS}")
+        raise BadRequest(f"{hosts} hosts: a testbed has 1 to {MOST_HOSTS} hosts")
     if (reason := missing()) is not None:
         raise BadRequest(reason)
     notices: list[str] = []
     if links.latency_s and not can_delay():
         notices.append(
-            "this kernel cannot shape latency (no netem): the links have their rate only, not"
-            f" {links.latency_s * 1e3:g} ms"
+            "this kernel cannot shape latency (it has no netem): the links have only their rate,"
+            f" not the latency of {links.latency_s * 1e3:g} ms"
         )
         links = Links(links.rate, 0.0)
     subnet = _free_subnet()
@@ -97,21 +98,22 @@ def _planned(hosts: int, links: Links, name: str | None) -> Testbed:
 
 
 def _plain_place() -> str:
-    """Where a testbed's folder goes: its path becomes part of mpirun's options, which are split at
-    spaces and colons.
+    """Return a folder for temporary files whose path mpirun's options can hold.
+
+    mpirun splits them at spaces and colons.
     """
     places = (tempfile.gettempdir(), "/tmp", "/var/tmp")
     for place in places:
         if re.fullmatch(r"[\w./+-]+", place, re.ASCII) and os.access(place, os.W_OK):
             return place
     raise BadRequest(
-        "a testbed needs a folder for temporary files whose path has letters, digits and . / + - _"
-        f" only, and {places[0]} is not one: set TMPDIR to another"
+        "a testbed needs a folder for temporary files whose path has only letters, digits and"
+        f" . / + - _, and {places[0]} has others: set TMPDIR to another folder"
     )
 
 
 def _free_subnet() -> str:
-    """One that no route of this machine leads to."""
+    """Return a subnet that no route of this machine leads to."""
     routes = subprocess.run(
         ["ip", "-4", "route", "show", "table", "all"], check=False, capture_output=True, text=True
     ).stdout
@@ -125,14 +127,14 @@ def _free_subnet() -> str:
 
 
 def _build(bed: Testbed, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Make all of it, or nothing: `tell` hears of each namespace just before it is made."""
+    """Build the testbed or leave nothing; `tell` gets each namespace just before it is made."""
     made: list[str] = []
     try:
         _make(bed, made, tell)
     except subprocess.CalledProcessError as error:
         remove(made, bed.folder)
         raise BadRequest(
-            f"a testbed cannot be made here: {' '.join(error.cmd)}: {error.stderr.strip()}"
+            f"a testbed cannot be built here: {' '.join(error.cmd)}: {error.stderr.strip()}"
         ) from None
     except BaseException:
         remove(made, bed.folder)
@@ -170,7 +172,7 @@ def _make(bed: Testbed, made: list[str], tell: Callable[[str], None]) -> None:
 
 
 def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
-    """A host, with its link to the switch, and with its names."""
+    """Connect a host to the switch, shape its link, and write its /etc/hosts."""
     switch, space, port = bed.namespace("switch"), bed.namespace(host), f"port{host}"[:15]
     _inside(
         switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space
@@ -186,9 +188,8 @@ def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
     own = Path(bed.folder) / str(host)
     own.mkdir()
     names = {bed.launcher: LAUNCHER, **{bed.address(h): host_name(h) for h in range(bed.hosts)}}
-    lines = [
-        f"{form}{found} {name}" for found, name in names.items() for form in ("", "::ffff:")
-    ]  # some ask in IPv6's words
+    # Some programs ask for the IPv4 address in IPv6's form.
+    lines = [f"{form}{found} {name}" for found, name in names.items() for form in ("", "::ffff:")]
     (own / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
     (own / "resolv.conf").write_text("")
 
@@ -203,11 +204,10 @@ rm -rf -- "$folder"
 
 
 def _watcher(bed: Testbed) -> subprocess.Popen[bytes]:
-    """Takes the network down when its standard input closes: when this process ends, however it
-    ends.
+    """Start a process that takes the network down when this process ends, however it ends.
 
-    Its standard input names the namespaces, a line each. Names and paths reach the shell as
-    arguments, never as its text.
+    It reads the namespaces from its standard input, one per line, until that closes. Names and
+    paths reach the shell as arguments, never as part of its script.
     """
     command = ["sh", "-c", WATCHER, "sh", bed.folder]
     return subprocess.Popen(

@@ -31,22 +31,22 @@ MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 @dataclass(frozen=True)
 class Testbed:
-    """A network that is up."""
+    """A network of hosts that is up."""
 
     name: str
     hosts: int
     links: Links
     subnet: str  # 10.213.7
-    folder: str  # of each host's files (/etc/hosts); its path has neither spaces nor colons
+    folder: str  # with each host's /etc/hosts; its path has neither spaces nor colons
     notices: tuple[str, ...] = ()
 
     @property
     def launcher(self) -> str:
-        """The address of this side, which all hosts can reach."""
+        """The launcher's address, which all hosts can reach."""
         return f"{self.subnet}.254"
 
     def host(self, index: int) -> int:
-        """Which host a rank is on: ranks are dealt out."""
+        """Return the host of a rank; ranks are dealt out in turn."""
         return index % self.hosts
 
     def address(self, host: int) -> str:
@@ -60,9 +60,7 @@ class Testbed:
         return [self.namespace(host) for host in ("switch", LAUNCHER, *range(self.hosts))]
 
     def enter(self, host: int | str) -> None:
-        """From now on this process (it must have one thread only) is on that host, or at the
-        `launcher`'s end.
-        """
+        """Move this process to a host, or to the `launcher`'s end; it must have one thread only."""
         with open(NAMESPACES / self.namespace(host)) as namespace:
             _call(
                 "setns", ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET)
@@ -70,8 +68,9 @@ class Testbed:
         self.take_names(host)
 
     def take_names(self, host: int | str) -> None:
-        """The host's own name, and its own list of names: without it names are looked up where
-        nobody answers.
+        """Give this process the host's name and its /etc/hosts.
+
+        Without them names would be looked up at name servers that a host cannot reach.
         """
         libc = ctypes.CDLL(None, use_errno=True)
         _call("unshare", libc.unshare(CLONE_NEWNS | CLONE_NEWUTS))
@@ -86,8 +85,9 @@ class Testbed:
         socket.sethostname(host_name(host) if isinstance(host, int) else host)
 
     def remote_shell(self) -> str:
-        """A command that starts another on a host, as ssh would: `AGENT host-1 COMMAND`. mpirun
-        splits it at spaces.
+        """Write a command that starts a process on a host, as ssh does, and return its path.
+
+        mpirun calls it as `PATH host-1 COMMAND`, and splits its path at spaces.
         """
         path = Path(self.folder) / "remote-shell"
         path.write_text(
@@ -124,5 +124,5 @@ def remove(namespaces: list[str], folder: str) -> None:
 def _call(what: str, code: int) -> None:
     if code != 0:
         raise RunFailed(
-            f"entering a host of the testbed: {what}: {os.strerror(ctypes.get_errno())}"
+            f"cannot enter a host of the testbed: {what}: {os.strerror(ctypes.get_errno())}"
         )

@@ -1,4 +1,4 @@
-"""Links as slow as asked for, by the kernel's `tc`."""
+"""Limit the rate of links and delay them, with the kernel's `tc`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 from paceline.common.links import Links
 
-QUEUE_S = 0.2  # of traffic that a link holds back before it drops any
+QUEUE_S = 0.2  # a link queues this much traffic before it drops packets
 SMALLEST_QUEUE, SMALLEST_BURST = 256 << 10, 16 << 10  # bytes
-BURST_S = 0.004  # a kernel looks that often, at least
+BURST_S = 0.004  # the longest time between two ticks of a kernel
 
 
 def shaping(links: Links, device: str) -> list[list[str]]:
-    """The commands that slow one end of a link down: what leaves through `device`."""
+    """Return the commands that shape one direction of a link: what leaves through `device`."""
     commands = []
     if links.latency_s:  # half of it at each of the two ends that a packet leaves through
         delay = f"{links.latency_s / 2 * 1e6:.0f}us"
@@ -32,7 +32,7 @@ def shaping(links: Links, device: str) -> list[list[str]]:
 
 
 def can_delay() -> bool:
-    """Whether the kernel can shape latency (netem): tried on a device of a namespace's own."""
+    """Whether the kernel can shape latency (netem); tries it in a namespace of its own."""
     with _probe() as name:
         if name is None:
             return False
@@ -55,16 +55,14 @@ def can_delay() -> bool:
 
 
 def can_make() -> bool:
-    """Whether a namespace can be made at all."""
+    """Whether this process can make a network namespace."""
     with _probe() as name:
         return name is not None
 
 
 @contextmanager
 def _probe() -> Iterator[str | None]:
-    """A namespace for a trial, deleted afterwards; None where it cannot be made: then nothing is
-    deleted either.
-    """
+    """Make a namespace for a trial and delete it afterwards; None where it cannot be made."""
     name = f"pl-probe-{secrets.token_hex(8)}"
     try:
         made = (

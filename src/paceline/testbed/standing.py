@@ -19,16 +19,17 @@ STANDING = Path("/run/paceline-testbed.json")  # the record of it: which namespa
 
 
 def raise_standing(hosts: int, links: Links) -> Testbed:
+    """Build the standing testbed and record it; refuse if there is one."""
     recorded = _recorded()
     if recorded is not None and _stands(recorded):
         raise BadRequest(
-            f"a testbed is up already ({recorded.hosts} hosts, {recorded.links}): paceline testbed"
-            " down"
+            f"a testbed is up already ({recorded.hosts} hosts, {recorded.links}): take it down with"
+            " paceline testbed down"
         )
     if (reason := missing()) is not None:
         raise BadRequest(reason)
     if recorded is not None:
-        _forget(recorded)  # what a restart of the machine has left of it
+        _forget(recorded)  # what a restart of the machine has left
     bed = up(hosts, links, f"paceline-{secrets.token_hex(8)}")
     try:
         with STANDING.open("x") as record:
@@ -36,7 +37,7 @@ def raise_standing(hosts: int, links: Links) -> Testbed:
     except FileExistsError:
         _forget(bed)
         raise BadRequest(
-            "another process has brought a testbed up in the meantime: paceline testbed status"
+            "another process has built a testbed in the meantime: see paceline testbed status"
         ) from None
     except BaseException:
         _forget(bed)
@@ -45,15 +46,16 @@ def raise_standing(hosts: int, links: Links) -> Testbed:
 
 
 def standing() -> Testbed | None:
-    """The one that `paceline testbed up` made, if all of it is there: a restart of the machine
-    takes it down, too.
+    """Return the standing testbed; None if there is none, or not all of it.
+
+    A restart of the machine removes its namespaces.
     """
     bed = _recorded()
     return bed if bed is not None and _stands(bed) else None
 
 
 def take_down() -> bool:
-    """The standing one, or what is left of it; whether there was anything."""
+    """Take the standing testbed down, or what is left of it; return whether there was any."""
     if (reason := missing()) is not None:
         raise BadRequest(reason)
     bed = _recorded()
@@ -65,8 +67,9 @@ def take_down() -> bool:
 
 
 def _recorded() -> Testbed | None:
-    """What the record of `paceline testbed up` says: it alone tells which namespaces that command
-    made.
+    """Read the record of `paceline testbed up`.
+
+    Only the record tells which namespaces that command made.
     """
     try:
         text, owner = STANDING.read_bytes(), STANDING.stat().st_uid
@@ -85,9 +88,9 @@ def _recorded() -> Testbed | None:
             raise ValueError
     except (ValueError, KeyError, TypeError, BadRequest):
         raise BadRequest(
-            f"{STANDING} is not what `paceline testbed up` writes, so what it made is unknown: find"
-            " it with `ip netns list`, delete each with `ip netns del NAME`, then delete"
-            f" {STANDING}"
+            f"{STANDING} is not a record of `paceline testbed up`, so it is unknown which"
+            " namespaces that made: find them with `ip netns list`, delete each with `ip netns del"
+            f" NAME`, then delete {STANDING}"
         ) from None
     return bed
 
