@@ -1,6 +1,4 @@
-"""Private runs from beginning to end: every strategy that has a guarantee, budgets, checkpoints,
-and what is refused.
-"""
+"""Private runs from beginning to end: strategies with a guarantee, budgets, checkpoints, refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ def test_every_strategy_with_a_guarantee(run_inproc, strategy: str) -> None:
 
 
 def test_every_strategy_has_said_what_it_reveals() -> None:
-    """Or why nobody can say."""
+    """Strategies that state nothing say why no guarantee is known."""
     silent = {e.name for e in strategies if strategies.build(e.name).noise_adds_up is None}
     assert silent == {"hogwild", "ddp"}
 
@@ -66,8 +64,8 @@ def test_every_strategy_has_said_what_it_reveals() -> None:
     "strategy", ["allreduce", "ps", "local-sgd:every=1", "stepwise:full_every=1"]
 )
 def test_without_noise_and_without_clipping_it_is_plain_training(run_inproc, strategy: str) -> None:
-    """Clip norms that nobody reaches, noise that nobody sees, batches that are not drawn: the same
-    weights.
+    """With a clip norm that no gradient reaches, negligible noise and full batches, a private run
+    gives the same weights as a plain one.
     """
     common = {**QUICK, "strategy": strategy, "workers": 2, "shard": "static"}
     plain = run_inproc(**common)
@@ -78,8 +76,8 @@ def test_without_noise_and_without_clipping_it_is_plain_training(run_inproc, str
 
 
 def test_workers_together_are_one_worker_with_their_batch(run_inproc) -> None:
-    """The clipped sum of everybody, whoever has drawn them: one worker and three, full batches, no
-    noise to speak of.
+    """With full batches and negligible noise, one worker and three workers compute the same clipped
+    sum.
     """
     options = {
         **QUICK,
@@ -116,7 +114,9 @@ def mixup(samples: list[Any]) -> Any:
 def test_a_collate_function_that_mixes_people_is_given_one_at_a_time(
     run_inproc, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With nobody else in sight there is nobody to mix with: the weights of training without it."""
+    """A sample that is collated alone has no other to mix with, so the weights are those of
+    training without mixup.
+    """
     loader = DataLoader(TensorDataset(*DATA[0]), batch_size=12, shuffle=True, collate_fn=mixup)
     options = {"strategy": "allreduce", "workers": 2, "privacy": "noise=1.0,clip=0.5,secure=false"}
     plain = run_inproc(**{**QUICK, **options})
@@ -139,7 +139,7 @@ class Pooled(nn.Module):
 
 
 def test_samples_of_unequal_length_are_refused_in_words(run_inproc) -> None:
-    """Padded to the longest of the batch, a row would tell how long others are."""
+    """If rows were padded to the longest of the batch, a row would reveal the lengths of others."""
 
     def padded(samples: list[Any]) -> Any:
         return pad_sequence([x[: 1 + int(y)] for x, y in samples], batch_first=True), torch.stack(
@@ -168,7 +168,7 @@ def test_trust_decides_who_adds_how_much(run_inproc) -> None:
     told = run_inproc(
         **QUICK, strategy="local-sgd", workers=4, privacy="noise=1.0,trust=curator"
     ).record["privacy"]
-    assert told["noise_per_worker"] == 1.0  # steps of one's own are protected by one's own noise
+    assert told["noise_per_worker"] == 1.0  # a worker's own steps need its own noise
 
 
 def test_losses_and_sizes_are_not_recorded_unless_asked_for(run_inproc) -> None:
@@ -297,8 +297,8 @@ def test_a_weaker_promise_is_not_forgotten(run_inproc, tmp_path: Path) -> None:
 
 
 def test_shuffled_epochs_that_are_begun_again_count_again(run_inproc, tmp_path: Path) -> None:
-    """Ten steps an epoch: nine, and from the checkpoint at step 5 ten more: some were seen three
-    times.
+    """An epoch has ten steps. The run makes nine, then ten more from the checkpoint at step 5, so
+    some samples are used three times.
     """
     options = {
         **QUICK,
@@ -317,9 +317,8 @@ def test_shuffled_epochs_that_are_begun_again_count_again(run_inproc, tmp_path: 
 def test_a_shuffled_epoch_that_goes_on_with_other_workers_counts_by_what_was_seen(
     run_inproc, tmp_path: Path
 ) -> None:
-    """Ten steps are one epoch of 120 people. From step 5 on, two workers deal out the 60 who are
-    left in fewer than five steps; what comes after is another epoch. So some people are seen three
-    times.
+    """Ten steps are one epoch of 120 samples. After step 5 two workers use the remaining 60 in
+    fewer than five steps, and another epoch follows. So some samples are used three times.
     """
     options = {
         **QUICK,
@@ -349,7 +348,7 @@ def test_a_shuffled_epoch_that_goes_on_with_other_workers_counts_by_what_was_see
 
 
 class Zero(nn.Module):
-    """Its weights are zero and so are their gradients: what changes them is the noise."""
+    """A model whose weights and gradients are zero, so that only noise changes the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -375,10 +374,8 @@ class Zero(nn.Module):
     ],
 )
 def test_the_noise_that_reaches_the_weights(run_inproc, strategy: str, trust: str) -> None:
-    """One step with lr 1 and unequal batches: the released weights have moved by the noise that the
-    rule says.
-
-    Each test is wrongly refused once in a million.
+    """After one step with lr 1 and unequal batches, the released weights have changed by the noise
+    of the rule. Each test fails wrongly once in a million.
     """
     sigma, clip, sizes = 1.5, 0.8, (10, 20, 30)
     run = run_inproc(
@@ -417,7 +414,7 @@ def test_going_on_without_privacy_is_refused_and_so_is_the_reverse(
 
 
 def test_no_secret_is_in_a_checkpoint(run_inproc, tmp_path: Path) -> None:
-    """What is kept of the private side: a clip norm, and what has been spent."""
+    """A checkpoint of a private run holds the clip norm and the ledger's entries."""
     run_inproc(**QUICK, privacy="noise=1.0", checkpoint_every="3", out=str(tmp_path / "run"))
     folder = tmp_path / "run" / "checkpoints" / "step-00000003"
     own = torch.load(folder / "worker-0.pt", weights_only=True)
@@ -430,7 +427,7 @@ def test_no_secret_is_in_a_checkpoint(run_inproc, tmp_path: Path) -> None:
 
 
 def _objects(options: dict[str, Any]) -> dict[str, Any]:
-    """What was given in Python must be given again."""
+    """Return the options that are Python objects, which a resumed run needs again."""
     return {"model": small_net, "data": options["data"]}
 
 
@@ -486,7 +483,7 @@ class RemembersInTraining(nn.Module):
 
 
 class Remembers(nn.Module):
-    """A buffer that follows the data."""
+    """A model with a buffer that depends on the data."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Private runs of a study: what one that was interrupted has spent stays spent."""
+"""Private runs of a study: what an interrupted run has spent stays spent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN = "serial-p1-s0"
 
 
 class Hears(Listener):
-    """With `interrupts`, Ctrl-C comes at the first evaluation."""
+    """Run a study; with `interrupts`, Ctrl-C comes at the first evaluation."""
 
     def __init__(self, interrupts: bool = False) -> None:
         self.interrupts, self.notices = interrupts, list[str]()
@@ -47,7 +47,7 @@ def study(privacy: str, **more: Any) -> Study:
 
 
 def interrupted(out: Path, privacy: str) -> int:
-    """The steps that a run has in its account when Ctrl-C comes."""
+    """Return the steps in a run's ledger when Ctrl-C comes."""
     with pytest.raises(Interrupted):
         run_study(study(privacy), out, Hears(interrupts=True))
     record = read_run(out / "runs" / RUN)
@@ -83,7 +83,7 @@ def test_so_it_does_when_it_is_interrupted_again_and_when_a_failed_one_is_tried_
 def test_a_budget_that_an_interrupted_run_has_used_is_not_given_twice(
     tmp_path: Path, privacy: str
 ) -> None:
-    """Alone, 30 steps with noise 1.0 take epsilon 2.24."""
+    """A run of 30 steps with noise 1.0 spends epsilon 2.24."""
     interrupted(tmp_path / "s", privacy)
     record = run_study(study(privacy), tmp_path / "s")[RUN]
     assert record["status"] == "failed"

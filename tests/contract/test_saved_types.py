@@ -1,6 +1,4 @@
-"""Models whose numbers are of types that a file of weights may not know: saved, or refused before
-the first step.
-"""
+"""Models with dtypes that safetensors may not know are saved, or refused before the first step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +53,8 @@ def test_a_complex128_model_is_saved_and_resumed(
 
 
 def test_distances_between_complex_weights_have_both_parts(run_inproc: RunInproc) -> None:
-    """The replicas' distance, and the change over an epoch that ends a run: warnings are errors, so
-    a lost part is one.
+    """The distance of replicas and the test of convergence keep the imaginary parts; dropping one
+    would be a warning, and warnings are errors.
     """
     options = {"model": Complex, "strategy": "local-sgd:every=3", "workers": 2}
     run = run_inproc(**options, epochs=2, until_converged=1e-9)

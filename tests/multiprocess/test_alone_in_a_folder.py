@@ -1,4 +1,4 @@
-"""A run's folder belongs to one process at a time: real processes, killed ones too."""
+"""One process at a time works in a run's folder: tests with real processes, some of them killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HELD_UP = """
 
 @contextmanager
 def process(script: str) -> Iterator[subprocess.Popen[str]]:
-    """It is told to go on at the end, and ended if it does not."""
+    """Start a script that prints `ready` and waits; let it go on when the body ends."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
     where = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": where}
@@ -84,8 +84,8 @@ def test_two_processes_cannot_go_on_with_one_run(tmp_path: Path, privacy: str | 
 
 
 def test_a_folder_in_which_a_run_begins_anew_is_not_taken_away(tmp_path: Path) -> None:
-    """A request was refused there, so that a run may begin in it again: the first that
-    does has it.
+    """A request was refused in this folder, so a run may begin in it; the first one that does holds
+    it.
     """
     out = tmp_path / "run"
     (out / "events").mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_a_folder_in_which_a_run_begins_anew_is_not_taken_away(tmp_path: Path) -
 
 
 def test_a_child_that_outlives_its_killed_parent_does_not_keep_the_folder(tmp_path: Path) -> None:
-    """As workers would, where a launcher's host cannot end them with it."""
+    """Workers can outlive a killed launcher where the system cannot end them with it."""
     script = f"""
         import os, sys
         from pathlib import Path

@@ -1,5 +1,5 @@
-"""A disk that becomes full while a run goes on: one sentence, a record that says so, and no
-half-written checkpoint.
+"""When the disk becomes full during a run, the user gets one sentence, a record that says so, and
+no half-written checkpoint.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""Private runs on real processes: every transport, secrets of one's own, a killed worker,
-a report.
-"""
+"""Private runs on real processes: all transports, a secret per worker, a killed worker, a report."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def test_private_strategies_learn_on_processes(tmp_path: Path, strategy: str) ->
 
 
 def test_no_two_workers_draw_alike(tmp_path: Path) -> None:
-    """Workers are forked from one process: had they inherited its secrets, they would draw the
-    same.
-    """
+    """Workers are forked from one process. With inherited keys they would draw the same noise."""
     done = run(
         tmp_path / "run", strategy="allreduce", transport="shm", privacy="noise=1.0,reveal=true"
     )

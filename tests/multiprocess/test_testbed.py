@@ -1,6 +1,4 @@
-"""Hosts on one machine: real namespaces, real shaped links, real gloo and MPI; and nothing left
-behind.
-"""
+"""Testbeds with real namespaces, shaped links, gloo and MPI; nothing is left behind."""
 
 import json
 import os
@@ -116,8 +114,8 @@ def test_workers_run_on_hosts_of_their_own(tmp_path: Path, strategy: str) -> Non
 
 @needs_root
 def test_a_link_is_no_faster_than_its_rate_and_the_interface_counts(tmp_path: Path) -> None:
-    """1.6 MB of ring at 20 Mbit/s: it takes at least what the link needs; the counter saw the
-    payload and little more.
+    """A ring moves 1.6 MB at 20 Mbit/s: it takes at least the link's time, and the network counter
+    shows the payload and little more.
     """
     data = (make_pairs(60), make_pairs(20, seed=1))
     wide = {
@@ -161,7 +159,7 @@ def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Pa
         )
 
     if standing.standing() is not None:
-        pytest.skip("a testbed of somebody's is up")
+        pytest.skip("a testbed is up on this machine")
     try:
         first = call("testbed", "up", "--hosts", "2", "--rate", "200mbit", "--latency", "1ms")
         assert first.returncode == 0, first.stderr
@@ -203,7 +201,7 @@ def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Pa
 
 @pytest.fixture
 def namespace() -> Iterator[Callable[[str], None]]:
-    """Makes namespaces as another process would, and deletes them in the end."""
+    """Make namespaces as another process would, and delete them at the end."""
     made: list[str] = []
 
     def make(name: str) -> None:
@@ -245,7 +243,7 @@ def test_a_name_that_is_taken_costs_its_owner_nothing(
 def test_a_name_that_is_taken_at_the_last_moment_costs_its_owner_nothing(
     monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None], make: Callable[[], object]
 ) -> None:
-    """Another process makes the namespace after we have looked for it: `ip netns add` fails."""
+    """Another process makes the namespace after the check, so `ip netns add` fails."""
     monkeypatch.setattr(build.secrets, "token_hex", lambda _=None: "01test")
     run = build._run
 
@@ -298,7 +296,7 @@ def test_the_standing_one_is_known_by_its_record(
 def test_what_an_older_version_left_is_taken_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: Callable[[str], None]
 ) -> None:
-    """Its record has the same fields, and its name is the same for every testbed."""
+    """A record of an older version has the same fields, and one name for all testbeds."""
     record, folder = tmp_path / "record.json", tmp_path / "paceline-testbed-x"
     monkeypatch.setattr(standing, "STANDING", record)
     folder.mkdir()

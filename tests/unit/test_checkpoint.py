@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, never fewer than were there before."""
+"""A checkpoint on disk is complete or absent, and a failed one removes no earlier one."""
 
 import os
 import resource
@@ -63,7 +63,7 @@ def test_a_damaged_description_is_one_sentence(tmp_path: Path, content: str) -> 
 
 @contextmanager
 def files_no_larger_than(size: int) -> Iterator[None]:
-    """Writing more fails, as on a full disk (with "File too large")."""
+    """Limit the size of files, so that writing fails as on a full disk (with "File too large")."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -36,7 +36,7 @@ class Tied(nn.Module):
 
 
 class Twice(nn.Module):
-    """One layer, used two times."""
+    """A model that uses one layer twice."""
 
     def __init__(self, layer: nn.Module, last: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Twice(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A parameter of its own beside layers."""
+    """A model with a parameter outside its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Scaled(nn.Module):
 
 
 class Half(nn.Module):
-    """A layer whose output nobody uses, and one that is never called."""
+    """A model with a layer whose output is not used, and a layer that is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Half(nn.Module):
 
 
 class Watches(nn.Module):
-    """A layer that is used without being trained there, and in another precision."""
+    """A model that also uses a layer under no_grad, and in another precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,8 +241,8 @@ def test_bookkeeping_is_the_loop(name: str, dtype: torch.dtype, per_layer: bool)
 def test_convolutions_too_large_to_keep(
     name: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lengths from a few gradients (or from places) at a time, the sum from a second pass: the
-    same.
+    """Large gradients are measured a few at a time (or from places) and summed in a second pass,
+    with the same result.
     """
     monkeypatch.setattr(convolution, "KEEP_BYTES", 0)
     torch.manual_seed(0)
@@ -333,9 +333,7 @@ def test_a_compiled_model_is_refused() -> None:
 
 
 def test_no_sample_counts_for_more_than_the_bound() -> None:
-    """What one sample changes in the sum is at most the clip norm, however large its own gradient
-    is.
-    """
+    """One sample changes the sum by at most the clip norm, however large its gradient is."""
     torch.manual_seed(1)
     model = layers(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
     inputs, targets = (
@@ -357,7 +355,7 @@ def test_no_sample_counts_for_more_than_the_bound() -> None:
 
 
 class Centred(nn.Module):
-    """What a layer makes, less its mean over the places: the gradients of the places cancel."""
+    """Subtracts the mean over the places, so that the gradients of the places cancel."""
 
     def __init__(self, layer: nn.Module, width: int) -> None:
         super().__init__()
@@ -373,9 +371,7 @@ class Centred(nn.Module):
 def test_what_cancels_is_bounded_too(
     kind: str, offset: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lengths from products of products lose their digits where gradients cancel; nobody may slip
-    through there.
-    """
+    """Lengths lose their digits where gradients cancel; such samples must still be clipped."""
     monkeypatch.setattr(convolution, "KEEP_BYTES", 0)
     for seed in range(5):
         torch.manual_seed(seed)
@@ -406,8 +402,8 @@ def test_what_cancels_is_bounded_too(
 
 
 def test_linear_layers_never_hold_one_gradient_per_sample() -> None:
-    """A batch of 64 with a layer of 4 MB: all gradients would be 256 MB; what is taken is
-    a few MB.
+    """With a batch of 64 and a layer of 4 MB, all gradients would take 256 MB; book-keeping takes a
+    few MB.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -454,7 +450,7 @@ class Mixes(nn.Module):
 
 
 class Borrows(nn.Module):
-    """Uses a layer's parameters outside that layer."""
+    """A model that uses a layer's parameters outside that layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -470,7 +466,7 @@ class MixesInTraining(Mixes):
 
 
 class Faint(nn.Module):
-    """A layer whose parameters are used elsewhere, and count for little."""
+    """A model that uses a layer's parameters elsewhere, with a small effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -513,7 +509,7 @@ def test_dropout_is_no_mixing() -> None:
 
 
 class Adds(nn.Module):
-    """A parameter of its own, and an input that all samples share."""
+    """A layer with a parameter of its own and an input that all samples share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -535,7 +531,7 @@ class Shares(nn.Module):
 
 @pytest.mark.parametrize("samples", [4, 5, 6])
 def test_what_all_samples_share_is_no_samples_own(samples: int) -> None:
-    """Also when a batch happens to be as large as it."""
+    """A shared input is recognised also when the batch has the same length."""
     torch.manual_seed(0)
     model = Shares().double()
     places = [(p, torch.empty_like(p)) for p in model.parameters()]
@@ -575,7 +571,7 @@ def test_a_loss_that_is_no_mean_over_rows_is_found_out() -> None:
 
 
 def test_targets_that_the_loss_leaves_out_are_refused_in_every_batch() -> None:
-    """Eight rows that are tried out may all be whole; a later one is not."""
+    """The eight rows of the trial have no ignored target, but a later row has one."""
     model = layers(nn.Linear(6, 3))
     outputs = nn.Sequential(
         model, nn.Unflatten(1, (3, 1))
@@ -597,7 +593,7 @@ def test_targets_that_the_loss_leaves_out_are_refused_in_every_batch() -> None:
 
 
 def test_a_sample_that_leaves_out_places_is_bounded_alone() -> None:
-    """`clipping=loop`: what one sample leaves out changes nothing for another."""
+    """With `clipping=loop` the ignored targets of one sample do not change another."""
     model = nn.Linear(6, 3)
     places = [(p, torch.empty_like(p)) for p in model.parameters()]
     loop = Loop(
@@ -635,7 +631,7 @@ def test_minus_hundred_is_a_number_like_any_other_where_nothing_is_left_out(
 
 @pytest.mark.parametrize("kind", [Loop, Bookkeeping])
 def test_a_gradient_that_is_not_finite_is_refused(kind: type[Loop] | type[Bookkeeping]) -> None:
-    """Its loss is: the root's slope at zero is infinite."""
+    """The loss is finite, but the slope of the root at zero is infinite."""
     model = layers(nn.Linear(6, 1, bias=False))
     nn.init.zeros_(next(model.parameters()))
     clipper = kind(
@@ -651,7 +647,7 @@ def test_a_gradient_that_is_not_finite_is_refused(kind: type[Loop] | type[Bookke
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_say_that_the_loop_can_do_them(kind: type[nn.RNNBase]) -> None:
-    """And it can: each sample's gradient, cut, is what autograd gives for it alone."""
+    """The loop gives what autograd gives for each sample alone, clipped."""
 
     class Reads(nn.Module):
         def __init__(self) -> None:
@@ -730,7 +726,7 @@ def test_layers_that_cannot_be_done_say_what_to_do(
 def test_compiled_rows_are_the_same_as_by_torch(
     bias: bool, rows: int, into: int, out: int, turned: bool
 ) -> None:
-    """Also where gradients do not lie back to back, which the loops in C are not for."""
+    """The loops in C do not handle gradients that are not contiguous; the result is the same."""
     if native.loops() is None:
         pytest.skip("no C compiler")
     module = nn.Linear(into, out, bias=bias)

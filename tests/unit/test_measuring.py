@@ -1,4 +1,4 @@
-"""What is measured of each worker, the timeline, the profile."""
+"""Resources of each worker, the timeline, and the profile."""
 
 import itertools
 import json
@@ -137,7 +137,7 @@ def test_no_samples_where_none_are_wanted(tmp_path: Path) -> None:
 
 
 def check_trace(folder: Path) -> None:
-    """The format's rules, and that spans add up to the steps."""
+    """Check the rules of the format, and that spans add up to the steps."""
     trace = json.loads((folder / "trace.json").read_text())
     assert trace["displayTimeUnit"] == "ms"
     events = trace["traceEvents"]

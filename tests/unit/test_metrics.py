@@ -1,4 +1,4 @@
-"""Metrics and losses: right, and the same however the test set is cut."""
+"""Metrics and losses are correct, and the same for any division of the test set."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Models have the sizes that the documentation says."""
+"""Models have the sizes that the documentation states."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Noise, sampling, accounting, and what is written down."""
+"""Noise, sampling, accounting, and the ledger."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_keys_are_secret_or_made_from_a_seed() -> None:
 
 
 class Wrapped:
-    """A replica whose clipped sum is nothing: what is left is the noise."""
+    """A replica whose clipped sum is zero, so that its gradient is the noise."""
 
     def __init__(self, size: int) -> None:
         model = nn.Linear(size, 1, bias=False)
@@ -137,8 +137,8 @@ class Wrapped:
 @pytest.mark.parametrize("trust", ["peers", "curator"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_noise_of_the_averaged_gradient(workers: int, trust: str) -> None:
-    """The sum of all workers' gradients has the variance that it should; wrongly refused once in a
-    million.
+    """The sum of all workers' gradients has the variance of the rule. The test fails wrongly once
+    in a million.
     """
     size, batch, sigma, clip = 200_000, 10, 1.3, 0.5
     asked = Settings.read(f"noise={sigma},clip={clip},trust={trust}")
@@ -154,7 +154,9 @@ def test_noise_of_the_averaged_gradient(workers: int, trust: str) -> None:
     assert guarantee.joins == (trust == "curator" and workers > 1)
 
 
-def test_where_steps_are_ones_own_noise_is_whole_whoever_is_trusted() -> None:
+def test_where_a_workers_steps_take_effect_alone_it_adds_the_whole_noise_with_either_trust() -> (
+    None
+):
     asked = Settings.read("noise=1.0,trust=curator")
     guarantee = Guarantee.of(asked, 4, adds_up=False, strategy="local-sgd")
     assert guarantee.noise == 1.0
@@ -164,7 +166,7 @@ def test_where_steps_are_ones_own_noise_is_whole_whoever_is_trusted() -> None:
 # --- sampling
 
 
-def test_everybody_is_drawn_with_the_same_probability_and_independently() -> None:
+def test_all_samples_are_drawn_with_the_same_probability_and_independently() -> None:
     count, rate, throws = 400, 0.1, 3000
     coins, seen = Coins(count, rate, draw_key(5, "coins")), torch.zeros(count)
     sizes, pairs = [], 0
@@ -222,7 +224,7 @@ def test_batches_say_what_was_expected_not_what_was_drawn() -> None:
     assert "key" not in str(batches.state())
 
 
-def test_shuffled_batches_see_everybody_once() -> None:
+def test_shuffled_batches_use_each_sample_once() -> None:
     batches, seen = ShuffledBatches(samples(10), StaticShards(10, (4,)), 0, CPU), []
     for batch in batches:
         assert batch.weight == 4
@@ -289,8 +291,8 @@ def test_one_gaussian_is_what_the_formula_says() -> None:
     ("sigma", "rate", "steps"), [(5.0, 0.001, 3000), (20.0, 0.01, 100), (1.0, 0.01, 1000)]
 )
 def test_the_least_of_both_bounds_is_told(sigma: float, rate: float, steps: int) -> None:
-    """Where epsilon is small, the cells of a privacy loss distribution cost more than Rényi's bound
-    does.
+    """Where epsilon is small, the cells of a privacy loss distribution make its bound larger than
+    Rényi's.
     """
     line = Spent(sigma, rate, steps)
     assert epsilon_of([line], 1e-5, "pld") <= epsilon_of([line], 1e-5, "rdp")
@@ -383,7 +385,7 @@ def test_an_adaptive_clip_norm_pays_for_its_count() -> None:
 
 
 def mixed(samples: list[Any]) -> Any:
-    """Mixup: every input gets half of its neighbour."""
+    """A mixup that adds half of its neighbour to each input."""
     inputs, targets = default_collate(samples)
     return 0.5 * inputs + 0.5 * inputs.roll(1, 0), targets
 
@@ -394,7 +396,7 @@ def centred(samples: list[Any]) -> Any:
 
 
 class Fetches(Dataset[Any]):
-    """Reads many samples at once, and mixes them."""
+    """A data set that reads many samples at once and mixes them."""
 
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self.inputs, self.targets = inputs, targets
@@ -431,7 +433,7 @@ class Averaged(TensorSamples):
 @pytest.mark.parametrize("kind", ["mixup", "centred", "__getitems__", "subset", "own samples"])
 def test_one_more_person_changes_the_clipped_sum_by_no_more_than_the_clip_norm(kind: str) -> None:
     inputs, targets = torch.randn(33, 6), torch.randint(0, 3, (33,))
-    inputs[32] = 40.0  # somebody odd
+    inputs[32] = 40.0  # an outlier
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     places = [(p, torch.zeros_like(p)) for p in model.parameters()]
     clipper = Bookkeeping(model, F.cross_entropy, places, 1.0, False)
@@ -476,7 +478,7 @@ def test_what_treats_rows_apart_is_read_at_once() -> None:
 
 
 def test_a_collate_function_may_do_anything_to_one_sample() -> None:
-    """Also with dictionaries, tuples, and what is the same for all."""
+    """Rows are joined also in dictionaries and tuples, and beside values that all samples share."""
 
     def padded(samples: list[Any]) -> Any:
         rows = [F.pad(x[: 1 + int(y) % 4], (0, 6 - len(x[: 1 + int(y) % 4]))) for x, y in samples]
@@ -521,7 +523,7 @@ def test_samples_that_do_not_fit_together_are_refused(inputs: Any, says: str) ->
         )
 
 
-# --- what is written down
+# --- the ledger
 
 
 def test_a_ledger_is_ahead_of_what_is_done(tmp_path: Path) -> None:
@@ -573,7 +575,7 @@ def test_sessions_at_the_same_time_do_not_lose_each_others_steps(tmp_path: Path)
 
 
 def test_a_ledger_with_all_sessions_in_one_file_is_read(tmp_path: Path) -> None:
-    """As versions before wrote it."""
+    """A ledger as earlier versions wrote it."""
     write_entries(
         tmp_path / "privacy" / "worker-0.json",
         [LedgerEntry(0, 1.0, 0.01, 30), LedgerEntry(1, 1.0, 0.01, 50)],
@@ -590,7 +592,7 @@ def test_a_ledger_with_all_sessions_in_one_file_is_read(tmp_path: Path) -> None:
 def test_a_line_is_on_the_disk_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file before it gets its name, the folder after."""
+    """The file is synced before the rename, the folder after it."""
     done: list[str] = []
     replace, fsync = os.replace, os.fsync
 
@@ -621,9 +623,9 @@ def test_shuffled_epochs_count_once_per_epoch() -> None:
     assert LedgerEntry(0, 1.0, 1.0, steps=0, per=10, start=5).spent == Spent(1.0, 1.0, 0)
 
 
-def test_no_session_sees_anybody_more_often_than_it_says(tmp_path: Path) -> None:
-    """Sixty runs of three sessions, each from a checkpoint of the one before, with batch sizes of
-    its own.
+def test_no_session_uses_a_sample_more_often_than_it_counts(tmp_path: Path) -> None:
+    """Sixty runs have three sessions each, with other batch sizes, each from a checkpoint of the
+    session before.
     """
     draw = random.Random(0)
     for _ in range(60):

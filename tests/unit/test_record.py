@@ -1,4 +1,4 @@
-"""From events to run.json, with damage and resumption."""
+"""run.json is computed from events, also damaged ones and after a resume."""
 
 import contextlib
 import json
@@ -110,7 +110,7 @@ def test_an_event_with_wrong_fields_costs_that_line_only(tmp_path: Path, damage:
 def test_what_runs_write_is_read_again(
     run_inproc: Callable[..., paceline.Run], tmp_path: Path, options: dict
 ) -> None:
-    """The formats know all that is written, nan and inf too: nothing of it is taken for damage."""
+    """The formats accept everything that a run writes, with nan and inf too."""
     out, damaged = tmp_path / "run", []
     with contextlib.suppress(NotFinite):
         run_inproc(**{"steps": 6, "epochs": 99, **options}, out=str(out))

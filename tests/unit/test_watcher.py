@@ -1,5 +1,5 @@
-"""What takes a testbed down when its launcher is killed: paths and names are never read as a
-shell's text.
+"""The watcher takes a testbed down when its launcher is killed, and never reads paths and names as
+shell code.
 """
 
 import os
@@ -81,8 +81,8 @@ def test_the_watcher_deletes_the_namespaces_it_was_told_of_and_no_others(
 def test_a_folder_for_temporary_files_with_a_space_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mpirun splits the path of the remote shell at spaces and colons: the testbed's folder is made
-    elsewhere then.
+    """mpirun splits the path of the remote shell at spaces and colons, so the testbed's folder
+    never has any.
     """
     for name in ("my temp", "a:b", "$(touch x)"):
         (tmp_path / name).mkdir()
