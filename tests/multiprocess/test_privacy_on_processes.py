@@ -1,4 +1,4 @@
-"""Private runs on real processes: all transports, a secret per worker, a killed worker, a report."""
+"""Private runs on real processes: all transports, secret keys, a killed worker, a report."""
 
 from __future__ import annotations
 
