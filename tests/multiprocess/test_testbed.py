@@ -65,8 +65,8 @@ def test_links_are_read() -> None:
     ("network", "sentence"),
     [
         ("fast", "not a number"),
-        ("1bit", "between 100kbit"),
-        ("100mbit,loss=3", "no loss"),
+        ("1bit", "must be 100kbit to 1000gbit"),
+        ("100mbit,loss=3", "rate and latency, not loss"),
         ("100mbit,latency=1h", "not a number"),
     ],
 )
