@@ -20,7 +20,7 @@ import torch
 from paceline.cli.show import machine_line
 from paceline.collectives.algorithms.ring import ring
 from paceline.collectives.execute import Executor
-from paceline.launch.local import on_forked_ranks
+from paceline.launch.forks import on_forked_ranks
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.record.machine import environment
 from paceline.registry import transports

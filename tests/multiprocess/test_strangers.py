@@ -1,5 +1,6 @@
-"""What others who reach this machine, or this user's files, can do to a run: nothing. The numbers
-are those of issue 15.
+"""Strangers who reach this machine or the user's files can do nothing to a run.
+
+The numbers are those of issue 15.
 """
 
 import json
@@ -101,7 +102,7 @@ def test_01_whatever_a_stranger_writes_becomes_an_error_of_ours(name: str, argum
 @pytest.mark.parametrize(
     "content", [pickle.dumps(Evil()).hex(), json.dumps({"ticket": 1}), "[]", "7"]
 )
-def test_01_a_stranger_on_the_board_is_not_a_rank(content: str, tmp_path: Path) -> None:
+def test_01_a_stranger_in_the_store_is_not_a_rank(content: str, tmp_path: Path) -> None:
     store = open_store("127.0.0.1", 0, 20)
     dist.TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=20)).set(
         "paceline/1/here/1", content
@@ -124,7 +125,7 @@ def test_01_a_record_of_a_stranger_executes_nothing(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
-    found[1]._board.set("recorded", pickle.dumps(Evil()).hex())
+    found[1]._store.set("recorded", pickle.dumps(Evil()).hex())
     with pytest.raises(TransportError, match="was not written by a rank"):
         found[1].recorded()
     assert not (tmp_path / "ran-by-pickle").exists()
@@ -143,7 +144,7 @@ def test_01_a_servers_model_is_opened_only_with_the_runs_secret() -> None:
             unseal(secret, what)
 
 
-def test_01_a_secret_comes_by_environment_or_from_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_01_a_secret_comes_by_environment_or_from_a_file_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("0123456789abcdef0123\n")
     path.chmod(0o644)
@@ -227,7 +228,7 @@ def test_01_a_server_is_refused_where_no_secret_is_handed_over(
 
 
 def listening(process: psutil.Process) -> dict[str, set[str]]:
-    """The addresses that a process and its children listen on, by the name of the program."""
+    """Return the addresses that a process and its children listen on, by program."""
     found: dict[str, set[str]] = {}
     for one in [process, *process.children(recursive=True)]:
         try:
@@ -240,7 +241,7 @@ def listening(process: psutil.Process) -> dict[str, set[str]]:
 
 
 class Spy(nn.Linear):
-    """In its last steps it writes down what the whole family of processes listens on."""
+    """Writes down, in its sixth step, what all processes of the run listen on."""
 
     def __init__(self) -> None:
         super().__init__(6, 3)
@@ -274,8 +275,8 @@ def test_02_a_local_run_listens_on_loopback_only(
 ) -> None:
     monkeypatch.setenv("SPIED_ON", str(os.getpid()))
     paceline.train(
-        model=Spy, data=(make_pairs(80), None), strategy=strategy, transport=transport, workers=2, steps=8, batch_size=4,
-        threads=1, progress=False, out="run",
+        model=Spy, data=(make_pairs(80), None), strategy=strategy, transport=transport,
+        workers=2, steps=8, batch_size=4, threads=1, progress=False, out="run",
     )  # fmt: skip
     assert set().union(*spied(tmp_path).values()) == {"127.0.0.1"}
 
@@ -289,8 +290,8 @@ def test_02_ranks_over_mpi_listen_on_loopback_only(
     """
     monkeypatch.setenv("SPIED_ON", str(os.getpid()))
     paceline.train(
-        model=Spy, data=(make_pairs(80), None), transport="mpi", workers=2, steps=8, batch_size=4, threads=1, progress=False,
-        out="run",
+        model=Spy, data=(make_pairs(80), None), transport="mpi",
+        workers=2, steps=8, batch_size=4, threads=1, progress=False, out="run",
     )  # fmt: skip
     assert set().union(
         *(where for name, where in spied(tmp_path).items() if name != "prterun")
@@ -301,8 +302,10 @@ def test_02_a_loop_under_paceline_launch_listens_on_loopback_only(tmp_path: Path
     look = """
 import json, os, psutil
 family = [psutil.Process(os.getppid()), *psutil.Process(os.getppid()).children()]
-found = [(one.name(), c.laddr.ip) for one in family for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-open(f"ports-{os.getpid()}", "w").write(json.dumps({name: [ip for n, ip in found if n == name] for name, _ in found}))
+open_ones = [(one.name(), c) for one in family for c in one.net_connections("inet")]
+found = [(name, c.laddr.ip) for name, c in open_ones if c.status == psutil.CONN_LISTEN]
+by_name = {name: [ip for n, ip in found if n == name] for name, _ in found}
+open(f"ports-{os.getpid()}", "w").write(json.dumps(by_name))
 """
     (tmp_path / "loop.py").write_text(
         SERVED.replace('join("ps"', 'join("ps", transport="gloo"').replace(
@@ -319,8 +322,11 @@ def test_02_ranks_of_a_launcher_on_one_host_meet_on_loopback() -> None:
     Meeting(Seat("srun", 0, 1, 0, 1, socket.gethostname(), port))
     assert listening(psutil.Process())[psutil.Process().name()] == {"127.0.0.1"}
     told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "1"}
-    assert not find(told).meets_on_loopback, "nothing says that all ranks are here"  # type: ignore[union-attr]
-    assert find({**told, "LOCAL_WORLD_SIZE": "2"}).meets_on_loopback  # type: ignore[union-attr]
+    unknown, known = find(told), find({**told, "LOCAL_WORLD_SIZE": "2"})
+    assert unknown is not None
+    assert known is not None
+    assert not unknown.meets_on_loopback, "nothing says that all ranks are here"
+    assert known.meets_on_loopback
 
 
 def test_02_doctor_listens_on_loopback_only() -> None:

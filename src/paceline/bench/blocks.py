@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from paceline.data.base import Data
-from paceline.launch.local import on_forked_ranks, root_cause
+from paceline.launch.failures import root_cause
+from paceline.launch.forks import on_forked_ranks
 from paceline.registry import models, strategies, transports
 from paceline.run.own_loop import Pace
 from paceline.strategies.base import Strategy

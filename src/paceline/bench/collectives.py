@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from paceline.launch.local import on_forked_ranks, root_cause
+from paceline.launch.failures import root_cause
+from paceline.launch.forks import on_forked_ranks
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import collectives, transports
 from paceline.transport.base import Rendezvous, Transport

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from paceline.bench.strategies import folder_and_data
-from paceline.launch.local import on_forked_ranks, root_cause
+from paceline.launch.failures import root_cause
+from paceline.launch.forks import on_forked_ranks
 from paceline.record.resources import Task
 from paceline.record.sampler import Sampler
 from paceline.record.writer import Recorder

@@ -20,7 +20,8 @@ import torch
 from paceline.bench.strategies import folder_and_data
 from paceline.collectives.base import choose
 from paceline.common.links import Links
-from paceline.launch.local import on_forked_ranks, root_cause
+from paceline.launch.failures import root_cause
+from paceline.launch.forks import on_forked_ranks
 from paceline.launch.run import run
 from paceline.registry import transports
 from paceline.request.config import Config

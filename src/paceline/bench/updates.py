@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from paceline.launch.local import on_forked_ranks, root_cause
+from paceline.launch.failures import root_cause
+from paceline.launch.forks import on_forked_ranks
 from paceline.registry import strategies, transports
 from paceline.run.own_loop import Pace
 from paceline.transport.base import Rendezvous

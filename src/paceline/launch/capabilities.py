@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.collectives.operations import Operations
 from paceline.errors import PacelineError
-from paceline.launch.local import on_forked_ranks
+from paceline.launch.forks import on_forked_ranks
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import transports
 from paceline.transport.base import Rendezvous, Transport

@@ -1,8 +1,7 @@
-"""The same launcher in a fresh interpreter, for callers that must not fork: notebooks, programs
-with threads or CUDA.
+"""The local launcher in a fresh interpreter.
 
-Only what the job needs travels, by cloudpickle: classes defined in a notebook or a script work, and
-it is not run again.
+For callers that must not fork: notebooks, programs with threads or CUDA. Only the session travels
+there (package.py).
 """
 
 from __future__ import annotations
@@ -13,30 +12,25 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError, RunFailed
+from paceline.launch.messages import Hear
 from paceline.launch.package import pack, unpack
+from paceline.launch.processes import die_with_parent
 from paceline.request.session import Session
 
-Hear = Callable[[str, dict[str, Any]], None]
+MAIN = "from paceline.launch.fresh import main; main()"
 
 
 def run_in_fresh_process(session: Session, hear: Hear) -> None:
+    """Run the session from a new process; pass on its messages and raise its failure."""
     package = pack(session, session.job.config.plugin)
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from paceline.launch.fresh import main; main()",
-            str(theirs.fileno()),
-            str(os.getpid()),
-        ],
+        [sys.executable, "-c", MAIN, str(theirs.fileno()), str(os.getpid())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
     )
@@ -54,7 +48,7 @@ def run_in_fresh_process(session: Session, hear: Hear) -> None:
     except (EOFError, ConnectionError):
         code = process.wait()
         raise RunFailed(
-            f"the launcher's process ended with exit code {code} before the run did"
+            f"the process that starts the workers ended with exit code {code} during the run"
         ) from None
     finally:
         connection.close()
@@ -70,10 +64,11 @@ def run_in_fresh_process(session: Session, hear: Hear) -> None:
 
 
 def main() -> None:
-    from paceline.launch.local import die_with_parent, run_processes
+    """Run the session that the parent sends; the fresh interpreter calls this."""
+    from paceline.launch.local import run_processes
 
     die_with_parent(int(sys.argv[2]))
-    torch.set_num_threads(1)  # no pool of threads before the workers are forked
+    torch.set_num_threads(1)  # starts no pool of threads before the workers are forked
     connection = Connection(int(sys.argv[1]))
     session = unpack(connection.recv_bytes())
     failure: PacelineError | None = None
@@ -82,5 +77,5 @@ def main() -> None:
     except PacelineError as error:
         failure = error
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(130)  # the workers are ended; the caller writes the record
+        os._exit(130)  # the workers have been ended; the parent writes the record
     connection.send(("end", {"error": pickle.dumps(failure)}))

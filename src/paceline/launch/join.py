@@ -1,6 +1,4 @@
-"""`paceline.join`: this process takes its place in the line, for a loop of a person's own
-(run/own_loop.py).
-"""
+"""`paceline.join`: make this process a rank of a run with the user's own loop (run/own_loop.py)."""
 
 from __future__ import annotations
 
@@ -32,13 +30,15 @@ def join(
     check_every: int = 0,
     build: Build | None = None,
 ) -> Pace:
-    """Take this process's place in the line. On a server's rank this serves until the workers have
-    left, then exits.
+    """Make this process one of the ranks that a launcher has started; alone it is the only rank.
 
-    `servers`: how many of the ranks are servers (the last ones; 1 for `ps`). `check_every`: steps
-    between checks that replicas which should be identical are. `build`: what servers make instead
-    of being sent it: a function, or its name as `module:function`, that returns (model, optimizer);
-    a launcher that hands over no secret needs it.
+    On a server's rank this call serves until the workers have left, then exits the process.
+
+    `servers`: how many of the ranks are servers, the last ones (1 for `ps`).
+    `check_every`: steps between checks that identical replicas are still identical.
+    `build`: a function, or its name as `module:function`, that returns (model, optimizer). Servers
+    call it instead of receiving the model from worker 0. Launchers that hand over no secret
+    (torchrun, srun) need it.
     """
     chosen: Strategy = strategies.build(strategy) if isinstance(strategy, str) else strategy
     keep_freed_memory()
@@ -47,18 +47,21 @@ def join(
     size = seat.size if seat else 1
     if size - count < 1:
         raise BadRequest(
-            f"{chosen.name} with {count} server(s) needs {count + 1} ranks or more; here is {size}:"
-            " paceline launch -n"
+            f"{chosen.name} with {count} server(s) needs {count + 1} ranks or more, not {size}:"
+            f" paceline launch -n {count + 1} SCRIPT"
         )
     if chosen.most_workers is not None and size - count > chosen.most_workers:
-        raise BadRequest(f"strategy {chosen.name} runs {chosen.most_workers} worker, not {size}")
+        raise BadRequest(
+            f"strategy {chosen.name} runs {chosen.most_workers} worker, not {size - count}: start"
+            " fewer ranks, or choose another strategy"
+        )
     secret = b""
     if seat is None:
-        line: Transport = Alone(deadline_s)
+        connected: Transport = Alone(deadline_s)
     else:
-        name = (
-            transport if transport != "auto" else "shm" if seat.local_size == seat.size else "gloo"
-        )
+        name = transport
+        if name == "auto":
+            name = "shm" if seat.one_host else "gloo"
         kind: Any = transports.entry(name).make
         if (missing := kind.missing()) is not None:
             raise BadRequest(f"transport {name} is not available here: {missing}")
@@ -66,21 +69,22 @@ def join(
         secret = meeting.secret
         if count and not secret and build is None:
             raise BadRequest(
-                f"{chosen.name}: worker 0 sends the servers its model as a pickle, which a stranger"
-                f" could replace: {seat.launcher} hands over no secret. Use paceline launch or"
-                " mpirun, name a file that only you can read in PACELINE_SECRET_FILE on all hosts,"
-                " or let servers build it themselves: join(..., build='module:function')"
+                f"{chosen.name}: worker 0 sends the servers its model as a pickle, and"
+                f" {seat.launcher} hands over no secret that would protect it from strangers. Use"
+                " paceline launch or mpirun, or name a file that only you can read in"
+                " PACELINE_SECRET_FILE on all hosts, or let the servers build the model:"
+                " join(..., build='module:function')"
             )
-        line = meeting.connect(kind, deadline_s)
-    pace = Pace(chosen, line, size - count, codec, seed, check_every, secret, build)
+        connected = meeting.connect(kind, deadline_s)
+    pace = Pace(chosen, connected, size - count, codec, seed, check_every, secret, build)
     if pace.ctx.role == "server":
         pace.serve()
         sys.stdout.flush()
         sys.exit(0)
-    atexit.register(_say_goodbye, line)
+    atexit.register(_close, connected)
     return pace
 
 
-def _say_goodbye(line: Transport) -> None:
-    with suppress(Exception):
-        line.close()
+def _close(transport: Transport) -> None:
+    with suppress(Exception):  # the process ends anyway
+        transport.close()

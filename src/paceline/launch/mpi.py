@@ -1,14 +1,12 @@
-"""Ranks under mpirun, on this machine: started here, and each connected to this process by a socket
-of its own.
+"""Ranks under an mpirun that this process starts, each connected to it by a Unix socket.
 
-A rank first says who it is, is then given what to do, and reports as a forked worker does. When a
-rank dies mpirun ends the others; what this process reports is the one that went first.
+A rank sends its number, receives what to do, and reports as a forked rank does (messages.py). When
+a rank dies, mpirun ends the others; this process reports the rank that died first.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -26,33 +24,32 @@ from typing import Any
 import torch
 
 from paceline.errors import BadRequest, PacelineError, RunFailed, WorkerFailed
-from paceline.launch.local import (
-    Body,
-    Hear,
-    StoreElsewhere,
-    as_failure,
-    drain,
-    meeting_point,
-    network,
-    one_at_a_time,
-    root_cause,
-    store_for,
-    train_rank,
-)
+from paceline.launch.failures import root_cause
+from paceline.launch.local import network, train_rank
+from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
 from paceline.launch.package import pack, unpack
+from paceline.launch.processes import leave_terminal_to_parent
+from paceline.launch.store import StoreInTestbed, rendezvous_for, store_for
 from paceline.request.session import Session
 from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
 from paceline.transport.base import Rendezvous
 from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
 
-START_S = 120.0  # for all ranks to be up: each imports torch
-GRACE_S = 3.0  # after the first failure: time for mpirun to say which rank it was
-END_S = 5.0
-# shared memory only: otherwise every rank listens on all interfaces
+START_S = 120.0  # for all ranks to connect: each imports torch first
+GRACE_S = 3.0  # after the first failure: for mpirun to print which rank it was
+END_S = 5.0  # for mpirun to end by itself, then after SIGTERM
+# Shared memory only: with TCP every rank would listen on all interfaces.
 ON_THIS_HOST = ("--mca", "btl", "^tcp")
+MAIN = "from paceline.launch.mpi import main; main()"
+# How the lines begin that mpirun itself prints when a rank fails.
+FROM_MPIRUN = (
+    *("---", "prterun", "mpirun", "Primary job", "   Process", "   Exit", "   Node"),
+    *("a non-zero", "signal ", "thus causing"),
+)
 
 
 def run_under_mpirun(session: Session, hear: Hear) -> None:
+    """Run all ranks of a session; raise the root cause of a failure."""
     job = session.job
     config = job.config
     with network(job, hear) as bed:
@@ -71,53 +68,40 @@ def on_mpi_ranks(
     plugins: tuple[str, ...] = (),
     bed: Testbed | None = None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
-    """`body` on every rank of a new mpirun: what each returned, and what went wrong where."""
+    """Run `body` on every rank of a new mpirun. Returns results and failures by rank."""
     package = pack(body if bed is None else partial(_on_host, bed, body), plugins)
     store = store_for(bed, deadline_s)
     try:
-        with _started(size, bed) as (process, said, connections):
+        with _started(size, bed) as (process, printed, connections):
             for rank, connection in connections.items():
-                connection.send(meeting_point(bed, rank, size, store.port, deadline_s))
+                connection.send(rendezvous_for(bed, rank, size, store.port, deadline_s))
                 connection.send_bytes(package)
-            return _listen(process, said, connections, hear)
+            return _listen(process, printed, connections, hear)
     finally:
-        if isinstance(store, StoreElsewhere):
+        if isinstance(store, StoreInTestbed):
             store.close()
 
 
 def _on_host(bed: Testbed, body: Body, rendezvous: Rendezvous, say: Hear) -> Any:
+    """Run `body` with the host names of the testbed; mpirun has put this rank on its host."""
     bed.take_names(bed.host(rendezvous.rank))
     return body(rendezvous, say)
 
 
 def _over_hosts(bed: Testbed, size: int) -> list[str]:
-    """mpirun's options for ranks on hosts: what ssh would start is started in a namespace, and only
-    TCP connects them.
+    """Return mpirun's options for ranks on the testbed's hosts, connected by TCP only.
+
+    The testbed's remote shell stands in for ssh: it starts mpirun's daemons in the namespaces.
     """
     ranks = [sum(bed.host(r) == host for r in range(size)) for host in range(bed.hosts)]
     hosts = ",".join(f"{host_name(host)}:{count}" for host, count in enumerate(ranks) if count)
     interface = f"{bed.subnet}.0/24"
     return [
         *("--host", hosts, "--map-by", "node"),
-        *(
-            "--prtemca",
-            "plm_ssh_agent",
-            bed.remote_shell(),
-            "--prtemca",
-            "prte_if_include",
-            interface,
-        ),
-        *(
-            "--mca",
-            "pml",
-            "ob1",
-            "--mca",
-            "btl",
-            "tcp,self",
-            "--mca",
-            "btl_tcp_if_include",
-            interface,
-        ),
+        *("--prtemca", "plm_ssh_agent", bed.remote_shell()),
+        *("--prtemca", "prte_if_include", interface),
+        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"),
+        *("--mca", "btl_tcp_if_include", interface),
         *("-x", "PACELINE_MEETING"),
     ]
 
@@ -126,12 +110,13 @@ def _over_hosts(bed: Testbed, size: int) -> list[str]:
 def _started(
     size: int, bed: Testbed | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], list[str], dict[int, Connection]]]:
-    """mpirun with `size` ranks, all of them connected; ended, with all its ranks, on the
-    way out.
+    """Start mpirun and wait until all ranks are connected; end it, with its ranks, on exit.
+
+    Gives mpirun's process, the lines on its stderr so far, and the connections by rank.
     """
     starter = mpirun()
     if starter is None:
-        raise BadRequest(f"mpirun is not to be found: {HOW_TO_GET}")
+        raise BadRequest(f"mpirun is not available here: {HOW_TO_GET}")
     command = [starter, "--bind-to", "none", "-n", str(size)]
     command += ["--oversubscribe", *ON_THIS_HOST] if bed is None else _over_hosts(bed, size)
     if os.geteuid() == 0:
@@ -143,54 +128,38 @@ def _started(
         address = str(Path(folder) / "s")
         listener = Listener(address, "AF_UNIX", backlog=size, authkey=key)
         process = subprocess.Popen(
-            [*command, sys.executable, "-c", "from paceline.launch.mpi import main; main()"],
+            [*command, sys.executable, "-c", MAIN],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C comes to this process, which ends the ranks
+            start_new_session=True,  # Ctrl-C reaches this process only, which ends the ranks
             env={**os.environ, "PACELINE_MEETING": f"{os.getpid()} {key.hex()} {address}"},
         )
-        said: list[str] = []
-        listens = threading.Thread(target=_collect, args=(process, said), daemon=True)
-        listens.start()
+        printed: list[str] = []
+        reader = threading.Thread(target=_collect, args=(process, printed), daemon=True)
+        reader.start()
         connections: dict[int, Connection] = {}
         try:
-            _accept(listener, process, size, connections, said)
-            yield process, said, connections
+            _accept(listener, process, size, connections, printed)
+            yield process, printed, connections
         finally:
             for connection in connections.values():
                 connection.close()
             listener.close()
             _end(process)
-            listens.join(END_S)
+            reader.join(END_S)
             if process.stderr is not None:
                 process.stderr.close()
 
 
-def _collect(process: subprocess.Popen[str], said: list[str]) -> None:
+def _collect(process: subprocess.Popen[str], printed: list[str]) -> None:
+    """Keep all lines of stderr, and print those that come from ranks."""
     assert process.stderr is not None
     for line in process.stderr:
-        said.append(line)
-        if not _is_from_mpirun(line):
+        printed.append(line)
+        if not line.startswith(FROM_MPIRUN):
             sys.stderr.write(line)
-
-
-def _is_from_mpirun(line: str) -> bool:
-    return line.startswith(
-        (
-            "---",
-            "prterun",
-            "mpirun",
-            "Primary job",
-            "   Process",
-            "   Exit",
-            "a non-zero",
-            "signal ",
-            "thus causing",
-            "   Node",
-        )
-    )
 
 
 def _accept(
@@ -198,60 +167,56 @@ def _accept(
     process: subprocess.Popen[str],
     size: int,
     connections: dict[int, Connection],
-    said: list[str],
+    printed: list[str],
 ) -> None:
+    """Wait until all ranks have connected and sent their numbers."""
     until = time.monotonic() + START_S
-    heard = listener._listener._socket  # type: ignore[attr-defined]
-    heard.settimeout(0.2)
+    # The public interface has no timeout.
+    waiting = listener._listener._socket  # type: ignore[attr-defined]
+    waiting.settimeout(0.2)
     while len(connections) < size:
         if process.poll() is not None or time.monotonic() > until:
-            raise RunFailed(
-                f"mpirun did not start {size} ranks:"
-                f" {' '.join(''.join(said).split()) or 'no reason given'}"
-            )
+            reason = " ".join("".join(printed).split()) or "it gave no reason"
+            raise RunFailed(f"mpirun did not start {size} ranks: {reason}")
         with suppress(TimeoutError):
             connection = listener.accept()
             connections[connection.recv()] = connection
 
 
 def _listen(
-    process: subprocess.Popen[str], said: list[str], connections: dict[int, Connection], hear: Hear
+    process: subprocess.Popen[str],
+    printed: list[str],
+    connections: dict[int, Connection],
+    hear: Hear,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
+    """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
     running = dict(connections)
-    results: dict[int, Any] = {}
-    failures: dict[int, PacelineError] = {}
-    vanished: list[int] = []  # without a word, in this order
+    outcome = Outcome(hear)
+    vanished: list[int] = []  # ranks that ended without a result or an error, in this order
     give_up = float("inf")
     while running and time.monotonic() < give_up:
         patience = None if give_up == float("inf") else max(0.0, give_up - time.monotonic())
         for connection in wait(list(running.values()), patience):
             rank = next(r for r, c in running.items() if c is connection)
-            messages, ended = drain(connection)  # type: ignore[arg-type]
-            for kind, content in messages:
-                if kind == "done":
-                    results[rank] = pickle.loads(content["result"])
-                elif kind == "error":
-                    failures[rank] = pickle.loads(content["error"])
-                else:
-                    hear(kind, content)
-            if rank in results or rank in failures:
+            closed = outcome.take(rank, running[rank])
+            if outcome.has(rank):
                 running.pop(rank)
-            elif ended:
+            elif closed:
                 running.pop(rank)
                 vanished.append(rank)
-        if (failures or vanished) and give_up == float("inf"):
+        if (outcome.failures or vanished) and give_up == float("inf"):
             give_up = time.monotonic() + GRACE_S
-    if vanished and not failures:
+    if vanished and not outcome.failures:
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-        rank, reason = _who_died("".join(said), vanished)
-        failures[rank] = WorkerFailed(rank, reason)
-    return results, failures
+        rank, reason = _who_died("".join(printed), vanished)
+        outcome.failures[rank] = WorkerFailed(rank, reason)
+    return outcome.results, outcome.failures
 
 
-def _who_died(said: str, vanished: list[int]) -> tuple[int, str]:
-    """mpirun names the rank; where it does not, the first that went."""
-    words = " ".join(said.split())
+def _who_died(printed: str, vanished: list[int]) -> tuple[int, str]:
+    """Return the rank that mpirun names, else the first that vanished, and how it died."""
+    words = " ".join(printed.split())
     found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", words)
     if found is None:
         return vanished[0], "its process ended, and mpirun ended the others"
@@ -261,7 +226,7 @@ def _who_died(said: str, vanished: list[int]) -> tuple[int, str]:
 
 def _end(process: subprocess.Popen[str]) -> None:
     try:
-        process.wait(END_S)  # ranks that are done leave by themselves
+        process.wait(END_S)  # ranks that have finished end by themselves
     except subprocess.TimeoutExpired:
         for kind in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
@@ -272,31 +237,26 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def main() -> None:
-    """A rank's process."""
+    """Run one rank; its process calls this."""
     launcher, key, address = os.environ.pop("PACELINE_MEETING").split(" ", 2)
     connection = Client(address, "AF_UNIX", authkey=bytes.fromhex(key))
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     connection.send(rank)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_leave_with, args=(int(launcher),), daemon=True).start()
+    leave_terminal_to_parent()
+    threading.Thread(target=_end_with, args=(int(launcher),), daemon=True).start()
     torch.set_num_threads(1)
     try:
         rendezvous = connection.recv()
         body = unpack(connection.recv_bytes())
-        result = body(
-            rendezvous, one_at_a_time(lambda kind, content: connection.send((kind, content)))
-        )
-        connection.send(("done", {"result": pickle.dumps(result)}))
+        tell_result(connection, body(rendezvous, teller(connection)))
     except BaseException as error:
-        with suppress(OSError):
-            connection.send(("error", {"error": pickle.dumps(as_failure(rank, error))}))
+        tell_error(connection, rank, error)
         sys.stderr.flush()
-        os._exit(1)  # mpirun then ends the others, who wait for this one
+        os._exit(1)  # mpirun then ends the other ranks, which may wait for this one
 
 
-def _leave_with(launcher: int) -> None:
-    """When the launcher is gone, however it went, so is this rank, and then mpirun ends."""
+def _end_with(launcher: int) -> None:
+    """End this rank when the launcher has ended, even by SIGKILL. mpirun then ends as well."""
     while Path(f"/proc/{launcher}").exists() or sys.platform != "linux":
         time.sleep(0.5)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""One run from start to record: claim its folder, start its workers, write run.json in every case."""
+"""One run: claim its folder, start its workers, write run.json in every case."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import torch
 from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
 from paceline.launch.folder import claim
 from paceline.launch.fresh import run_in_fresh_process
-from paceline.launch.joined import Meeting, refuse_inside_a_launcher
+from paceline.launch.joined import Meeting
 from paceline.launch.local import run_processes
 from paceline.launch.mpi import run_under_mpirun
 from paceline.launch.seat import find as find_seat
+from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.launch.signals import Ending, ending
 from paceline.launch.threads import run_threads
 from paceline.privacy.plan import account
@@ -49,11 +50,12 @@ def run_in_folder(
 ) -> tuple[dict[str, Any], Path]:
     """Run the job. Returns its record and its folder.
 
-    Writes run.json in every case, then raises what went wrong. `clean` promises that this process has run
-    no multi-threaded torch operation (the CLI's has not), so that it can fork. With a `meeting` this process
-    is one of several ranks that a launcher has started; rank 0 writes the record.
+    Writes run.json in every case, then raises what went wrong. `clean` promises that this process
+    has run no multi-threaded torch operation (the CLI's has not), so that it can fork. With a
+    `meeting` this process is one of several ranks that a launcher has started; rank 0 writes the
+    record.
     """
-    with ending() as end, ExitStack() as held:  # holds the folder until the record is written
+    with ending() as end, ExitStack() as held:  # `held`: the folder, until the record is written
         if meeting is None:
             refuse_inside_a_launcher(find_seat())
             session = claim(job, held=held)
@@ -69,8 +71,8 @@ def run_in_folder(
 def _refuse_a_network(job: Job, meeting: Meeting) -> None:
     if job.config.network is not None:
         raise BadRequest(
-            f"network={job.config.network}: Paceline starts the ranks on its hosts itself, not"
-            f" {meeting.seat.launcher}"
+            f"network={job.config.network} is not available inside {meeting.seat.launcher}:"
+            " Paceline itself starts the ranks on a testbed's hosts; run paceline train alone"
         )
 
 
@@ -82,7 +84,8 @@ class Attempt:
         self.job, self.out = session.job, session.out
         self.config = session.config  # with what the workers choose (the memory format)
         self.leads = meeting is None or meeting.leads
-        # A resumed run counts as started when all workers are ready: until then its files stay as they are.
+        # A resumed run counts as started when all workers are ready. Until then its files stay as
+        # they are.
         self.started = session.job.resume_from is None
         self.lost: list[int] = []  # workers that died while the others went on
 
@@ -125,8 +128,8 @@ class Attempt:
         if self.meeting is None:
             return Interrupted(end.reason)
         failure = Interrupted(
-            f"ended by {self.meeting.seat.launcher} (another rank has failed, perhaps) or"
-            " interrupted"
+            f"ended by {self.meeting.seat.launcher} (because another rank failed, perhaps) or"
+            " interrupted by a signal"
         )
         failure.told = not self.leads
         return failure
@@ -139,7 +142,7 @@ class Attempt:
 
     def conclude(self, failure: BaseException | None) -> dict[str, Any]:
         """Write the record and return it, or raise what went wrong."""
-        # a resume that failed leaves the run as it was
+        # A resume that failed before its first step leaves the run as it was.
         if failure is not None and not self.started:
             raise failure
         if self.meeting is not None and not self.leads:
@@ -187,10 +190,10 @@ class Attempt:
             write_json(self.out / "run.json", record)
             write_trace(self.events, self.out / "trace.json")
         except RunFailed as error:
-            if (self.out / "run.json").is_file():  # a run does not fail for its timeline
+            if (self.out / "run.json").is_file():  # a missing timeline does not make a run fail
                 self.listen("notice", {"text": str(error)})
             elif failure is not None:
-                text = f"the record of the run is missing: {error}"
+                text = f"the record of the run could not be written: {error}"
                 self.listen("notice", {"text": text})
             else:
                 return error
@@ -214,8 +217,8 @@ def _starter(job: Job, clean: bool) -> Callable[[Session, Listen], None]:
 def fork_is_safe(threads: int) -> bool:
     """Whether this process may fork workers.
 
-    A fork copies one thread only: no other thread may hold a lock, and torch's pool of threads, if it was
-    used, must not be needed.
+    A fork copies one thread only. So no other thread may hold a lock, and the workers must not
+    need torch's pool of threads.
     """
     alone = threading.active_count() == 1 and not torch.cuda.is_initialized()
     return hasattr(os, "fork") and threads == 1 and alone

@@ -1,6 +1,4 @@
-"""`paceline launch -n N script.py`: a person's own program, N times, each with its seat; the first
-failure ends them all.
-"""
+"""`paceline launch -n N script.py`: the user's own program as N ranks on this host."""
 
 from __future__ import annotations
 
@@ -11,27 +9,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from paceline.errors import BadRequest, RunFailed
-from paceline.launch.local import HOST, dying_with_parent
+from paceline.launch.addresses import LOOPBACK
+from paceline.launch.processes import dying_with_parent
 from paceline.launch.seat import find
 from paceline.launch.secret import SECRET
 from paceline.record.machine import cores
 from paceline.transport.c10d.transport import store_on
 
-GRACE_S = 3.0
+END_S = 3.0  # between asking a rank to end (SIGTERM) and killing it
 
 
 def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | None = None) -> None:
+    """Start the script once per rank and wait. The first rank that fails ends all others."""
     if find() is not None:
-        raise BadRequest("this is inside a launcher already: start the script itself")
+        raise BadRequest("paceline launch runs inside a launcher already: start the script itself")
     if not os.path.isfile(script):
         raise BadRequest(f"{script} is not a file")
-    listening = socket.create_server((HOST, 0))
+    listening = socket.create_server((LOOPBACK, 0))
     common = {
         **os.environ,
-        "MASTER_ADDR": HOST,
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(listening.getsockname()[1]),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -42,13 +42,15 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
         common["OMP_NUM_THREADS"] = str(threads or max(1, cores() // ranks))
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        first_act = dying_with_parent(os.getpid())
+        die_with_this = dying_with_parent(os.getpid())
+        command = [sys.executable, script, *arguments]
         for rank in range(ranks):
-            seat = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            # A preexec_fn is safe here: this process has one thread.
             processes.append(
-                _started([sys.executable, script, *arguments], {**common, **seat}, first_act)
+                subprocess.Popen(command, env=environment, preexec_fn=die_with_this)  # noqa: PLW1509
             )
-        # only now: its threads would be in the way of starting the ranks
+        # The store starts threads, so it is opened after the ranks are started.
         store = store_on(listening, 300.0)
         failed = _wait(processes)
         del store
@@ -60,16 +62,8 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
         raise RunFailed(f"rank {failed} of {script} ended with {how}; the others were ended")
 
 
-def _started(
-    command: list[str], environment: dict[str, str], first_act: Callable[[], None]
-) -> subprocess.Popen[bytes]:
-    """A rank; whatever ends this process ends it too."""
-    # this process has one thread
-    return subprocess.Popen(command, env=environment, preexec_fn=first_act)  # noqa: PLW1509
-
-
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:
-    """The rank that failed first; None when all went well."""
+    """Wait until all ranks have ended, or one has failed: return that one."""
     while True:
         codes = [p.poll() for p in processes]
         for rank, code in enumerate(codes):
@@ -81,7 +75,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    until = time.monotonic() + GRACE_S
+    until = time.monotonic() + END_S
     for process in processes:
         if process.poll() is None:
             process.terminate()

@@ -1,5 +1,6 @@
-"""This process's place among those that a launcher (torchrun, mpirun, srun) has started: nothing
-more is started then.
+"""The seat (rank, size, host) of a process that a launcher (torchrun, mpirun, srun) has started.
+
+A process with a seat starts no further ranks.
 """
 
 from __future__ import annotations
@@ -12,32 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadRequest
+from paceline.launch.addresses import is_loopback
 from paceline.launch.secret import secret_of
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
 from paceline.request.config import Config
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 @dataclass(frozen=True)
 class Seat:
+    """What a launcher says about one of the ranks that it has started."""
+
     launcher: str
     rank: int
     size: int
     local_rank: int
     local_size: int  # ranks on this host
-    host: str = ""  # where the ranks meet; empty: rank 0 says so through MPI
+    host: str = ""  # of the store where the ranks meet; empty: rank 0 broadcasts it by MPI
     port: int = 0
-    store_exists: bool = False  # the launcher hosts the meeting point; otherwise rank 0 does
-    # who starts this host's ranks, and starts them again when one has failed; empty: nobody would
+    store_exists: bool = False  # the launcher hosts the store; otherwise rank 0 does
+    # The launcher's process on this host that starts failed ranks again; empty: there is none.
     agent: str = ""
-    restarts: int = 0  # as far as that one counts them
-    # False: nothing said how many ranks are on this host, and all of them are assumed to be
+    restarts: int = 0  # that the agent has counted
+    # False: the launcher does not say how many ranks are on this host, and all are assumed to be.
     local_is_told: bool = True
-    secret: bytes = (
-        b""  # handed over by the launcher; under mpirun rank 0 makes one, and MPI carries it
-    )
+    # Passed on by the launcher. Under mpirun it is empty here: rank 0 makes one and broadcasts it.
+    secret: bytes = b""
 
     @property
     def one_host(self) -> bool:
@@ -45,18 +46,16 @@ class Seat:
 
     @property
     def meets_on_loopback(self) -> bool:
-        """Whether it is certain that all ranks are on this host: then nothing of ours listens
-        beyond it.
-        """
+        """Whether all ranks are certainly on this host, so that they listen on loopback only."""
         return self.one_host and self.local_is_told
 
     def fit(
         self, options: Mapping[str, Any], saved: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The options of a run in these seats: as many workers as there are, a transport that
-        reaches all of them.
+        """Return the options with the launcher's number of workers and a transport for its hosts.
 
-        `saved` are those of the run that goes on here; how many it had, and where, is past.
+        `saved` are the options of a run that is resumed. Its numbers of workers and threads no
+        longer count, nor its transport where the ranks are on several hosts.
         """
         past = {"workers", "threads"} | (set() if self.one_host else {"transport"})
         fitted = {**{k: v for k, v in (saved or {}).items() if k not in past}, **options}
@@ -67,59 +66,69 @@ class Seat:
             less = f" less {servers} server(s)" if servers else ""
             raise BadRequest(
                 f"workers={given}, but {self.launcher} has started {self.size} processes{less}:"
-                " leave it out"
+                " leave workers out"
             )
         if workers < 1:
             raise BadRequest(
-                f"{self.launcher} has started {self.size} process(es), and {servers} of them serve:"
-                " start more"
+                f"{self.launcher} has started {self.size} process(es), of which {servers} would be"
+                f" server(s) and none a worker: start {servers + 1} or more"
             )
         fitted["workers"] = workers
         asked = str(fitted.get("launcher") or "auto")
         if asked not in ("auto", self.launcher):
             raise BadRequest(
-                f"launcher={asked}, but {self.launcher} has started this process: leave it out"
+                f"launcher={asked}, but {self.launcher} has started this process: leave launcher"
+                " out"
             )
         fitted["launcher"] = "auto" if self.launcher == "a launcher" else self.launcher
         if str(fitted.get("transport", "auto")) == "auto" and not self.one_host:
-            fitted["transport"] = "gloo"  # several hosts
+            fitted["transport"] = "gloo"
         if str(fitted.get("threads", "auto")) == "auto":
             fitted["threads"] = max(1, cores() // self.local_size)
         return fitted
 
 
 def _servers(options: Mapping[str, Any]) -> int:
-    """How many ranks are no workers: as many as were asked for, one by default where the strategy
-    has servers.
-    """
+    """Return how many ranks are servers: as asked for, else one if the strategy has servers."""
     config = Config.make(options)
     if config.servers is not None:
         return config.servers
     for plugin in config.plugin:
         load_plugin(plugin)
-    strategy = (
-        strategies.build(config.strategy) if isinstance(config.strategy, Spec) else config.strategy
-    )
+    strategy = config.strategy
+    if isinstance(strategy, Spec):
+        strategy = strategies.build(strategy)
     return int(getattr(strategy, "serves", None) == "ranks")
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Seat | None:
-    """The seat that the environment tells of; None when no launcher has started this process."""
+    """Return this process's seat; None when no launcher has started it."""
     for look in (_torchrun, _mpirun, _srun):
         try:
             seat = look(environment)
+        except BadRequest:  # of the secret: says itself what to do
+            raise
         except (KeyError, ValueError) as error:
             name = look.__name__.removeprefix("_")
             raise BadRequest(
-                f"this seems to run inside {name}, but its variables are incomplete: {error}"
+                f"this process seems to run inside {name}, but the variables that {name} sets are"
+                f" incomplete or malformed: {error}"
             ) from None
         if seat is not None:
             return seat
     return None
 
 
+def refuse_inside_a_launcher(seat: Seat | None) -> None:
+    if seat is not None:
+        raise BadRequest(f"this starts its own workers: run it once, not inside {seat.launcher}")
+
+
 def _torchrun(env: Mapping[str, str]) -> Seat | None:
-    """Also anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    """Read the seat from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    `paceline launch` and other launchers set them as well.
+    """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
         return None
     size = int(env["WORLD_SIZE"])
@@ -134,17 +143,17 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
         env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         _agent(env.get("TORCHELASTIC_ERROR_FILE", "")),
         int(env.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        "LOCAL_WORLD_SIZE" in env or env["MASTER_ADDR"] in LOOPBACK,
+        "LOCAL_WORLD_SIZE" in env or is_loopback(env["MASTER_ADDR"]),
         secret_of(env),
     )
 
 
 def _agent(error_file: str) -> str:
-    """torchrun's own process on this host, by the folder that it has made for itself:
-    FOLDER/attempt_0/0/error.json.
+    """Identify torchrun's agent on this host by its folder, from FOLDER/attempt_0/0/error.json.
 
-    Its name for the run will not do (`none`, unless one is given), nor its count of restarts: every
-    host has its own, and a host that comes or goes is not counted.
+    torchrun's run id cannot serve, because it is `none` unless the user sets it. Its count of
+    restarts cannot either, because each host counts its own, and a restart because a host joined
+    or left is not counted.
     """
     above = Path(error_file).parents
     return str(above[2]) if len(above) > 3 else ""
@@ -175,7 +184,7 @@ def _mpirun(env: Mapping[str, str]) -> Seat | None:
 
 
 def _srun(env: Mapping[str, str]) -> Seat | None:
-    """A task of a job step; the batch script itself, or a shell in an allocation, is none."""
+    """Read the seat of a task in a job step. A batch script or a shell is not a task."""
     if not {"SLURM_PROCID", "SLURM_STEP_ID"} <= env.keys():
         return None
     size = int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
@@ -196,7 +205,7 @@ def _srun(env: Mapping[str, str]) -> Seat | None:
 
 
 def first_host(nodes: str) -> str:
-    """Slurm's shorthand: `node[07-09,12],other` begins with node07."""
+    """Return the first host of Slurm's list: node07 of `node[07-09,12],other`."""
     found = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
     if found is None:
         raise ValueError(f"no host in {nodes!r}")
@@ -204,11 +213,11 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_on_node(per_node: str, node: int) -> int:
-    """`4(x2),3`: four tasks on each of the first two nodes, three on the next."""
+    """Return a node's number of tasks. `4(x2),3`: 4 on each of the first two nodes, then 3."""
     counts: list[int] = []
     for part in per_node.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if found is None:
-            raise ValueError(f"tasks per node {per_node!r}")
+            raise ValueError(f"no tasks per node in {per_node!r}")
         counts += [int(found[1])] * int(found[2] or 1)
     return counts[min(node, len(counts) - 1)]

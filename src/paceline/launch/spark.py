@@ -1,9 +1,8 @@
-"""Ranks as tasks of a Spark cluster, all at once (barrier mode), by pyspark's TorchDistributor; the
-run outlives them.
+"""Ranks as tasks of a Spark cluster, started together (barrier mode) by pyspark's TorchDistributor.
 
 Each task starts torchrun with one process, which finds its seat as under any torchrun. Spark does
-not repeat a barrier stage that has lost an executor, so the driver does: it starts the ranks again,
-and they go on from the last checkpoint.
+not repeat a barrier stage that has lost an executor. The driver does: it starts the ranks again,
+and they continue from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadRequest, RunFailed
-from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.seat import find as find_seat
+from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.record import checkpoint
 from paceline.record.writer import write_json
 from paceline.spark.session import ExecutorLost, Session, translated
 
-# what each rank does with the options; rank 0 gives the record
+# What each rank does with the options; rank 0 returns the record.
 Rank = Callable[[dict[str, Any]], dict[str, Any] | None]
 Say = Callable[[str], None]
 
 ATTEMPTS = 4
-# of torch, which is not a person's concern
+# Log lines of torch that do not concern the user.
 NOISE = re.compile(r"[WI]\d{4} |\*{5}|\[Gloo\]|\[rank\d+\]:|Setting OMP_NUM_THREADS")
-TAIL_LINES = 400  # of each rank: its last words
-LAST_WORDS_S = 1.0  # for them to come
-CORES_S = 30.0  # for the executors to come
-GRACE_S = 3.0  # for the ranks of a lost attempt to be gone: they notice within a second
+TAIL_LINES = 400  # kept of what each rank prints
+LAST_LINES_S = 1.0  # for the last lines to arrive after a failure
+CORES_S = 30.0  # for the executors to register
+GRACE_S = 3.0  # for the ranks of a failed attempt to end: they notice within a second
 SETTINGS = {
     "spark.task.maxFailures": "1",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "5s",
@@ -50,8 +49,9 @@ SETTINGS = {
 def run_on_spark(
     rank: Rank, options: Mapping[str, Any], master: str, ranks: int, out: Path, say: Say
 ) -> dict[str, Any]:
-    """The record of the run. `options` hold for every rank; files in them are looked for from this
-    process's folder.
+    """Run all ranks on the cluster and return the record.
+
+    `options` hold for every rank; relative paths in them start at this process's folder.
     """
     refuse_inside_a_launcher(find_seat())
     folder = out.resolve()
@@ -77,12 +77,12 @@ def run_on_spark(
 
 
 def _keep(record: dict[str, Any], folder: Path) -> None:
-    """Also where the ranks' folder is not this one."""
+    """Write the record on the driver, whose disk may not be the ranks'."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFailed(
-            f"the run is complete, but {folder} cannot be made here: {error.strerror}"
+            f"the run is complete, but its folder {folder} cannot be made here: {error.strerror}"
         ) from None
     write_json(folder / "run.json", record)
 
@@ -93,59 +93,60 @@ def _attempt(
     from pyspark.ml.torch.distributor import TorchDistributor
 
     logging.getLogger("TorchDistributor").setLevel(logging.WARNING)
-    heard = Heard()
-    with _listening(say, heard):
+    printed = LastLines()
+    with _listening(say, printed):
         try:
             distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
             record = distributor.run(in_folder, os.getcwd(), rank, options)
         except Exception as error:
-            raise translated(error, session.said(), heard.text()) from None
+            raise translated(error, session.said(), printed.text()) from None
     if record is None:
         raise RunFailed("the ranks ended without a record")
     return dict(record)
 
 
-class Heard:
-    """The last words of each rank. pyspark's error says only that one failed."""
+class LastLines:
+    """The last lines that each rank printed: pyspark's error only says that a rank failed."""
 
     def __init__(self) -> None:
         self._tails: list[deque[str]] = []
-        self._speaking = 0
+        self._connected = 0
         self._changed = threading.Condition()
 
     @contextmanager
-    def one(self) -> Iterator[deque[str]]:
+    def of_one_rank(self) -> Iterator[deque[str]]:
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         with self._changed:
             self._tails.append(tail)
-            self._speaking += 1
+            self._connected += 1
         try:
             yield tail
         finally:
             with self._changed:
-                self._speaking -= 1
+                self._connected -= 1
                 self._changed.notify_all()
 
     def text(self) -> str:
+        """Return the lines of all ranks, once their connections are closed."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._speaking, LAST_WORDS_S)
+            self._changed.wait_for(lambda: not self._connected, LAST_LINES_S)
             return "\n".join(line for tail in self._tails for line in tuple(tail))
 
 
 def in_folder(folder: str, rank: Rank, options: dict[str, Any]) -> dict[str, Any] | None:
-    """A rank's process: where the driver was, if there is such a folder on this host."""
+    """Run a rank in the driver's working folder, if this host has such a folder."""
     with suppress(OSError):
         os.chdir(folder)
     return rank(options)
 
 
 def _again(folder: Path, failure: ExecutorLost, say: Say) -> dict[str, Any]:
-    """What changes for the next attempt."""
+    """Return the options that change for the next attempt."""
     try:
         found = checkpoint.latest(folder)
     except BadRequest:
         if (folder / "privacy").exists():
-            raise failure from None  # what was spent stays spent: a person decides
+            raise failure from None  # another attempt would spend privacy again: the user decides
         say(f"{failure}; there was no checkpoint yet, so it begins again")
         shutil.rmtree(folder / "events", ignore_errors=True)
         return {}
@@ -154,8 +155,9 @@ def _again(folder: Path, failure: ExecutorLost, say: Say) -> dict[str, Any]:
 
 
 def _enough_cores(session: Session, ranks: int) -> None:
-    """A barrier stage needs all its tasks at once; Spark alone would wait for minutes before it
-    says so.
+    """Refuse more ranks than the cluster has cores: a barrier stage needs all its tasks at once.
+
+    Spark itself would wait for minutes before it fails.
     """
     context = session.spark.sparkContext
     until = time.monotonic() + CORES_S
@@ -169,15 +171,16 @@ def _enough_cores(session: Session, ranks: int) -> None:
 
 
 @contextmanager
-def _listening(say: Say, heard: Heard) -> Iterator[None]:
-    """What ranks print comes to `say`, line by line. pyspark's own server for it would listen on
-    all interfaces.
+def _listening(say: Say, printed: LastLines) -> Iterator[None]:
+    """Pass what ranks print to `say`, line by line.
+
+    Replaces pyspark's own server for these lines, which listens on all interfaces.
     """
     from pyspark.ml.torch import distributor
 
     class Lines(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            with suppress(OSError, struct.error), heard.one() as tail:
+            with suppress(OSError, struct.error), printed.of_one_rank() as tail:
                 while head := self.rfile.read(4):
                     text = self.rfile.read(struct.unpack("!i", head)[0]).decode("utf-8", "replace")
                     tail.extend(text.splitlines())
@@ -185,7 +188,7 @@ def _listening(say: Say, heard: Heard) -> Iterator[None]:
                         say(text.rstrip())
 
     class Server:
-        """In the place of pyspark's LogStreamingServer."""
+        """Stands in for pyspark's LogStreamingServer."""
 
         port: int | None = None
 

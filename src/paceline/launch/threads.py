@@ -1,21 +1,21 @@
-"""All ranks in this process, as threads that take turns (transport inproc)."""
+"""All ranks as threads of this process that run one at a time (transport inproc)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from paceline.common.seeding import derive
 from paceline.errors import PacelineError, PeerLost, RunFailed
-from paceline.launch.local import as_failure, may_die, root_cause
+from paceline.launch.failures import as_failure, root_cause
+from paceline.launch.local import may_die
+from paceline.launch.messages import Hear
 from paceline.request.session import Session
 from paceline.run.worker import run_worker
 from paceline.transport.inproc import Hub
 
 
-def run_threads(session: Session, hear: Callable[[str, dict[str, Any]], None]) -> None:
+def run_threads(session: Session, hear: Hear) -> None:
+    """Run all ranks of a session; raise the root cause of a failure."""
     job = session.job
     hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s)
     threads = torch.get_num_threads()
@@ -28,12 +28,9 @@ def run_threads(session: Session, hear: Callable[[str, dict[str, Any]], None]) -
         for rank, result in enumerate(results)
         if isinstance(result, BaseException)
     }
-    for rank in list(failures):
-        if (
-            rank in may_die(job)
-            and isinstance(failures[rank], RunFailed)
-            and not isinstance(failures[rank], PeerLost)
-        ):
+    for rank, failure in list(failures.items()):
+        died = isinstance(failure, RunFailed) and not isinstance(failure, PeerLost)
+        if died and rank in may_die(job):
             hear("lost", {"rank": rank})
             hear("notice", {"text": f"worker {rank}: {failures.pop(rank)}; the others go on"})
     if failures:

@@ -21,9 +21,9 @@ from typing import Any
 
 from paceline.data.base import Stream
 from paceline.errors import BadRequest, DataUnavailable, Interrupted, PacelineError, RunFailed
-from paceline.launch.joined import refuse_inside_a_launcher
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
+from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.privacy.accounting import epsilon_of
 from paceline.privacy.ledger import LedgerEntry, read_account
 from paceline.privacy.settings import Settings

@@ -1,0 +1,127 @@
+"""Ranks as forked processes: they start within milliseconds and share the data in memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from paceline.errors import PacelineError, WorkerFailed
+from paceline.launch.addresses import keep_to_loopback
+from paceline.launch.failures import GRACE_S
+from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
+from paceline.launch.processes import describe_end, end_processes, obey_parent
+from paceline.launch.signals import ENDING
+from paceline.launch.store import StoreInTestbed, rendezvous_for, store_for
+from paceline.testbed.hosts import Testbed
+
+
+def on_forked_ranks(
+    body: Body,
+    size: int,
+    hear: Hear = lambda *_: None,
+    deadline_s: float = 30.0,
+    expendable: frozenset[int] = frozenset(),
+    bed: Testbed | None = None,
+) -> tuple[dict[int, Any], dict[int, PacelineError]]:
+    """Run `body` on `size` forked ranks. Returns results and failures by rank.
+
+    The death of an `expendable` rank is no failure. With a testbed each rank runs on one of its
+    hosts.
+    """
+    context = get_context("fork")
+    pipes: list[Connection] = []
+    processes: list[Any] = []
+    store: Any = None
+    try:
+        for rank in range(size):
+            # Python's hooks around a fork would swallow a KeyboardInterrupt.
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_child, args=(body, rank, theirs, os.getpid(), bed), name=f"worker-{rank}"
+            )
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        # The store starts threads, and a process with running threads must not be forked.
+        store = store_for(bed, deadline_s)
+        for rank, pipe in enumerate(pipes):
+            pipe.send(rendezvous_for(bed, rank, size, store.port, deadline_s))
+        return _listen(pipes, processes, hear, expendable)
+    finally:
+        end_processes(processes)
+        for pipe in pipes:
+            pipe.close()
+        if isinstance(store, StoreInTestbed):
+            store.close()
+        # A traceback may keep this frame alive, and a later fork must not inherit the store.
+        del store
+
+
+def _listen(
+    pipes: list[Connection], processes: list[Any], hear: Hear, expendable: frozenset[int]
+) -> tuple[dict[int, Any], dict[int, PacelineError]]:
+    """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
+    running = set(range(len(pipes)))
+    outcome = Outcome(hear)
+    give_up = float("inf")
+    while running and time.monotonic() < give_up:
+        handles: dict[Any, int] = {}
+        for rank in running:
+            handles[pipes[rank]] = rank
+            handles[processes[rank].sentinel] = rank
+        patience = None if give_up == float("inf") else max(0.0, give_up - time.monotonic())
+        for handle in wait(list(handles), patience):
+            rank = handles[handle]
+            if rank not in running:
+                continue
+            # Looked at before the messages are read, so that a rank's last message is not lost.
+            ended = processes[rank].exitcode is not None
+            outcome.take(rank, pipes[rank])
+            if outcome.has(rank):
+                running.discard(rank)
+            elif ended:
+                running.discard(rank)
+                died = WorkerFailed(rank, describe_end(processes[rank].exitcode))
+                if rank in expendable:
+                    hear("lost", {"rank": rank})
+                    hear("notice", {"text": f"{died}; the others go on"})
+                else:
+                    outcome.failures[rank] = died
+        if outcome.failures and give_up == float("inf"):
+            give_up = time.monotonic() + GRACE_S
+    return outcome.results, outcome.failures
+
+
+def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | None) -> None:
+    """Run `body` in this process, one rank, and report its result or its error."""
+    # The parent's objects must not be collected here: some would join threads that a fork does
+    # not copy.
+    gc.freeze()
+    obey_parent(parent)
+    code = 1
+    try:
+        if bed is None:
+            keep_to_loopback()
+        else:
+            bed.enter(bed.host(rank))
+            # Set by an earlier run on this host alone. Other hosts are not on this loopback.
+            if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":
+                del os.environ["GLOO_SOCKET_IFNAME"]
+        rendezvous = pipe.recv()
+        tell_result(pipe, body(rendezvous, teller(pipe)))
+        code = 0
+    except BaseException as error:
+        tell_error(pipe, rank, error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
