@@ -1,5 +1,6 @@
-"""However a run is asked to end, and however often: one record, no process. Number 14 of
-issue 15.
+"""A run that signals ask to end, once or often, writes one record and leaves no process.
+
+Number 14 of issue 15.
 """
 
 import json
@@ -18,15 +19,15 @@ from paceline.launch.signals import ending, held_back
 API = """
 import sys, torch, paceline
 from torch import nn
-paceline.train(model=lambda: nn.Linear(6, 3), data=(torch.randn(64, 6), torch.arange(64) % 3), workers=int(sys.argv[1]),
-               transport=sys.argv[2], epochs=10**6, batch_size=4, threads=1, progress=False, out="run")
+data = (torch.randn(64, 6), torch.arange(64) % 3)
+paceline.train(model=lambda: nn.Linear(6, 3), data=data, workers=int(sys.argv[1]),
+               transport=sys.argv[2], epochs=10**6, batch_size=4, threads=1, progress=False,
+               out="run")
 """
 
 
 def ended(command: list[str], how: list[signal.Signals], tmp_path: Path) -> tuple[int, str]:
-    """A run that would take for ever, asked to end after a few steps: its exit code, and what it
-    said.
-    """
+    """Start an endless run, signal it after a few steps; return its exit code and its output."""
     with open(tmp_path / "said", "w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
     events = tmp_path / "run" / "events" / "worker-0.jsonl"
@@ -71,9 +72,8 @@ def test_14_a_signal_leaves_a_record_in_the_api(
     (tmp_path / "program.py").write_text(API)
     code, said = ended([sys.executable, "program.py", workers, transport], how, tmp_path)
     assert code != 0
-    assert (
-        "Interrupted" in said or len(how) > 1
-    )  # a later signal may end the program before it has said so
+    # With several signals, a later one may end the program before it prints the error.
+    assert "Interrupted" in said or len(how) > 1
     found = record(tmp_path)
     assert found["status"] == "interrupted"
     assert found["result"]["steps"] > 5
@@ -87,17 +87,8 @@ def test_14_a_signal_leaves_a_record_in_the_api(
 def test_14_a_closed_terminal_leaves_a_record_of_the_command(
     tmp_path: Path, how: list[signal.Signals]
 ) -> None:
-    train = [
-        "train",
-        "--data",
-        "synthetic:samples=200,shape=6",
-        "--model",
-        "mlp:hidden=4",
-        "--workers",
-        "2",
-        "--epochs",
-        "1000000",
-    ]
+    train = ["train", "--data", "synthetic:samples=200,shape=6", "--model", "mlp:hidden=4"]
+    train += ["--workers", "2", "--epochs", "1000000"]
     code, said = ended(
         [str(Path(sys.executable).with_name("paceline")), *train, "--out", "run"], how, tmp_path
     )

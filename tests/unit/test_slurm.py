@@ -1,6 +1,4 @@
-"""Batch scripts for Slurm: what is refused, what is written, and that bash and a stand-in for srun
-can run it.
-"""
+"""Batch scripts for Slurm: what is written and refused; bash and a stand-in for srun run them."""
 
 import json
 import os
@@ -152,7 +150,8 @@ def test_the_lines_of_setup_come_before_the_run() -> None:
     lines = said.splitlines()
     where = lines.index("module load gcc")
     assert lines[where - 1 : where + 4] == [
-        "set +u  # the lines of --setup", "module load gcc", "module load x", "source v/bin/activate", "set -u",
+        "set +u  # the lines of --setup", "module load gcc", "module load x",
+        "source v/bin/activate", "set -u",
     ]  # fmt: skip
     assert where < next(i for i, line in enumerate(lines) if line.startswith("srun"))
 
@@ -216,12 +215,18 @@ def test_the_example_is_what_the_command_writes() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--nodes", "0", "--", "train"], "--nodes 0: it takes at least 1"),
-        (["--tasks-per-node", "-1", "--", "train"], "--tasks-per-node -1: it takes at least 1"),
-        (["--cpus-per-task", "0", "--", "train"], "--cpus-per-task 0: it takes at least 1"),
-        (["--time", "soon", "--", "train"], "--time 'soon' is none that Slurm reads: minutes"),
-        (["--partition", "a b", "--", "train"], "--partition 'a b': one word"),
-        (["--job-name", "a\n#SBATCH --nodes=9", "--", "train"], "--job-name 'a.*: one word"),
+        (["--nodes", "0", "--", "train"], "--nodes 0: it must be 1 or more"),
+        (["--tasks-per-node", "-1", "--", "train"], "--tasks-per-node -1: it must be 1 or more"),
+        (["--cpus-per-task", "0", "--", "train"], "--cpus-per-task 0: it must be 1 or more"),
+        (
+            ["--time", "soon", "--", "train"],
+            "--time 'soon' is not a time limit of Slurm: write minutes",
+        ),
+        (["--partition", "a b", "--", "train"], "--partition 'a b': it must be one word"),
+        (
+            ["--job-name", "a\n#SBATCH --nodes=9", "--", "train"],
+            "--job-name 'a.*: it must be one word",
+        ),
         (
             ["--nodes", "2", "--", *TRAIN, "--workers", "3"],
             "--workers 3, but 2 nodes with 1 task each are 2 processes: leave",

@@ -1,1 +1,1 @@
-"""Starting the workers of a job, and what a run leaves behind."""
+"""Start the ranks of a job, end them, and write the record of the run."""

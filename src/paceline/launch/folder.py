@@ -24,9 +24,9 @@ def claim(
 ) -> Session:
     """Make the run's folder, or take over the one that is to be resumed.
 
-    Making `events/` is the claim: it succeeds once. `restarted` tells whether a launcher has started the
-    ranks of the run in that folder again; they may begin again, as a further session. Until `held` is closed
-    no other process can continue the run.
+    Making `events/` is the claim: it succeeds once. `restarted` tells whether a launcher has
+    started the ranks of the run in that folder again; they may begin again, as a further session.
+    Until `held` is closed no other process can continue the run.
     """
     out, begins_again = _take(job, restarted)
     if held is not None:
@@ -37,7 +37,7 @@ def claim(
     if job.resume_from is not None:
         earlier = run_folder(job.config.resume or "")
         if not same_folder(out, earlier) and (earlier / "events").is_dir():
-            # the record of the resumed run covers its whole history
+            # The record of the resumed run covers its whole history.
             shutil.copytree(earlier / "events", out / "events", dirs_exist_ok=True)
     sessions = (event["session"] for own in read_worker_events(out) for event in own)
     number = 1 + max(sessions, default=-1)
@@ -47,7 +47,7 @@ def claim(
 
 
 def _take(job: Job, restarted: Callable[[Path], bool]) -> tuple[Path, bool]:
-    """Return the folder, and whether it holds only a request that was refused before its first step."""
+    """Return the folder, and whether to clear it: an earlier run there made no step."""
     out, attempt = job.out, 1
     while True:
         try:
@@ -64,8 +64,8 @@ def _take(job: Job, restarted: Callable[[Path], bool]) -> tuple[Path, bool]:
                 return out, True
             if job.out_is_given:
                 raise BadRequest(
-                    f"out={out} holds a run already: choose another folder, or go on with"
-                    f" --resume {out}"
+                    f"out={out} holds a run already: choose another folder, or continue that run"
+                    f" with --resume {out}"
                 ) from None
             attempt += 1
             out = job.out.with_name(f"{job.out.name}.{attempt}")
@@ -74,12 +74,12 @@ def _take(job: Job, restarted: Callable[[Path], bool]) -> tuple[Path, bool]:
 
 
 def _refuse_to_spend_twice(job: Job, out: Path) -> None:
-    """A private run that begins again would spend its budget once more."""
+    """Refuse to begin a private run again, since its steps would spend the budget once more."""
     if job.protection is not None and any(entry.steps for entry in read_account(out)):
         raise BadRequest(
             f"privacy: the run in {out} was started again before its first checkpoint, and the"
-            " privacy that it has spent is gone: choose another folder, and a --checkpoint-every"
-            " that comes sooner"
+            " privacy that it has spent cannot be recovered: choose another folder and a smaller"
+            " --checkpoint-every"
         )
 
 

@@ -1,4 +1,4 @@
-"""The secret that only the ranks of one run know, and how a launcher hands it over."""
+"""The secret that only the ranks of one run know, and how they get it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
 
 
 def secret_of(env: Mapping[str, str]) -> bytes:
-    """What `paceline launch` has put into the environment of its ranks, or the content of a file
-    that a person names.
+    """Return the secret from the environment (`paceline launch` sets it) or from the user's file.
+
+    Empty where there is neither.
     """
     if SECRET in env:
         return bytes.fromhex(env[SECRET])
@@ -21,12 +22,12 @@ def secret_of(env: Mapping[str, str]) -> bytes:
     path = Path(env[SECRET_FILE])
     try:
         if path.stat().st_mode & 0o077:
-            raise BadRequest(f"{SECRET_FILE}={path} can be read by others: chmod 600 {path}")
+            raise BadRequest(f"{SECRET_FILE}={path} can be read by other users: chmod 600 {path}")
         content = path.read_bytes().strip()
     except OSError as error:
         raise BadRequest(f"{SECRET_FILE}={path} cannot be read: {error.strerror}") from None
     if len(content) < 16:
         raise BadRequest(
-            f"{SECRET_FILE}={path} holds {len(content)} bytes; a secret has 16 or more"
+            f"{SECRET_FILE}={path} holds {len(content)} bytes; a secret needs 16 or more"
         )
     return content

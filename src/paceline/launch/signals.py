@@ -1,5 +1,6 @@
-"""Signals that ask a run to end: the first one interrupts it; those that follow do not disturb what
-it then puts in order.
+"""Signals that ask a run to end.
+
+The first one interrupts the run. Further ones do not disturb it while it writes its record.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# Ctrl-C; a batch system, a container; a terminal that is closed
+# Sent by Ctrl-C; by a batch system or a container; by a terminal that is closed.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ending:
-    """What has been heard."""
+    """The first signal that arrived, and whether one may interrupt now."""
 
     def __init__(self) -> None:
         self.heard: signal.Signals | None = None
-        self.settling = False  # the record is being written: nothing may interrupt that
+        self.settling = False  # True while the record is written: no signal interrupts that
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         first, self.heard = self.heard is None, self.heard or signal.Signals(number)
@@ -29,21 +30,18 @@ class Ending:
 
     @property
     def reason(self) -> str:
-        return (
-            "interrupted"
-            if self.heard in (None, signal.SIGINT)
-            else f"interrupted by {self.heard.name}"
-        )
+        if self.heard in (None, signal.SIGINT):
+            return "interrupted"
+        return f"interrupted by {self.heard.name}"
 
 
 @contextmanager
 def ending() -> Iterator[Ending]:
-    """Meanwhile each of these signals is an interruption (KeyboardInterrupt), and only the first of
-    them.
+    """Turn the first of these signals inside the block into a KeyboardInterrupt; ignore the rest.
 
-    Where a person's program has a handler of its own, or ignores the signal (`nohup`), it stays as
-    it is; and only a program's main thread can have handlers at all. Inside another `ending` it is
-    the same one.
+    Signals that the user's program handles itself or ignores (`nohup`) are left alone. Only the
+    main thread can set handlers; in other threads this does nothing. A nested block shares the
+    state of the outer one.
     """
     if (outer := _current()) is not None:
         try:
@@ -66,21 +64,22 @@ def ending() -> Iterator[Ending]:
 
 
 def ignore() -> None:
-    """From now on none of them has an effect: the process is about to end."""
+    """Ignore all these signals from now on: the process is about to end."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _current() -> Ending | None:
-    """The one that this process is in already."""
+    """Return the state of the `ending` block that this process is in; None outside one."""
     owners = [getattr(signal.getsignal(number), "__self__", None) for number in ENDING]
     return next((owner for owner in owners if isinstance(owner, Ending)), None)
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Signals that come meanwhile take effect afterwards: an import of PyTorch that is interrupted
-    leaves half of it behind.
+    """Delay signals until the end of the block.
+
+    For imports of PyTorch, which cannot be repeated after an interruption.
     """
     state = Ending()
     state.settling = True

@@ -1,5 +1,6 @@
-"""A batch script for Slurm: `srun` starts one process per task, and each finds its seat in Slurm's
-variables (seat.py).
+"""Write a batch script for Slurm.
+
+Its `srun` starts one process per task, which finds its seat in Slurm's variables (seat.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WORD = re.compile(r"[\w.,@+-]+")
 
 @dataclass(frozen=True)
 class Allocation:
-    """What Slurm is asked for."""
+    """The resources that a job asks Slurm for."""
 
     nodes: int = 1
     tasks_per_node: int = 1
@@ -36,17 +37,17 @@ class Allocation:
     def __post_init__(self) -> None:
         for name in ("nodes", "tasks_per_node", "cpus_per_task"):
             if (given := getattr(self, name)) is not None and given < 1:
-                raise BadRequest(f"--{name.replace('_', '-')} {given}: it takes at least 1")
+                raise BadRequest(f"--{name.replace('_', '-')} {given}: it must be 1 or more")
         if self.time is not None and not TIME.fullmatch(self.time):
             raise BadRequest(
-                f"--time {self.time!r} is none that Slurm reads: minutes (90), hours (1:30:00),"
-                " days (2-12:00:00)"
+                f"--time {self.time!r} is not a time limit of Slurm: write minutes (90), hours"
+                " (1:30:00) or days (2-12:00:00)"
             )
         for name in ("partition", "job_name"):
             if (word := getattr(self, name)) is not None and not WORD.fullmatch(word):
                 raise BadRequest(
-                    f"--{name.replace('_', '-')} {word!r}: one word of letters, digits and . , @"
-                    " + - _"
+                    f"--{name.replace('_', '-')} {word!r}: it must be one word of letters, digits"
+                    " and . , @ + - _"
                 )
 
     @property
@@ -58,6 +59,7 @@ class Allocation:
         return f"{_count(self.nodes, 'node')} with {_count(self.tasks_per_node, 'task')}{each}"
 
     def lines(self) -> list[str]:
+        """Return the #SBATCH lines of a batch script."""
         asked = {
             "job-name": self.job_name,
             "nodes": self.nodes,
@@ -77,18 +79,18 @@ def batch_script(
     path: str | None = None,
     own_threads: bool = False,
 ) -> str:
-    """`command` is `train ...`, or a Python script with its arguments; `path` is put in front of
-    PATH, before `setup`.
+    """Return the script that runs `command` on every task.
 
-    `own_threads`: the options of `train` say how many, here or in a file. Otherwise a process has
-    as many as it has cores.
+    `command`: `train ...`, or a Python script with its arguments. `setup`: lines to run before it.
+    `path`: put in front of PATH, before `setup` runs. `own_threads`: the options of `train` set the
+    number of threads; otherwise a process has as many as the cores of its task.
     """
     if not command:
         raise BadRequest(
-            "nothing to run: after the options write a script, or train and its options"
+            "no command was given: write a script, or train and its options, after the options"
         )
     if command[0] == "train":
-        # its own count would be of the cores of all
+        # `train` alone would count the cores of all tasks on the node.
         threads = [] if own_threads else ["--threads", '"$OMP_NUM_THREADS"']
         words = ["paceline", *(shlex.quote(word) for word in command), *threads]
     else:
@@ -110,9 +112,7 @@ def batch_script(
 
 
 def check(options: Mapping[str, Any], allocation: Allocation) -> None:
-    """Whether a run with these options can be on that many tasks: what would fail there is refused
-    here.
-    """
+    """Refuse options of `train` that would fail on the allocation, before the job is queued."""
     given = options.get("workers")
     seat = Seat("srun", 0, allocation.tasks, 0, allocation.tasks_per_node)
     fitted = seat.fit({k: v for k, v in options.items() if k != "workers"})
@@ -130,17 +130,16 @@ def check(options: Mapping[str, Any], allocation: Allocation) -> None:
     if most is not None and workers > most and not options.get("resume"):
         raise BadRequest(
             f"strategy {strategy.name} runs {_count(most, 'worker')}, and {allocation} are"
-            f" {workers}: --strategy allreduce?"
+            f" {workers}: choose another, such as --strategy allreduce"
         )
 
 
 def save(script: str, file: str, force: bool = False) -> None:
+    """Write the script to a file; replace an existing one only with `force`."""
     path = Path(file)
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise BadRequest(
-            f"{file} cannot be written: "
-            + ("it is a folder" if path.is_dir() else "there is no such folder")
-        )
+        reason = "it is a folder" if path.is_dir() else "there is no such folder"
+        raise BadRequest(f"{file} cannot be written: {reason}")
     if path.exists() and not force:
         raise BadRequest(
             f"{file} exists already: write to another file, or replace it with --force"
