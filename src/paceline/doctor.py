@@ -50,7 +50,7 @@ def _gloo() -> Finding:
     from paceline.errors import PacelineError
     from paceline.transport.base import Rendezvous
     from paceline.transport.c10d.gloo import GlooTransport
-    from paceline.transport.c10d.transport import open_store
+    from paceline.transport.c10d.store import open_store
 
     try:
         store = open_store("127.0.0.1", 0, MEET_S)
@@ -93,7 +93,7 @@ def _privacy() -> Finding:
 
 def _shared_memory() -> Finding:
     from paceline.errors import PacelineError
-    from paceline.transport.shm.transport import SharedBytes, ShmTransport
+    from paceline.transport.shm import SharedBytes, ShmTransport
 
     if not ShmTransport.available():
         return Finding(

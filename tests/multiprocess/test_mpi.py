@@ -21,7 +21,7 @@ from paceline.errors import TransportError, WorkerFailed
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import collectives
 from paceline.transport.base import Rendezvous, Transport
-from paceline.transport.c10d.transport import connect_store
+from paceline.transport.c10d.store import connect_store
 from paceline.transport.mpi.transport import MpiTransport
 
 pytestmark = pytest.mark.skipif(

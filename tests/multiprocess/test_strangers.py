@@ -43,7 +43,7 @@ from paceline.launch.script import launch
 from paceline.launch.seat import Seat, find
 from paceline.launch.secret import secret_of
 from paceline.record.machine import cores
-from paceline.transport.c10d.transport import open_store
+from paceline.transport.c10d.store import open_store
 from paceline.transport.mpi.transport import MpiTransport
 
 BIN = Path(sys.executable).parent

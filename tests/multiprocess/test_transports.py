@@ -282,7 +282,7 @@ def test_ranks_that_bring_different_things_are_told_so(name: str, collective: st
             return "no error"
 
         for said in on_processes(name, 3, body, end_together=False):
-            assert "do not ask for the same thing" in said or "meta" in said, (what, said)
+            assert "call different operations" in said or "meta" in said, (what, said)
             if what == "length":
                 assert "rank 0" in said
                 assert "10 float32" in said
@@ -314,7 +314,7 @@ def test_shm_asks_for_no_more_than_there_is() -> None:
         return "no error"
 
     (said,) = on_processes("shm", 1, body)
-    assert "bytes is not to be had" in said
+    assert "bytes of shared memory are not available" in said
 
 
 @EACH

@@ -1,3 +1,1 @@
-"""What goes wrong on purpose: for tests, for studies of stragglers and slow networks. One file
-each.
-"""
+"""Injected faults, for tests and for studies of stragglers and slow networks. One file each."""

@@ -1,4 +1,4 @@
-"""A fault hooks into a run at three places; each has a default that does nothing."""
+"""The interface of faults: three hooks into a run, each with a default that does nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Fault:
     name: ClassVar[str]
 
     def wrap(self, transport: Transport) -> Transport:
-        """Put something between the run and its transport."""
+        """Return the transport that the run uses instead of this one."""
         return transport
 
     def before_step(self, step: int, transport: Transport) -> None:
-        """Before step `step` (counted from 1) of this rank."""
+        """Called before step `step` (counted from 1) of this rank."""
         return
 
     def after_compute(self, seconds: float, transport: Transport) -> None:
-        """After a forward and backward pass that took `seconds`."""
+        """Called after a forward and backward pass that took `seconds`."""
         return

@@ -1,4 +1,4 @@
-"""A worker that dies at a step, or whose connection breaks there."""
+"""A worker that is killed before a step, or that loses its connections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Die(Fault):
 @faults.register("drop")
 @dataclass
 class Drop(Fault):
-    """One worker's connections break before a step; its process goes on."""
+    """One worker loses its connections before a step; its process continues."""
 
     rank: Annotated[int, "which worker"] = 0
     step: Annotated[int, "before this step, counted from 1"] = 1

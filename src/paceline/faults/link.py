@@ -1,4 +1,4 @@
-"""A slow network between the workers: every rank's link has a bandwidth and a latency."""
+"""A slow network between the ranks: every rank's link has a bandwidth and a latency."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ class Link(Fault):
 
 
 class SlowLink(Wrapper):
-    """Sending takes as long as the link needs. A native all-reduce takes as long as a ring would
-    over such links.
-    """
+    """Delays each send by the link's time. A native all-reduce takes as long as a ring would."""
 
     name = "slow-link"
 

@@ -1,4 +1,4 @@
-"""A slow worker: its compute time times a factor."""
+"""A slow worker: its compute time is multiplied by a factor."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.transport.base import Transport
 @faults.register("slow")
 @dataclass
 class Slow(Fault):
-    """One worker computes so many times as long, in proportion to its samples."""
+    """One worker's compute time is multiplied by a factor."""
 
     rank: Annotated[int, "which worker"] = 0
     factor: Annotated[float, "its compute time is multiplied by this"] = 2.0
 
     def __post_init__(self) -> None:
         if not self.factor >= 1:
-            raise BadRequest(f"fault slow: factor={self.factor:g}: 1 or more")
+            raise BadRequest(f"fault slow: factor={self.factor:g}: it must be 1 or more")
 
     def after_compute(self, seconds: float, transport: Transport) -> None:
         if transport.rank == self.rank:

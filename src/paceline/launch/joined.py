@@ -30,7 +30,7 @@ from paceline.launch.store import MEET_S, Place, find_place
 from paceline.request.job import Job
 from paceline.request.session import Session
 from paceline.transport.base import Rendezvous, Transport
-from paceline.transport.c10d.transport import first_line
+from paceline.transport.c10d.store import first_line
 
 # The store is polled, because a wait inside PyTorch's store blocks signals, and torchrun signals
 # ranks to end before it starts them again.

@@ -17,7 +17,7 @@ from paceline.launch.processes import dying_with_parent
 from paceline.launch.seat import find
 from paceline.launch.secret import SECRET
 from paceline.record.machine import cores
-from paceline.transport.c10d.transport import store_on
+from paceline.transport.c10d.store import store_on
 
 END_S = 3.0  # between asking a rank to end (SIGTERM) and killing it
 

@@ -22,7 +22,7 @@ from paceline.launch.processes import end_processes, obey_parent
 from paceline.launch.seat import Seat
 from paceline.testbed.hosts import LAUNCHER, Testbed
 from paceline.transport.base import Rendezvous
-from paceline.transport.c10d.transport import first_line, open_store
+from paceline.transport.c10d.store import first_line, open_store
 from paceline.transport.mpi.transport import load as load_mpi
 
 MEET_S = 300.0  # ranks read their data before they meet, and some disks are slow

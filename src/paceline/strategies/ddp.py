@@ -17,7 +17,7 @@ from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy
-from paceline.transport.c10d.transport import LONG
+from paceline.transport.c10d.store import LONG
 from paceline.types import Batch, ReplicaLike
 
 

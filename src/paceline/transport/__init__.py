@@ -1,3 +1,1 @@
-"""Moving bytes between ranks. One file or folder per way; metering is a wrapper around any
-of them.
-"""
+"""Transports move bytes between ranks: one file or folder each. `Metered` wraps any of them."""

@@ -1,4 +1,4 @@
-"""One rank: what a program that was not started by a launcher gets, so that it runs as it is."""
+"""The transport of a program that no launcher started: one rank, so that it runs unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.transport.base import Op, Transport, Work
 
 
 class Alone(Transport):
-    """Nobody to talk to."""
+    """A world of one rank: collectives return at once."""
 
     name = "alone"
     native = frozenset({"all_reduce", "broadcast"})
@@ -21,10 +21,10 @@ class Alone(Transport):
         super().__init__(0, 1, deadline_s)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
-        raise TransportError(f"there is no rank {to}: this is the only one")
+        raise TransportError(f"there is no rank {to}: this run has one rank")
 
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        raise TransportError(f"there is no rank {source}: this is the only one")
+        raise TransportError(f"there is no rank {source}: this run has one rank")
 
     def barrier(self) -> None:
         return

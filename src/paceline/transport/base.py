@@ -1,4 +1,4 @@
-"""What every transport can do: narrow on purpose."""
+"""The interface of all transports."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ AGREEMENT_TAG, AGREEMENT_BYTES, ASSEMBLY_TAG = 99, 160, 98
 
 
 class Work(Protocol):
-    """Something under way."""
+    """A send or receive that has started."""
 
     def wait(self) -> None: ...
 
 
 class Message(Work, Protocol):
-    """A message that is made once and sent or received often: start, wait, start, wait."""
+    """A message that is prepared once and then sent or received often: start, wait, start, wait."""
 
     def start(self) -> None: ...
 
 
 class Again:
-    """A message made anew each time."""
+    """A `Message` that makes a new send or receive at each start."""
 
     def __init__(self, begin: Callable[[], Work]) -> None:
         self._begin = begin
@@ -57,28 +57,26 @@ class Rendezvous:
     host: str
     port: int
     deadline_s: float
-    generation: int = 0  # counts up when a group is formed anew
-    own: str | None = None  # this rank's own address, where that is not the store's host
-    alone: bool = False  # on a host of its own: what that host sends and receives is this rank's
-    watched: bool = (
-        False  # whether a rank that ends is noticed at once: then a wait for a slow one goes on
-    )
+    generation: int = 0  # counts how often the group has been formed
+    own: str | None = None  # this rank's address, if it differs from the store's host
+    alone: bool = False  # no other rank runs on this host, so the host's traffic is this rank's
+    watched: bool = False  # a rank's end is noticed at once, so waits for slow ranks have no limit
 
 
 class Transport(ABC):
-    """Ranks 0..size-1. A rank that is gone is `PeerLost`; one that is slow is waited for, and told
-    after `deadline_s`.
+    """Moves tensors between ranks 0..size-1.
+
+    A wait for a rank that has ended raises `PeerLost`. A wait for a slow rank goes on, and is
+    reported to the user after `deadline_s`.
     """
 
     name: ClassVar[str]
     runs_as: ClassVar[Literal["processes", "threads"]] = "processes"
-    native: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # the collectives that the library behind it brings along
-    shares_memory: ClassVar[bool] = False  # `share` works: ranks are on one host
+    native: ClassVar[frozenset[str]] = frozenset()  # collectives of the library behind it
+    shares_memory: ClassVar[bool] = False  # whether `share` works: the ranks are on one host
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # whose memory it can read
     store: Any = None  # torch.distributed's store, where there is one
-    tolerant: bool = False  # one who waits for a rank does not care that another has died
+    tolerant: bool = False  # while waiting for one rank, ignore the death of others
 
     def __init__(
         self,
@@ -93,17 +91,17 @@ class Transport(ABC):
 
     @property
     def kind(self) -> str:
-        """The name of what moves the bytes in the end, below all wrappers."""
+        """The name of the transport below all wrappers."""
         return self.name
 
     @classmethod
     def available(cls) -> bool:
-        """Whether this machine has what it takes."""
+        """Whether this host has all that the transport requires."""
         return cls.missing() is None
 
     @classmethod
     def missing(cls) -> str | None:
-        """What this machine lacks for it, and how to get it; None when it has it all."""
+        """What this host lacks for the transport, and how to get it; None: nothing is missing."""
         return None
 
     @classmethod
@@ -117,7 +115,7 @@ class Transport(ABC):
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work: ...
 
     def sending(self, tensor: Tensor, to: int) -> Message:
-        """A message of this tensor that can be sent again and again."""
+        """Prepare a message that sends the tensor's content at each start."""
         return Again(lambda: self.isend(tensor, to))
 
     def receiving(self, tensor: Tensor, source: int) -> Message:
@@ -130,16 +128,17 @@ class Transport(ABC):
         self.irecv(tensor, source, tag).wait()
 
     def c10d(self) -> str:
-        """torch.distributed's name for the backend that DistributedDataParallel is to talk over."""
+        """torch.distributed's name for the backend that DistributedDataParallel uses."""
         return "gloo"
 
     def together(self) -> AbstractContextManager[Any]:
-        """What is sent and received inside starts at once (a library may need to be told)."""
+        """Start all sends and receives of the `with` block together, where a library needs that."""
         return nullcontext()
 
     def agree(self, what: str) -> None:
-        """All ranks say what they are about to do; unless all say the same, all raise. Not counted
-        as payload.
+        """Raise on all ranks unless all give the same description of what they are about to do.
+
+        The metered payload does not include it.
         """
         own = torch.zeros(AGREEMENT_BYTES, dtype=torch.uint8)
         text = what.encode()[:AGREEMENT_BYTES]
@@ -153,23 +152,27 @@ class Transport(ABC):
         expect_one([bytes(h.tolist()).rstrip(b"\0").decode(errors="replace") for h in heard])
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        """The index of one that is through (or whose peer is gone: its `wait` says so); None when
-        patience ends first.
+        """Wait until one of the works is complete and return its index; None after `patience_s`.
+
+        A work whose peer has ended counts as complete: its `wait` raises.
         """
         raise TransportError(f"transport {self.name} cannot wait for one message out of several")
 
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """The root's memory, here: what `allocate` gave to all ranks in the same order."""
+        """The root's memory behind `tensor`, mapped by this rank.
+
+        All ranks must have made the same calls of `allocate`, in the same order.
+        """
         raise BadRequest(
-            f"transport {self.kind} has no memory that ranks share: it takes one host and"
+            f"transport {self.kind} has no memory that ranks share; on one host, use"
             " --transport shm"
         )
 
     def assemble(self, ranks: Sequence[int], survivors_suffice: bool = False) -> tuple[int, ...]:
-        """A barrier of these ranks without a deadline, for ranks that come when they are done. Who
-        is there, the same on all.
+        """Wait for these ranks without a deadline; return the ranks that came, the same on all.
 
-        The first of them collects. A rank that is gone ends it for all, unless survivors suffice.
+        The first rank collects the others' messages. A rank that has ended raises `PeerLost` on
+        all of them, unless `survivors_suffice`.
         """
         first, word = ranks[0], torch.zeros(self.size)
         if self.rank != first:
@@ -196,28 +199,30 @@ class Transport(ABC):
         return here
 
     def _await_one(self, works: Sequence[Work], what: str) -> int:
-        """The index of one that is through, however long it takes; who is slow is told."""
+        """The index of a complete work, however long that takes; slow ranks are reported."""
         with self.patience.waiting(what, gives_up=False) as look:
             while (which := self.wait_any(works, self.patience.post_s)) is None:
                 look()
         return which
 
     def side(self, label: str) -> Transport:
-        """The same ranks over channels of their own, for another kind of traffic; called by all
-        ranks.
+        """A transport over the same ranks with separate channels, for another kind of traffic.
+
+        All ranks must call it.
         """
         raise BadRequest(
-            f"transport {self.kind} has one channel only: it takes processes (shm, gloo, mpi)"
+            f"transport {self.kind} has one channel only; use --transport shm, gloo or mpi"
         )
 
     def twin(self) -> Transport:
-        """The same channels, for another thread of this rank: one thread sends, the other
-        receives.
+        """A transport over the same channels, for a second thread of this rank.
+
+        One thread sends, the other receives.
         """
         return self
 
     def pause(self) -> None:
-        """A moment in which others may run, where ranks take turns."""
+        """Let other ranks run, where ranks take turns (inproc)."""
         return
 
     @abstractmethod
@@ -225,10 +230,13 @@ class Transport(ABC):
 
     @abstractmethod
     def group(self, ranks: Sequence[int]) -> Transport:
-        """These ranks only, numbered from 0 in this order; called by its members only."""
+        """A transport over these ranks only, numbered from 0 in this order.
+
+        Only its members call it.
+        """
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
-        """Through rank 0, where the library behind it has nothing better."""
+        """All-reduce through rank 0. Transports with a better way override it."""
         if self.rank == 0:
             other = torch.empty_like(tensor)
             for peer in range(1, self.size):
@@ -246,35 +254,34 @@ class Transport(ABC):
             self.recv(tensor, root)
 
     def all_reduce_bytes(self, length: int, itemsize: int) -> tuple[int, int, int]:
-        """What this rank sends and receives in its own all-reduce, and in how many messages: a
-        ring's, the least possible.
+        """Bytes that this rank sends and receives in `all_reduce`, and the number of messages.
+
+        They are counted as a ring's, the least possible.
         """
         return (*ring_bytes(length, itemsize, self.rank, self.size), 2 * (self.size - 1))
 
     def adds(self, dtype: torch.dtype) -> bool:
-        """Whether its own all-reduce can add such numbers."""
+        """Whether `all_reduce` can add numbers of this type."""
         return True
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for a flat buffer that will be exchanged; a transport may have a better place for
-        it.
-        """
+        """A flat buffer of zeros, in memory that this transport can exchange without copies."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def close(self) -> None:
-        """Give back what is held; others learn at once that this rank is gone."""
+        """Release all resources; peers notice at once that this rank has left."""
         return
 
 
 def expect_one(said: Sequence[str]) -> None:
-    """All ranks said the same."""
+    """Raise unless all ranks said the same."""
     if len(set(said)) > 1:
         told = "; ".join(f"rank {rank}: {words}" for rank, words in enumerate(said))
-        raise TransportError(f"the ranks do not ask for the same thing ({told})")
+        raise TransportError(f"the ranks call different operations ({told})")
 
 
 def wording(operation: str, tensor: Tensor) -> str:
-    """What a rank brings to a collective, for `agree`."""
+    """A description of a rank's call of a collective, for `agree`."""
     layout = "" if tensor.is_contiguous() else ", not contiguous"
     return (
         f"{operation} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')} on"
@@ -292,10 +299,10 @@ def check_tensor(tensor: Tensor, transport: Transport) -> None:
 
 
 def ring_bytes(length: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
-    """What `rank` sends and receives in a chunked ring all-reduce: 2(P-1) * bytes, summed over
-    ranks.
+    """Bytes that `rank` sends and receives in a chunked ring all-reduce.
 
-    It passes on every chunk but one in each of the two halves.
+    Summed over the ranks they are 2(P-1) times the buffer. In each of the two halves a rank sends
+    all chunks but one.
     """
     if size == 1:
         return 0, 0
@@ -312,7 +319,9 @@ def ring_bytes(length: int, itemsize: int, rank: int, size: int) -> tuple[int, i
 def check_ranks(ranks: Sequence[int], size: int, own: int) -> tuple[int, ...]:
     members = tuple(ranks)
     if len(set(members)) != len(members) or not all(0 <= r < size for r in members):
-        raise TransportError(f"a group of ranks {members}: they must be different and below {size}")
+        raise TransportError(
+            f"a group of ranks {members}: ranks must be different, from 0 to {size - 1}"
+        )
     if own not in members:
-        raise TransportError(f"rank {own} is not in the group {members} that it asks for")
+        raise TransportError(f"rank {own} asks for the group {members}, which does not contain it")
     return members

@@ -1,9 +1,9 @@
 """Ranks as threads of one process, one running at a time: every run can be repeated exactly.
 
-A baton is passed: only its holder runs, it is handed over at transport calls and nowhere else, and
-a seeded scheduler chooses who is next. So asynchronous strategies are repeatable too, and a test
-that varies the scheduler's seed explores their interleavings. A deadlock is seen at once: nobody
-can take the baton.
+Only the thread that holds the baton runs. It hands the baton over at transport calls and nowhere
+else, and a seeded scheduler chooses the next thread. So asynchronous strategies are repeatable too,
+and a test that varies the scheduler's seed explores their interleavings. A deadlock is detected at
+once: no thread is able to take the baton.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ Ready = Callable[[], bool]
 
 
 class Baton:
-    """One thread at a time. Each has its own default random state, swapped when the baton changes
-    hands.
-    """
+    """Lets one thread run at a time. Each thread has its own state of the default generators."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -40,15 +38,15 @@ class Baton:
         self._aborted = False
 
     def choose(self, count: int) -> int:
-        """One of several things that could happen now: the seed decides."""
+        """Choose one of `count` events that could happen now, by the seed."""
         return self._random.randrange(count)
 
     def abort(self) -> None:
-        """Whoever gets the baton from now on ends."""
+        """From now on every thread that gets the baton raises."""
         self._aborted = True
 
     def join(self, who: int) -> None:
-        """Called for everybody before anybody runs."""
+        """Add a thread. All threads must be added before the first one runs."""
         self._turns[who] = threading.Semaphore(0)
         self._ready[who] = _always
         self._why[who] = "start"
@@ -57,17 +55,17 @@ class Baton:
         self._pass_on()
 
     def enter(self, who: int) -> None:
-        """The thread's first act: wait for the first turn."""
+        """Wait for the first turn; each thread calls this first."""
         self._turns[who].acquire()
 
     def leave(self, who: int) -> None:
-        """The thread's last act, whatever happened."""
+        """Give the baton away for good; each thread calls this last, also after an error."""
         del self._ready[who], self._why[who]
         if self._ready:
             self._pass_on()
 
     def hand_over(self, who: int, ready: Ready, why: str) -> None:
-        """Let somebody run; come back when it is this one's turn and `ready()` holds."""
+        """Let another thread run; return at this thread's next turn once `ready()` holds."""
         self._ready[who], self._why[who] = ready, why
         saved = random_states()
         self._pass_on()
@@ -90,15 +88,15 @@ class Baton:
 
 
 class Hub:
-    """What the ranks of one in-process run share: the baton, the letter boxes, who is gone."""
+    """What the ranks of one in-process run share: the baton, the messages, the ranks that ended."""
 
     def __init__(self, size: int, seed: int = 0, deadline_s: float = 30.0) -> None:
         self.size, self.deadline_s = size, deadline_s
         self.baton = Baton(seed)
-        self.boxes: dict[tuple[Any, ...], deque[Tensor]] = {}
-        self.meetings: dict[tuple[Any, ...], dict[int, Tensor]] = {}
-        self.results: dict[tuple[Any, ...], Tensor | str] = {}  # a string: why there is none
-        self.windows: dict[tuple[Any, ...], Tensor] = {}
+        self.messages: dict[tuple[Any, ...], deque[Tensor]] = {}  # sent, not received yet
+        self.brought: dict[tuple[Any, ...], dict[int, Tensor]] = {}  # to a collective, by rank
+        self.results: dict[tuple[Any, ...], Tensor | str] = {}  # a string: the error
+        self.shared: dict[tuple[Any, ...], Tensor] = {}
         self.gone: set[int] = set()
         for rank in range(size):
             self.baton.join(rank)
@@ -107,7 +105,7 @@ class Hub:
         return InprocTransport(self, rank, tuple(range(self.size)))
 
     def run(self, body: Callable[[InprocTransport], Any]) -> list[Any]:
-        """`body(transport)` on every rank; returns what each returned or raised."""
+        """Run `body(transport)` on every rank; return what each rank returned or raised."""
         results: list[Any] = [None] * self.size
         ended = threading.Semaphore(0)
 
@@ -115,7 +113,7 @@ class Hub:
             self.baton.enter(rank)
             try:
                 results[rank] = body(self.transport(rank))
-            except BaseException as error:  # reported to the caller, rank by rank
+            except BaseException as error:  # the caller gets it as this rank's result
                 results[rank] = error
             finally:
                 self.gone.add(rank)
@@ -129,13 +127,12 @@ class Hub:
         before = random_states()
         for t in threads:
             t.start()
-        # Not Thread.join: interrupted by Ctrl-C, it takes a running thread for a finished one
-        # (Python 3.11).
+        # Not Thread.join: after Ctrl-C it takes a running thread for a finished one (Python 3.11).
         try:
             self.baton.start()
             for _ in threads:
                 ended.acquire()
-        except BaseException:  # Ctrl-C arrives here: nobody may go on behind the caller's back
+        except BaseException:  # Ctrl-C arrives here: stop all ranks before the caller goes on
             self.baton.abort()
             until = time.monotonic() + self.deadline_s
             while len(self.gone) < self.size and time.monotonic() < until:
@@ -160,7 +157,7 @@ class InprocTransport(Transport):
     ) -> None:
         super().__init__(members.index(rank), len(members), hub.deadline_s)
         self._hub, self._world_rank, self._members = hub, rank, members
-        self._place = (*place, members)  # two groups of the same members do not hear each other
+        self._place = (*place, members)  # separates the messages of groups with the same members
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._calls = 0
 
@@ -168,7 +165,7 @@ class InprocTransport(Transport):
         target = self._members[to]
         if target in self._hub.gone:
             raise PeerLost(target)
-        self._hub.boxes.setdefault((self._place, self._world_rank, target, tag), deque()).append(
+        self._hub.messages.setdefault((self._place, self._world_rank, target, tag), deque()).append(
             tensor.detach().clone()
         )
         self._yield(_always, "its turn")
@@ -186,17 +183,17 @@ class InprocTransport(Transport):
         return ready[self._hub.baton.choose(len(ready))]
 
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
-        hub, key = self._hub, (self._place, "window", self._calls)
+        hub, key = self._hub, (self._place, "share", self._calls)
         if self.rank == root:
-            hub.windows[key] = tensor
+            hub.shared[key] = tensor
         self.barrier()
-        return hub.windows[key]
+        return hub.shared[key]
 
     def pause(self) -> None:
         self._yield(_always, "a pause")
 
     def barrier(self) -> None:
-        self._meet(torch.zeros(0), "barrier")
+        self._combine(torch.zeros(0), "barrier")
 
     def group(self, ranks: Sequence[int]) -> InprocTransport:
         members = check_ranks(ranks, self.size, self.rank)
@@ -208,32 +205,34 @@ class InprocTransport(Transport):
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
         if self.size > 1:
-            tensor.copy_(self._meet(tensor, f"all_reduce {op}", lambda parts: _reduced(parts, op)))
+            tensor.copy_(
+                self._combine(tensor, f"all_reduce {op}", lambda tensors: _reduced(tensors, op))
+            )
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         if self.size > 1:
-            tensor.copy_(self._meet(tensor, "broadcast", lambda parts: parts[root]))
+            tensor.copy_(self._combine(tensor, "broadcast", lambda tensors: tensors[root]))
 
     def _yield(self, ready: Ready, why: str) -> None:
         self._hub.baton.hand_over(self._world_rank, ready, why)
 
-    def _meet(
+    def _combine(
         self, tensor: Tensor, what: str, combine: Callable[[list[Tensor]], Tensor] | None = None
     ) -> Tensor:
-        """All members bring a tensor; the last to come combines them, in rank order, for all."""
+        """The combination of all ranks' tensors, which the last rank to call makes in rank order."""
         hub, key = self._hub, (self._place, self._calls)
         self._calls += 1
-        brought = hub.meetings.setdefault(key, {})
+        brought = hub.brought.setdefault(key, {})
         brought[self.rank] = tensor.detach().clone()
         if len(brought) == self.size:
-            parts = [brought[r] for r in range(self.size)]
-            if len({(p.shape, p.dtype) for p in parts}) > 1:
+            tensors = [brought[r] for r in range(self.size)]
+            if len({(t.shape, t.dtype) for t in tensors}) > 1:
                 told = ", ".join(
-                    f"rank {r}: {tuple(p.shape)} {p.dtype}" for r, p in enumerate(parts)
+                    f"rank {r}: {tuple(t.shape)} {t.dtype}" for r, t in enumerate(tensors)
                 )
                 hub.results[key] = f"{what}: the ranks brought different tensors ({told})"
             else:
-                hub.results[key] = combine(parts) if combine else parts[0]
+                hub.results[key] = combine(tensors) if combine else tensors[0]
 
         def lost() -> int | None:
             return next(
@@ -246,7 +245,7 @@ class InprocTransport(Transport):
         result = hub.results[key]
         brought.pop(self.rank)
         if not brought:
-            del hub.meetings[key], hub.results[key]
+            del hub.brought[key], hub.results[key]
         if isinstance(result, str):
             raise TransportError(result)
         return result
@@ -264,30 +263,30 @@ class _Receive:
 
     def ready(self) -> bool:
         hub = self._transport._hub
-        return bool(hub.boxes.get(self._key)) or self._source in hub.gone
+        return bool(hub.messages.get(self._key)) or self._source in hub.gone
 
     def wait(self) -> None:
         hub = self._transport._hub
         self._transport._yield(self.ready, f"a message from rank {self._source}")
-        box = hub.boxes.get(self._key)
-        if not box:
+        messages = hub.messages.get(self._key)
+        if not messages:
             raise PeerLost(self._source)
-        letter = box.popleft()
-        if letter.shape != self._tensor.shape or letter.dtype != self._tensor.dtype:
+        sent = messages.popleft()
+        if sent.shape != self._tensor.shape or sent.dtype != self._tensor.dtype:
             raise TransportError(
-                f"rank {self._source} sent {tuple(letter.shape)} {letter.dtype}; "
+                f"rank {self._source} sent {tuple(sent.shape)} {sent.dtype}; "
                 f"{tuple(self._tensor.shape)} {self._tensor.dtype} was expected"
             )
-        self._tensor.copy_(letter)
+        self._tensor.copy_(sent)
 
 
-def _reduced(parts: list[Tensor], op: Op) -> Tensor:
-    total = parts[0].clone()
-    for part in parts[1:]:
+def _reduced(tensors: list[Tensor], op: Op) -> Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
         if op == "sum":
-            total += part
+            total += tensor
         else:
-            (torch.maximum if op == "max" else torch.minimum)(total, part, out=total)
+            (torch.maximum if op == "max" else torch.minimum)(total, tensor, out=total)
     return total
 
 

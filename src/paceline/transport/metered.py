@@ -1,6 +1,4 @@
-"""Bytes, messages and seconds per phase, kind of operation and peer: a wrapper around any
-transport.
-"""
+"""A wrapper that counts a transport's bytes, messages and seconds by phase, operation and peer."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class Meter:
         self.phase: Phase = "setup"
         self.tallies: dict[tuple[Phase, str, int], Tally] = {}
         self.totals: dict[Phase, Tally] = {phase: Tally() for phase in PHASES}
-        # False once something was exchanged whose time nobody can see (inside a backward pass)
+        # False once the time of an exchange could not be measured (DDP's, in the backward pass).
         self.times_known = True
 
     def add(
@@ -57,14 +55,12 @@ class Meter:
         return self.totals[phase]
 
     def taken(self, phase: Phase) -> Tally:
-        """What has been counted in a phase; counting starts anew."""
+        """Return the totals of a phase and start them anew."""
         tally, self.totals[phase] = self.totals[phase], Tally()
         return tally
 
     def described(self) -> list[dict[str, Any]]:
-        """Every counter, for the record: per phase, kind of operation and peer (-1: all of
-        them).
-        """
+        """Every counter, for the record: by phase, operation and peer (-1: all peers)."""
         return [
             {"phase": phase, "operation": operation, "peer": peer, **asdict(tally)}
             for (phase, operation, peer), tally in sorted(self.tallies.items())
@@ -80,10 +76,11 @@ class Meter:
 
 
 class Metered(Wrapper):
-    """Counts, then lets the transport inside do it.
+    """Counts what the transport inside does.
 
-    The bytes of a native all-reduce are those of a ring: 2(P-1) times the buffer over all ranks,
-    the least that any all-reduce can move. A broadcast is counted as the root sending to each.
+    The bytes of a native all-reduce are counted as a ring's: 2(P-1) times the buffer over all
+    ranks, the least that any all-reduce can move. A broadcast is counted as one message from the
+    root to each other rank.
     """
 
     name = "metered"
@@ -98,14 +95,14 @@ class Metered(Wrapper):
         )
 
     def send_note(self, tensor: Tensor, to: int) -> Work:
-        """A few numbers that go along with the payload: their time counts, their bytes do not."""
+        """Send a few numbers that accompany the payload: only their time is counted."""
         return _Timed(self.inner.isend(tensor, to, NOTE_TAG), self.meter, "note", to)
 
     def recv_note(self, tensor: Tensor, source: int) -> Work:
         return _Timed(self.inner.irecv(tensor, source, NOTE_TAG), self.meter, "note", source)
 
     def expect(self, tensor: Tensor, source: int) -> Work:
-        """A receive that is made ready long before: its bytes count when it is waited for."""
+        """Start a receive long before its message; its bytes are counted by `wait`."""
         return _Timed(self.inner.irecv(tensor, source), self.meter, "recv", source, tensor.nbytes)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
@@ -151,17 +148,13 @@ class Metered(Wrapper):
         )
 
     def count(self, tally: Tally, seconds: float) -> None:
-        """What was exchanged aside, while something else went on; `seconds` is what was waited for
-        it.
-        """
+        """Count an exchange that overlapped with computing; `seconds`: how long the rank waited."""
         self.meter.add(
             "overlapped", ALL_PEERS, tally.sent_bytes, tally.received_bytes, tally.messages, seconds
         )
 
     def note_all_reduce(self, length: int, itemsize: int) -> None:
-        """Count an all-reduce that happened outside (PyTorch's DDP does its own); its time cannot
-        be told apart.
-        """
+        """Count an all-reduce of PyTorch's DDP, whose time cannot be measured from here."""
         if self.size > 1:
             self.meter.times_known = False
         self._count_all_reduce(length, itemsize, 0.0)
@@ -175,9 +168,7 @@ class Metered(Wrapper):
 
 
 class _Timed:
-    """A work whose waiting is counted; `received` bytes count when it is through, where they were
-    not counted before.
-    """
+    """A work whose waiting time is counted, with `received` bytes that were not counted before."""
 
     def __init__(
         self, work: Work, meter: Meter, operation: str, peer: int, received: int = 0

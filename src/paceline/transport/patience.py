@@ -1,13 +1,12 @@
-"""Waiting for a rank that is slow: it is told, once, and the wait goes on; only a rank that is gone
-ends it.
+"""Waiting for a slow rank: the user is notified once and the wait goes on.
 
-A rank that waits for more than a moment says so on the ranks' common store, and takes it back when
-the wait is over. When a wait has lasted `deadline_s`, the ranks that do not wait themselves are the
-ones that all others wait for, whatever the exchange looks like (in a ring a rank waits for its
-neighbour, who waits for the slow one). The first rank to notice tells it for all.
+A rank that waits for more than `POST_S` posts that on the store, and removes it when the wait is
+over. After `deadline_s` the slow ranks are those that have not posted a wait. That holds for every
+pattern of messages: in a ring a rank waits for its neighbour, which waits for the slow rank. The
+first rank that notices writes the notice for all.
 
-Where nothing would notice that a rank has ended (its host may be gone), a wait ends after
-`deadline_s` with `PeerSlow`.
+Where the end of a rank cannot be noticed (its host may be down), a wait ends after `deadline_s`
+with `PeerSlow`.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from typing import Any
 
 from paceline.errors import PeerSlow, TransportError
 
-# a wait that lasts longer stands on the store: the longest that one rank can be taken for computing
-# by mistake
+# A rank posts a wait that lasts longer. Until then other ranks take it for one that computes.
 POST_S = 1.0
-IDLE_S = 1.0  # after so long without a wait that thread ends
-CLOSE_S = 2.0  # for the thread that watches to end
-LOOK_S = 0.5  # between two looks of the thread that watches calls which block
+IDLE_S = 1.0  # the watching thread ends after so long without a wait
+CLOSE_S = 2.0  # the longest wait for the watching thread to end
+LOOK_S = 0.5  # how often the watching thread looks at a blocking call
 
 
 @dataclass
 class Wait:
     what: str
-    peer: int | None  # of the whole line; None: all of them
+    peer: int | None  # its rank in the world; None: all ranks
     began: float  # by time.monotonic
     idle: bool = False
-    posted: bool = False  # it stands on the store
-    told: bool = False  # it has been decided who tells of it
-    tells: bool = False  # ... and it is this rank
+    posted: bool = False  # the store says that this rank waits
+    told: bool = False  # the ranks have decided which of them writes the notice
+    tells: bool = False  # this rank writes it
 
 
 class Patience:
-    """One rank's, for all transports that it makes of the first one. Its cost is nothing until a
-    wait lasts a second.
+    """Reports one rank's long waits, for all transports that are made from its first one.
+
+    It does nothing until a wait lasts a second.
     """
 
     def __init__(
@@ -55,32 +54,30 @@ class Patience:
         watched: bool = False,
     ) -> None:
         self.rank, self.size, self.deadline_s = rank, size, deadline_s
-        self.watched = watched  # whether a rank that ends is noticed at once
+        self.watched = watched  # whether the end of a rank is noticed at once
         self._connect = connect
-        self._store: Any = (
-            None  # a connection of its own: the rank's other one may be what the wait is about
-        )
+        # A separate connection: the wait may be for an answer on the rank's other one.
+        self._store: Any = None
         self.say: Callable[[str], None] = lambda text: None
         self.name: Callable[[int], str] = lambda rank: f"rank {rank}"
-        self._blocked: Wait | None = None  # in a call that cannot look at the clock itself
+        self._blocked: Wait | None = None  # a wait inside a blocking call of a library
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
     @property
     def post_s(self) -> float:
-        """After so long a wait stands on the store."""
+        """Seconds after which a wait is posted on the store."""
         return min(POST_S, self.deadline_s / 2)
 
     @contextmanager
     def waiting(
         self, what: str, peer: int | None = None, *, gives_up: bool = True, idle: bool = False
     ) -> Iterator[Callable[[], None]]:
-        """A wait in a loop that calls what this gives, again and again. It raises `PeerSlow` where
-        a wait must end.
+        """Give the function that a waiting loop must call again and again.
 
-        `idle`: nothing is held up by it (a server without questions), so it is not told, however
-        long it lasts.
+        It raises `PeerSlow` after the deadline, if `gives_up` and the peer's end cannot be noticed.
+        `idle`: the wait delays no other rank (a server without requests), so it is not reported.
         """
         wait = Wait(what, peer, time.monotonic(), idle)
 
@@ -97,12 +94,9 @@ class Patience:
                 self._take_back(wait)
 
     def enter(self, what: str, peer: int | None = None) -> Wait:
-        """A wait inside one call begins: a thread looks at the clock. The call itself ends it where
-        it must end.
-        """
-        wait = self._blocked = Wait(
-            what, peer, time.monotonic()
-        )  # before the thread is looked for: it may be ending
+        """Begin a wait inside one blocking call, which has its own timeout. A thread watches it."""
+        # Set this before looking at `_watcher`, because that thread may be about to end.
+        wait = self._blocked = Wait(what, peer, time.monotonic())
         if self._watcher is None and self._connect is not None and not self._closed.is_set():
             self._watcher = threading.Thread(target=self._watch, name="patience", daemon=True)
             self._watcher.start()
@@ -114,7 +108,7 @@ class Patience:
             self._take_back(wait)
 
     def close(self) -> None:
-        """No wait will follow."""
+        """End the watching thread; no wait will follow."""
         self._closed.set()
         watcher = self._watcher
         if watcher is not None and watcher is not threading.current_thread():
@@ -123,16 +117,19 @@ class Patience:
             self._store = None
 
     def _watch(self) -> None:
-        """Until a while after the last wait: a process with threads cannot be forked safely."""
+        """Watch blocking calls until a while after the last one.
+
+        The thread does not stay longer, because a process with threads cannot be forked safely.
+        """
         idle_s, nap_s = 0.0, min(LOOK_S, self.post_s / 4)
         while not self._closed.wait(nap_s):
             wait = self._blocked
             idle_s = 0.0 if wait is not None else idle_s + nap_s
             if idle_s > IDLE_S:
-                self._watcher = None  # the next wait starts another, unless it began just now
+                self._watcher = None  # from here on the next wait starts another thread
                 if self._blocked is None:
                     return
-                self._watcher = threading.current_thread()
+                self._watcher = threading.current_thread()  # a wait began just before that
             if wait is not None:
                 self._look(wait, time.monotonic() - wait.began)
                 if self._blocked is not wait and wait.posted:
@@ -141,10 +138,8 @@ class Patience:
     def _look(self, wait: Wait, waited_s: float) -> None:
         if waited_s < self.post_s or self._connect is None:
             return
-        with (
-            self._lock,
-            suppress(RuntimeError, TransportError),
-        ):  # the store is gone with its launcher: nobody is left to tell
+        # Errors: the launcher has ended, and its store with it, so there is no one to notify.
+        with self._lock, suppress(RuntimeError, TransportError):
             if self._closed.is_set():
                 return
             if self._store is None:
@@ -184,7 +179,7 @@ class Patience:
         )
 
     def _posted(self) -> dict[int, bool]:
-        """The ranks that wait, by what stands on the store; whether each is idle."""
+        """The ranks that have posted a wait on the store, and whether each wait is idle."""
         found = {self.rank: False}
         for rank in range(self.size):
             key = f"waits/{rank}"

@@ -1,4 +1,4 @@
-"""A transport around another: passes everything on, and a subclass changes what it is about."""
+"""A transport around another transport: it forwards all calls, and subclasses override some."""
 
 from __future__ import annotations
 

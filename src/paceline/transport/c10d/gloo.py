@@ -1,4 +1,4 @@
-"""Processes over TCP by gloo, PyTorch's library for CPUs."""
+"""Processes over TCP through gloo, PyTorch's library for CPUs."""
 
 from __future__ import annotations
 

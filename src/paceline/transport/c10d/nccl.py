@@ -1,6 +1,4 @@
-"""GPUs by NCCL, NVIDIA's library. Written after torch.distributed's interface; not run where there
-is no CUDA.
-"""
+"""GPUs through NCCL, NVIDIA's library. Not run yet: written to torch.distributed's interface."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ class NcclTransport(ProcessGroupTransport):
     @classmethod
     def missing(cls) -> str | None:
         if not torch.cuda.is_available():
-            return "there is no CUDA device here"
+            return "this host has no CUDA device"
         return None if dist.is_nccl_available() else "this build of PyTorch has no NCCL"
 
     def make_group(self, store: Any) -> Any:
@@ -41,13 +39,13 @@ class NcclTransport(ProcessGroupTransport):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Without this, two ranks that both send first would wait for each other."""
+        """Coalesce: two ranks that both send first would otherwise wait for each other."""
         self._group._start_coalescing(self._device)
         yield
         self._group._end_coalescing(self._device)
 
     def agree(self, what: str) -> None:
-        """Words are bytes of the CPU: they go through the store."""
+        """Compare the descriptions through the store, because NCCL moves GPU tensors only."""
         self._agreements += 1
         store = dist.PrefixStore(f"{self._label}/agree/{self._agreements}", self.store)
         store.set(str(self.rank), what)

@@ -1,11 +1,11 @@
-"""What gloo and NCCL have in common: a process group of torch.distributed, held here, so that
-nothing global is set.
+"""The common part of gloo and NCCL: a process group of torch.distributed.
+
+The transport holds the group itself, so torch.distributed's global state is not touched.
 """
 
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 import time
 from abc import abstractmethod
@@ -27,11 +27,9 @@ from paceline.transport.base import (
     check_tensor,
     wording,
 )
+from paceline.transport.c10d.store import LONG, connect_store, first_line, patience_for
 from paceline.transport.patience import Patience
 
-LONG = timedelta(
-    hours=24
-)  # for whoever waits aside: a server may hear nothing for as long as an evaluation takes
 REDUCE: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
@@ -40,10 +38,10 @@ REDUCE: dict[str, Any] = {
 
 
 class ProcessGroupTransport(Transport):
-    """A subclass says how its process group is made and what its failures look like."""
+    """A subclass defines how its process group is made and how its errors are recognised."""
 
     native = frozenset({"all_reduce", "broadcast"})
-    failure_words: ClassVar[tuple[str, ...]]  # in a RuntimeError, they tell of a broken connection
+    failure_words: ClassVar[tuple[str, ...]]  # a RuntimeError with one of them: connection broken
 
     def __init__(
         self,
@@ -86,9 +84,7 @@ class ProcessGroupTransport(Transport):
 
     @property
     def timeout(self) -> timedelta:
-        """What the library is told: where a rank's end closes its connections, a wait may take as
-        long as it takes.
-        """
+        """The library's timeout: `LONG` where the end of a rank is noticed otherwise."""
         return LONG if self.patience.watched else timedelta(seconds=self.deadline_s)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
@@ -113,8 +109,9 @@ class ProcessGroupTransport(Transport):
             self._guard(lambda: self._group.broadcast(tensor, root).wait())
 
     def _expect_the_same(self, operation: str, tensor: Tensor) -> None:
-        """The library ends the process when ranks bring different lengths: ask before the first
-        call of each kind.
+        """Compare the ranks' calls before the first call of each kind.
+
+        The library ends the process when ranks bring different lengths.
         """
         key = (operation, tensor.numel(), tensor.dtype, tensor.device.type, tensor.is_contiguous())
         if key not in self._agreed:
@@ -123,9 +120,7 @@ class ProcessGroupTransport(Transport):
             self._agreed.add(key)
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        """These libraries say that a message is there only to whoever waits for it: a
-        thread each.
-        """
+        """Wait in one thread per message: these libraries have no call that waits for several."""
         waited = [w for w in works if isinstance(w, _GroupWork)]
         until = time.monotonic() + patience_s if patience_s is not None else None
         with self._arrived:
@@ -181,11 +176,9 @@ class ProcessGroupTransport(Transport):
         what: str = "an exchange",
         aside: bool = False,
     ) -> Any:
-        """The libraries say everything with RuntimeError: sort out who is gone from what took too
-        long.
+        """Call the library and turn its RuntimeError into `PeerLost`, `PeerSlow` or another error.
 
-        `aside`: a thread waits while this rank may be doing something else, so nobody needs to be
-        told.
+        `aside`: a thread waits while this rank may do something else, so the wait is not reported.
         """
         wait = None if aside else self.patience.enter(what, peer)
         try:
@@ -211,7 +204,7 @@ class _GroupWork:
 
     def wait(self) -> None:
         if self._aside:
-            arrived = self._transport._arrived  # a thread waits for it already, and tells here
+            arrived = self._transport._arrived  # a thread waits already and notifies this
             with arrived:
                 arrived.wait_for(lambda: self.over)
             if self._error is not None:
@@ -220,7 +213,7 @@ class _GroupWork:
         self._transport._guard(self._work.wait, self._peer, "a message")
 
     def wait_aside(self, waiters: Waiters, arrived: threading.Condition) -> None:
-        """Let a thread wait for it, and tell."""
+        """Let a thread wait for this work and notify `arrived`."""
         if self._aside:
             return
         self._aside = True
@@ -238,7 +231,7 @@ class _GroupWork:
 
 
 class Waiters:
-    """Threads that wait, used again and again; they end with the process."""
+    """A pool of threads that wait for works. They end with the process."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -253,53 +246,3 @@ class Waiters:
         while True:
             self._tasks.get()()
             self._idle.release()
-
-
-def open_store(host: str, port: int, timeout_s: float) -> Any:
-    """A key-value store that listens on this address and nowhere else ("0.0.0.0": on all of them).
-
-    PyTorch's own store listens on all interfaces, whatever host it is given, unless it is handed a
-    socket.
-    """
-    return store_on(socket.create_server((host, port)), timeout_s)
-
-
-def store_on(listening: socket.socket, timeout_s: float) -> Any:
-    """A key-value store on a socket that listens already."""
-    host, port = listening.getsockname()[:2]
-    timeout = timedelta(seconds=timeout_s)
-    return dist.TCPStore(
-        host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
-
-
-def connect_store(rendezvous: Rendezvous) -> Any:
-    """The launcher's key-value store."""
-    try:
-        store = dist.TCPStore(
-            rendezvous.host, rendezvous.port, None, False, timedelta(seconds=rendezvous.deadline_s)
-        )
-        if rendezvous.watched:  # what a slow rank has not written yet is waited for
-            store.set_timeout(LONG)
-        return store
-    except RuntimeError as error:
-        raise TransportError(
-            f"no meeting point at {rendezvous.host}:{rendezvous.port}: {first_line(error)}"
-        ) from None
-
-
-def patience_for(rendezvous: Rendezvous) -> Patience:
-    """This rank's: it tells of slow ranks through a connection of its own to the store, made when
-    it is needed.
-    """
-
-    def connect() -> Any:
-        return dist.PrefixStore(f"patience-{rendezvous.generation}", connect_store(rendezvous))
-
-    return Patience(
-        rendezvous.rank, rendezvous.size, rendezvous.deadline_s, connect, rendezvous.watched
-    )
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

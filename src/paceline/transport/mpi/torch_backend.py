@@ -1,13 +1,14 @@
-"""MPI as a backend of torch.distributed, without building PyTorch: plain `torch.distributed` calls
-and DDP run over it.
+"""MPI as a backend of torch.distributed, without building PyTorch: `torch.distributed` and DDP run
+over it.
 
-    import paceline.transport.mpi.torch_backend                     # registers it
-    torch.distributed.init_process_group("paceline-mpi", store=..., rank=..., world_size=...)     # under mpirun
+    import paceline.transport.mpi.torch_backend       # registers the backend
+    torch.distributed.init_process_group(             # under mpirun
+        "paceline-mpi", store=..., rank=..., world_size=...
+    )
 
-Collectives are queued to one thread that makes MPI's blocking calls in order, as torch.distributed
-demands of all ranks; sends and receives are MPI's own nonblocking ones on a communicator of their
-own. Tensors are used in place; a work holds them until it is done. The thread is joined before MPI
-is finalised.
+One thread makes MPI's blocking collective calls, in the order in which they were queued. Sends and
+receives are MPI's nonblocking ones on a second communicator. Tensors are used in place; a work
+holds them until it is done. The thread is joined before MPI is finalised.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LOOKS, NAP_S = 2000, 0.00005
 
 
 class QueuedWork(dist._Work):
-    """A collective that the thread will make."""
+    """A collective in the queue of the thread that calls MPI."""
 
     def __init__(self, call: Callable[[], None], result: Any) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class QueuedWork(dist._Work):
     def run(self) -> None:
         try:
             self._call()
-        except BaseException as error:  # handed to whoever waits
+        except BaseException as error:  # `wait` raises it
             self._error = error
             self._done.set()
             self._future.set_exception(error)
@@ -76,7 +77,7 @@ class QueuedWork(dist._Work):
 
 
 class MessageWork(dist._Work):
-    """A send or receive under way; whoever waits tests it."""
+    """A send or receive that has started; `wait` tests it until it is complete."""
 
     def __init__(self, request: Any, tensors: list[Tensor], status: Any) -> None:
         super().__init__()
@@ -122,9 +123,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
         self._thread.start()
-        atexit.register(
-            self.shutdown
-        )  # registered after mpi4py's own, so it runs before MPI is finalised
+        atexit.register(self.shutdown)  # after mpi4py's, so it runs before MPI is finalised
 
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -155,10 +154,10 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return [buffer_of(self._mpi, _plain(tensor)), tensor.numel(), kind]
 
     def _op(self, wanted: Any, tensors: list[Tensor]) -> tuple[Any, bool]:
-        """MPI's operation, and whether its result is to be divided by the number of ranks (MPI has
-        no mean).
+        """MPI's operation, and whether to divide its result by the number of ranks.
 
-        Refuses before anything is sent, and so on every rank, what would be a wrong number.
+        MPI has no mean. Operations whose result would be wrong raise before anything is sent, so
+        they raise on every rank.
         """
         name = next(
             (n for n, kind in dist.ReduceOp.RedOpType.__members__.items() if wanted == kind),
@@ -179,8 +178,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def _bytes(self, tensor: Tensor) -> list[Any]:
         return [buffer_of(self._mpi, _plain(tensor)), tensor.nbytes, self._mpi.BYTE]
 
-    def _parts(self, tensor: Tensor) -> list[Any]:
-        """A buffer that holds one part for each rank: mpi4py works out how long a part is."""
+    def _chunks(self, tensor: Tensor) -> list[Any]:
+        """A buffer with one chunk per rank; mpi4py computes the length of a chunk."""
         return [buffer_of(self._mpi, _plain(tensor)), self._mpi.BYTE]
 
     # --- what torch.distributed calls
@@ -227,19 +226,18 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> QueuedWork:
         def call() -> None:
-            for parts, own in zip(outputs, inputs, strict=True):
-                flat = torch.empty(len(parts) * own.numel(), dtype=own.dtype)
-                self._comm.Allgather(self._bytes(own), self._parts(flat))
-                for part, arrived in zip(
-                    parts, flat.split(own.numel()) if own.numel() else parts, strict=True
-                ):
-                    part.copy_(arrived.view(part.shape))
+            for gathered, own in zip(outputs, inputs, strict=True):
+                flat = torch.empty(len(gathered) * own.numel(), dtype=own.dtype)
+                self._comm.Allgather(self._bytes(own), self._chunks(flat))
+                chunks = flat.split(own.numel()) if own.numel() else gathered
+                for output, chunk in zip(gathered, chunks, strict=True):
+                    output.copy_(chunk.view(output.shape))
 
         return self._later(call, outputs)
 
     def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> QueuedWork:
         return self._later(
-            lambda: self._comm.Allgather(self._bytes(own), self._parts(output)), output
+            lambda: self._comm.Allgather(self._bytes(own), self._chunks(output)), output
         )
 
     def allgather_into_tensor_coalesced(
@@ -247,7 +245,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     ) -> QueuedWork:
         def call() -> None:
             for output, own in zip(outputs, inputs, strict=True):
-                self._comm.Allgather(self._bytes(own), self._parts(output))
+                self._comm.Allgather(self._bytes(own), self._chunks(output))
 
         return self._later(call, outputs)
 
@@ -255,10 +253,10 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         def call() -> None:
             own, here = inputs[0], self.rank() == opts.rootRank
             flat = torch.empty(self.size() * own.numel() if here else 0, dtype=own.dtype)
-            self._comm.Gather(self._bytes(own), self._parts(flat) if here else None, opts.rootRank)
+            self._comm.Gather(self._bytes(own), self._chunks(flat) if here else None, opts.rootRank)
             if here:
-                for part, arrived in zip(outputs[0], flat.split(own.numel()), strict=True):
-                    part.copy_(arrived.view(part.shape))
+                for output, chunk in zip(outputs[0], flat.split(own.numel()), strict=True):
+                    output.copy_(chunk.view(output.shape))
 
         return self._later(call, outputs)
 
@@ -267,7 +265,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
             here = self.rank() == opts.rootRank
             flat = torch.cat([t.reshape(-1) for t in inputs[0]]) if here else None
             self._comm.Scatter(
-                self._parts(flat) if flat is not None else None,
+                self._chunks(flat) if flat is not None else None,
                 self._bytes(outputs[0]),
                 opts.rootRank,
             )
@@ -280,11 +278,11 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         how = self._op(opts.reduceOp, outputs)
 
         def call() -> None:
-            for output, parts in zip(outputs, inputs, strict=True):
+            for output, chunks in zip(outputs, inputs, strict=True):
                 self._reduce_scatter(
                     output,
-                    torch.cat([p.reshape(-1) for p in parts]),
-                    [p.numel() for p in parts],
+                    torch.cat([c.reshape(-1) for c in chunks]),
+                    [c.numel() for c in chunks],
                     *how,
                 )
 
@@ -321,7 +319,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         out_of = list(whole.split(input_sizes or [whole.shape[0] // self.size()] * self.size()))
         return self.alltoall(into, out_of, opts)
 
-    # the names since PyTorch 2.13; the older ones above stay
+    # PyTorch 2.13 calls these names, older versions the ones above.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
     all_to_all_single = alltoall_base
@@ -348,12 +346,12 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
 def _plain(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise RuntimeError(f"{NAME} moves contiguous tensors of the CPU")
+        raise RuntimeError(f"{NAME} moves contiguous CPU tensors only: call .cpu().contiguous()")
     return tensor
 
 
 def create(options: Any, _: Any = None) -> MpiProcessGroup:
-    """Called by torch.distributed on the ranks of a (new) group; those are ranks of MPI's world."""
+    """Make a process group; torch.distributed calls this on the group's ranks, which are MPI's."""
     world = load().COMM_WORLD
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if len(ranks) == world.size and ranks == list(range(world.size)):

@@ -1,9 +1,10 @@
 """Messages between two processes on one host.
 
-Short ones go through the channel of their pair of ranks, piece by piece. For long ones the receiver
-first posts where it wants them: when that is memory which both can map, the sender writes there
-itself, and nothing is copied twice; otherwise the pieces follow. Messages of one pair keep their
-order; those with a tag of their own (notes) have a channel of their own.
+Short messages go through the channel of their pair of ranks, packet by packet. For a long message
+the receiver first posts the address that it wants the message at. If the sender can map that
+memory, it writes the message there, so that it is copied once only. Otherwise the message is sent
+in packets. Messages of one channel keep their order. Messages with a tag (notes) have their own
+channel.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from torch import Tensor
 
 from paceline.errors import TransportError
 from paceline.transport.base import check_tensor
-from paceline.transport.shm.doorbell import CHANNELS, PIECES
+from paceline.transport.shm.doorbell import CHANNELS, PACKETS
 
 if TYPE_CHECKING:
     from paceline.transport.shm.transport import ShmTransport
 
-PIECE_BYTES = 256 << 10
-LONG_BYTES = 64 << 10  # from here on the receiver posts
-IN_PIECES = 0xFFFFFFFF  # what it posts when its memory is its own
-WORD = 0xFFFFFFFF
+PACKET_BYTES = 256 << 10
+LONG_BYTES = 64 << 10  # from this size on the receiver posts an address
+IN_PACKETS = 0xFFFFFFFF  # posted instead of an address: the receiver's memory is not shared
+WORD = 0xFFFFFFFF  # counters have 32 bits and wrap around
 
 
 def channels_bytes(ranks: int) -> int:
-    return CHANNELS * ranks * ranks * PIECES * PIECE_BYTES
+    return CHANNELS * ranks * ranks * PACKETS * PACKET_BYTES
 
 
 class ChannelMessage:
-    """A message under way; `advance` moves what can be moved now."""
+    """A message that is being sent or received; `advance` moves the bytes that can be moved now."""
 
     def __init__(
         self, transport: ShmTransport, tensor: Tensor, peer: int, sending: bool, tag: int
@@ -47,84 +48,86 @@ class ChannelMessage:
         )
         self._size, self._moved = tensor.nbytes, 0
         self._long = self._size >= LONG_BYTES
-        self._ticket: int | None = None  # of a receiver that has posted
-        self._piecewise = not self._long
+        self._ticket: int | None = None  # the number of the posted receive
+        self._in_packets = not self._long
         self.done = tensor.nbytes == 0
 
     def advance(self) -> bool:
-        """True when the message is through."""
-        if not self.done and not self._piecewise:
+        """Move what can be moved now; True when the message is complete."""
+        if not self.done and not self._in_packets:
             if self.sending:
                 self._find_post()
             else:
                 self._post()
-        if not self.done and self._piecewise:
-            self._move_pieces()
+        if not self.done and self._in_packets:
+            self._move_packets()
         return self.done
 
     def _post(self) -> None:
-        """The receiver says where it wants a long message; then it is filled by the sender, or
-        comes in pieces.
-        """
-        board, channel = self.transport._board, self.channel
+        """Receiver of a long message: post the address, then wait for the sender to fill it."""
+        counters, channel = self.transport._counters, self.channel
         if self._ticket is None:
-            if (board.posted[channel] - board.filled[channel]) & WORD >= PIECES:
+            if (counters.posted[channel] - counters.filled[channel]) & WORD >= PACKETS:
                 return
-            slot = channel * PIECES + board.posted[channel] % PIECES
+            entry = channel * PACKETS + counters.posted[channel] % PACKETS
             place = self.transport._memory.find(self.tensor)
-            number, offset = place if place is not None else (IN_PIECES, 0)
-            board.numbers[slot], board.low[slot], board.high[slot] = (
+            number, offset = place if place is not None else (IN_PACKETS, 0)
+            counters.numbers[entry], counters.low[entry], counters.high[entry] = (
                 number,
                 offset & WORD,
                 offset >> 32,
             )
-            board.wanted[slot] = self._size & WORD
-            board.posted[channel] = self._ticket = (board.posted[channel] + 1) & WORD
-            self._piecewise = place is None
-            board.ring(self.peer, self.transport.rank)
-        self.done = not self._piecewise and (board.filled[channel] - self._ticket) & WORD < 1 << 31
+            counters.wanted[entry] = self._size & WORD
+            counters.posted[channel] = self._ticket = (counters.posted[channel] + 1) & WORD
+            self._in_packets = place is None
+            counters.ring(self.peer)
+        self.done = (
+            not self._in_packets and (counters.filled[channel] - self._ticket) & WORD < 1 << 31
+        )
 
     def _find_post(self) -> None:
-        """The sender of a long message writes where the receiver wants it."""
-        board, channel = self.transport._board, self.channel
-        if board.posted[channel] == board.filled[channel]:
+        """Sender of a long message: write it to the address that the receiver has posted."""
+        counters, channel = self.transport._counters, self.channel
+        if counters.posted[channel] == counters.filled[channel]:
             return
-        slot = channel * PIECES + board.filled[channel] % PIECES
-        if board.wanted[slot] != self._size & WORD:
+        entry = channel * PACKETS + counters.filled[channel] % PACKETS
+        if counters.wanted[entry] != self._size & WORD:
             raise TransportError(
-                f"rank {self.peer} expects {board.wanted[slot]} bytes, not {self._size}"
+                f"rank {self.peer} expects {counters.wanted[entry]} bytes, not {self._size}"
             )
-        if board.numbers[slot] == IN_PIECES:
-            self._piecewise = True
+        if counters.numbers[entry] == IN_PACKETS:
+            self._in_packets = True
             return
-        theirs = self.transport._memory.of(self.transport._members[self.peer], board.numbers[slot])
-        offset = board.low[slot] + (board.high[slot] << 32)
+        theirs = self.transport._memory.of(
+            self.transport._members[self.peer], counters.numbers[entry]
+        )
+        offset = counters.low[entry] + (counters.high[entry] << 32)
         theirs.tensor(torch.uint8, offset, self._size).copy_(self._bytes)
         self._filled()
 
     def _filled(self) -> None:
-        board = self.transport._board
-        board.filled[self.channel] = (board.filled[self.channel] + 1) & WORD
+        counters = self.transport._counters
+        counters.filled[self.channel] = (counters.filled[self.channel] + 1) & WORD
         self.done = True
-        board.ring(self.peer, self.transport.rank)
+        counters.ring(self.peer)
 
-    def _move_pieces(self) -> None:
-        board, channel = self.transport._board, self.channel
-        written, read = board.written, board.read
+    def _move_packets(self) -> None:
+        counters, channel = self.transport._counters, self.channel
+        written, read = counters.written, counters.read
         counter, moved = (written if self.sending else read), False
         while self._moved < self._size:
             under_way = (written[channel] - read[channel]) & WORD
-            if under_way == (PIECES if self.sending else 0):
+            if under_way == (PACKETS if self.sending else 0):
                 break
-            slot = channel * PIECES + counter[channel] % PIECES
+            entry = channel * PACKETS + counter[channel] % PACKETS
             length = self._size & WORD
             if self.sending:
-                board.lengths[slot] = length
-            elif board.lengths[slot] != length:
+                counters.lengths[entry] = length
+            elif counters.lengths[entry] != length:
                 raise TransportError(
-                    f"rank {self.peer} sent {board.lengths[slot]} bytes; {length} were expected"
+                    f"rank {self.peer} sent {counters.lengths[entry]} bytes; {length} were expected"
                 )
-            start, size = slot * PIECE_BYTES, min(PIECE_BYTES, self._size - self._moved)
+            start, size = entry * PACKET_BYTES, min(PACKET_BYTES, self._size - self._moved)
             there, here = (
                 self.transport._channels[start : start + size],
                 self._bytes[self._moved : self._moved + size],
@@ -138,10 +141,10 @@ class ChannelMessage:
                 self._filled()
                 return
             self.done = (
-                not self._long or (board.filled[channel] - (self._ticket or 0)) & WORD < 1 << 31
+                not self._long or (counters.filled[channel] - (self._ticket or 0)) & WORD < 1 << 31
             )
         if moved:
-            board.ring(self.peer, self.transport.rank)
+            counters.ring(self.peer)
 
     def wait(self) -> None:
         transport = self.transport

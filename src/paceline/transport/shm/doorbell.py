@@ -1,8 +1,7 @@
-"""Waiting for another process: look for a while, let others run for a while, then sleep until the
-doorbell rings.
+"""Waiting for another process: poll, then yield the core, then sleep until a peer rings.
 
-More ranks than cores must work well, so nobody burns a core for long; and nobody sleeps past the
-moment it is needed, so sleeping is a futex on a word in shared memory that peers change and ring.
+A rank polls only briefly, because runs with more ranks than cores must work well. It sleeps on a
+futex, a word of shared memory that peers increment to wake it (its bell).
 """
 
 from __future__ import annotations
@@ -17,59 +16,59 @@ from collections.abc import Callable, Sequence
 from paceline.errors import PeerLost
 from paceline.transport.patience import Patience
 
-LOOKS = 200  # before yielding the core
-YIELDS = 20  # before going to sleep, where ranks share cores
-# ... and where each has its own: some milliseconds in which waking up costs nothing (measured: 0.89
-# -> 0.95)
+POLLS = 200  # before the rank yields its core
+YIELDS = 20  # before the rank sleeps, where ranks share cores
+# Where each rank has a core: it yields for a few milliseconds, in which waking up costs nothing.
 ROOMY_YIELDS = 4000
-NAP_S = 0.02  # the longest sleep between two looks at whether the peer is alive
-FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-CHANNELS = 2  # per pair of ranks and direction: for tensors, and for notes
-PIECES = 4  # of a message, under way between two ranks at a time
-LINE = 16  # words: one cache line per rank and counter
+NAP_S = 0.02  # the longest sleep before the rank checks again that the peer is alive
+FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # the number of the system call
+CHANNELS = 2  # per pair of ranks and direction: one for tensors, one for notes
+PACKETS = 4  # per channel: so many can be written before the receiver has read the first
+CACHE_LINE = 16  # in words of 32 bits
 
 
 class Column:
-    """One counter per rank (or pair), each on a cache line of its own."""
+    """One counter per rank (or channel, or packet), each on a cache line of its own."""
 
     def __init__(self, words: memoryview, start: int) -> None:
         self._words, self._start = words, start
 
     def __getitem__(self, index: int) -> int:
-        return int(self._words[self._start + index * LINE])
+        return int(self._words[self._start + index * CACHE_LINE])
 
     def __setitem__(self, index: int, value: int) -> None:
-        self._words[self._start + index * LINE] = value
+        self._words[self._start + index * CACHE_LINE] = value
 
     def index(self, index: int) -> int:
-        return self._start + index * LINE
+        return self._start + index * CACHE_LINE
 
 
-class Board:
-    """The counters that all ranks of a group see."""
+class Counters:
+    """The counters of a group of ranks, in memory that all of them map."""
 
     @staticmethod
     def size(ranks: int) -> int:
-        return 4 * LINE * (7 * ranks + (4 + 5 * PIECES) * CHANNELS * ranks * ranks)
+        return 4 * CACHE_LINE * (7 * ranks + (4 + 5 * PACKETS) * CHANNELS * ranks * ranks)
 
     def __init__(self, words: memoryview, ranks: int) -> None:
         self._words, self.ranks = words, ranks
-        columns = [Column(words, i * ranks * LINE) for i in range(7)]
+        columns = [Column(words, i * ranks * CACHE_LINE) for i in range(7)]
         self.pids, self.arrived, self.closed, self.bells, self.asleep, *self.said = columns
-        pairs = 7 * ranks * LINE
-        step = CHANNELS * ranks * ranks * LINE
+        pairs = 7 * ranks * CACHE_LINE
+        step = CHANNELS * ranks * ranks * CACHE_LINE
+        # Per channel: packets written and read; receives posted by the receiver, and filled by the
+        # sender.
         columns = [Column(words, pairs + i * step) for i in range(4)]
-        self.written, self.read, self.posted, self.filled = (
-            columns  # pieces; and what receivers want, and have been given
-        )
-        columns = [Column(words, pairs + (4 + i * PIECES) * step) for i in range(5)]
-        self.lengths, self.wanted, self.numbers, self.low, self.high = (
-            columns  # of messages; of what is wanted, and where
-        )
+        self.written, self.read, self.posted, self.filled = columns
+        # Per packet: the length of its message. Per posted receive: the length, and the address
+        # (number of the allocation, offset in two words).
+        columns = [Column(words, pairs + (4 + i * PACKETS) * step) for i in range(5)]
+        self.lengths, self.wanted, self.numbers, self.low, self.high = columns
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(words))
         self._libc = ctypes.CDLL(None, use_errno=True)
 
-    def ring(self, peer: int, me: int) -> None:
+    def ring(self, peer: int) -> None:
+        """Wake a peer if it sleeps, and keep it from falling asleep if it is about to."""
         self.bells[peer] = (self.bells[peer] + 1) & 0xFFFFFFFF
         if FUTEX is not None and self.asleep[peer]:
             self._libc.syscall(
@@ -79,10 +78,10 @@ class Board:
     def ring_all(self, me: int) -> None:
         for peer in range(self.ranks):
             if peer != me:
-                self.ring(peer, me)
+                self.ring(peer)
 
     def sleep(self, me: int, heard: int) -> None:
-        """Until the bell rings again after `heard`, or a nap is over."""
+        """Sleep until the bell differs from `heard`, at most `NAP_S`."""
         if FUTEX is None:
             time.sleep(0.0002)
             return
@@ -99,80 +98,80 @@ _NAP = ctypes.byref(_Timespec(0, int(NAP_S * 1e9)))
 
 
 class Waiter:
-    """One rank's way of waiting; knows who is alive."""
+    """Waits for one rank's peers and notices when a peer's process ends."""
 
     def __init__(
-        self, board: Board, me: int, members: Sequence[int], patience: Patience, crowded: bool
+        self, counters: Counters, me: int, members: Sequence[int], patience: Patience, crowded: bool
     ) -> None:
-        self._board, self._me, self._members, self.patience = board, me, members, patience
+        self._counters, self._me, self._members, self.patience = counters, me, members, patience
         self._yields = YIELDS if crowded else ROOMY_YIELDS
         self.descriptors: dict[int, int] = {}
         self.tolerant = False
 
     def wait(self, ready: Callable[[], bool], peer: int, what: str) -> None:
-        for _ in range(LOOKS):
+        for _ in range(POLLS):
             if ready():
                 return
         for _ in range(self._yields):
             os.sched_yield()
             if ready():
                 return
-        watched = peer in self.descriptors  # then its end is noticed, and a wait for it can go on
+        watched = peer in self.descriptors  # the peer's end is noticed, so the wait needs no limit
         with self.patience.waiting(what, self._members[peer], gives_up=not watched) as look:
             self._sleep_until(ready, peer, what, look)
 
     def _sleep_until(
         self, ready: Callable[[], bool], peer: int, what: str, look: Callable[[], None]
     ) -> None:
-        board, me = self._board, self._me
+        counters, me = self._counters, self._me
         while True:
-            heard = board.bells[me]
-            board.asleep[me] = 1
+            heard = counters.bells[me]
+            counters.asleep[me] = 1
             try:
                 if ready():
                     return
-                board.sleep(me, heard)
+                counters.sleep(me, heard)
             finally:
-                board.asleep[me] = 0
+                counters.asleep[me] = 0
             if ready():
                 return
-            if board.closed[peer] or self._ended(peer):
-                if ready():  # it may have done its part just before it ended
+            if counters.closed[peer] or self._ended(peer):
+                if ready():  # the peer may have finished this just before it ended
                     return
                 raise PeerLost(peer, f"while waiting for {what}")
-            for other in (
-                () if self.tolerant else self.descriptors
-            ):  # whoever else is gone will keep the awaited one waiting too
-                if other != peer and not board.closed[other] and self._ended(other):
+            # The peer may itself be waiting for another rank that has ended.
+            for other in () if self.tolerant else self.descriptors:
+                if other != peer and not counters.closed[other] and self._ended(other):
                     raise PeerLost(other, f"while waiting for {what}")
             look()
 
     def wait_any(
         self, found: Callable[[], int | None], peers: Sequence[int], patience_s: float | None
     ) -> int | None:
-        """Until `found` says which, or one of the peers is gone (its index), or patience ends
-        (None).
+        """Wait until `found` returns an index, and return it.
+
+        Returns a peer's index if that peer has ended, and None after `patience_s`.
         """
-        for look in range(LOOKS + self._yields):
+        for look in range(POLLS + self._yields):
             if (which := found()) is not None:
                 return which
-            if look >= LOOKS:
+            if look >= POLLS:
                 os.sched_yield()
-        board, me = self._board, self._me
+        counters, me = self._counters, self._me
         until = time.monotonic() + patience_s if patience_s is not None else float("inf")
         while True:
-            heard = board.bells[me]
-            board.asleep[me] = 1
+            heard = counters.bells[me]
+            counters.asleep[me] = 1
             try:
                 if (which := found()) is not None:
                     return which
-                board.sleep(me, heard)
+                counters.sleep(me, heard)
             finally:
-                board.asleep[me] = 0
+                counters.asleep[me] = 0
             if (which := found()) is not None:
                 return which
             for index, peer in enumerate(peers):
-                if board.closed[peer] or self._ended(peer):
+                if counters.closed[peer] or self._ended(peer):
                     return index if (which := found()) is None else which
             if time.monotonic() > until:
                 return None

@@ -1,27 +1,20 @@
 """Processes on one host through shared memory.
 
 Buffers that are exchanged live in memory that all ranks map (`allocate`), so an all-reduce copies
-nothing in or out: each rank sums its own slice of everybody's buffers and writes the result into
-all of them. Buffers that live elsewhere are copied through a shared one; small ones travel with a
-single barrier.
-
-The memory belongs to unnamed files (memfd) that vanish with their processes: nothing can be left
-behind, whatever dies. They are not in /dev/shm, so a small one (64 MB in many containers) does no
-harm; what counts is the machine's free memory, which is looked at before any is taken.
+nothing in or out: each rank sums one slice over all ranks' buffers and writes the result into all
+of them. Buffers that live elsewhere are copied through shared memory. Small buffers need a single
+barrier.
 """
 
 from __future__ import annotations
 
 import copy
-import mmap
 import os
-import time
 import zlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -38,106 +31,15 @@ from paceline.transport.base import (
     check_tensor,
     wording,
 )
-from paceline.transport.c10d.transport import connect_store, patience_for
+from paceline.transport.c10d.store import connect_store, patience_for
 from paceline.transport.patience import Patience
 from paceline.transport.shm.channels import ChannelMessage, channels_bytes
-from paceline.transport.shm.doorbell import Board, Column, Waiter
+from paceline.transport.shm.doorbell import Column, Counters, Waiter
+from paceline.transport.shm.memory import SharedBytes, SharedMemory
 
-SMALL_BYTES = 32 << 10  # up to here everybody sums everything, with one barrier instead of two
-LOOK_S = 0.002  # between two looks at whether a rank has published something
-BLOCK_BYTES = 256 << 10  # the slice is summed and handed out in pieces that stay in the cache
-
-
-class SharedBytes:
-    """A stretch of memory that other processes can map, given its address (process, file number,
-    size).
-    """
-
-    def __init__(self, size: int, address: tuple[int, int] | None = None) -> None:
-        self.size = max(1, size)
-        try:
-            if address is None:
-                free = psutil.virtual_memory().available
-                if self.size > free:
-                    raise TransportError(
-                        f"shared memory of {self.size:,} bytes is not to be had: {free:,} are free"
-                    )
-                self._file = os.memfd_create("paceline")
-                os.ftruncate(self._file, self.size)
-                self._map = mmap.mmap(self._file, self.size)
-            else:
-                file = os.open(f"/proc/{address[0]}/fd/{address[1]}", os.O_RDWR)
-                try:
-                    self._map = mmap.mmap(file, self.size)
-                finally:
-                    os.close(file)
-        except OSError as error:
-            raise TransportError(
-                f"shared memory of {self.size:,} bytes is not to be had: {error.strerror}"
-            ) from None
-        self.address = address or (os.getpid(), self._file)
-
-    def tensor(
-        self, dtype: torch.dtype = torch.uint8, offset: int = 0, count: int | None = None
-    ) -> Tensor:
-        length = (self.size - offset) // dtype.itemsize if count is None else count
-        return (
-            torch.frombuffer(self._map, dtype=dtype, count=length, offset=offset)
-            if length
-            else torch.empty(0, dtype=dtype)
-        )
-
-    def words(self) -> memoryview:
-        return memoryview(self._map).cast("B").cast("I")
-
-
-class SharedMemory:
-    """What one process shares, and what it has mapped of others. Allocations are numbered: all
-    ranks make the same ones.
-    """
-
-    def __init__(self, store: Any, rank: int, ranks: int, patience: Patience) -> None:
-        self._store, self._rank, self.ranks, self.patience = store, rank, ranks, patience
-        self._own: list[tuple[int, int, SharedBytes]] = []  # (first address, last address, bytes)
-        self._others: dict[tuple[int, int], SharedBytes] = {}
-
-    def allocate(self, size: int) -> tuple[SharedBytes, int]:
-        shared, number = SharedBytes(size), len(self._own)
-        start = shared.tensor().data_ptr()
-        self._store.set(
-            f"shm/{self._rank}/{number}", f"{shared.address[0]} {shared.address[1]} {shared.size}"
-        )
-        self._own.append((start, start + shared.size, shared))
-        return shared, number
-
-    def find(self, tensor: Tensor) -> tuple[int, int] | None:
-        """The number of the allocation that a tensor lies in, and where in it."""
-        address = tensor.data_ptr()
-        for number, (start, end, _) in enumerate(self._own):
-            if start <= address and address + tensor.nbytes <= end:
-                return number, address - start
-        return None
-
-    def of(self, rank: int, number: int) -> SharedBytes:
-        """A rank's allocation of that number; waits until it has been made."""
-        if rank == self._rank:
-            return self._own[number][2]
-        key = (rank, number)
-        if key not in self._others:
-            process, file, size = self.published(f"shm/{rank}/{number}", rank)
-            self._others[key] = SharedBytes(size, (process, file))
-        return self._others[key]
-
-    def published(self, key: str, rank: int) -> list[int]:
-        """What a rank has published; waits for it."""
-        try:
-            with self.patience.waiting("the place of its memory", rank) as look:
-                while not self._store.check([key]):
-                    look()
-                    time.sleep(LOOK_S)
-            return [int(v) for v in self._store.get(key).split()]
-        except RuntimeError:
-            raise PeerLost(rank, "it did not say where its memory is") from None
+# Up to this size every rank sums the whole buffer: one barrier instead of two.
+SMALL_BYTES = 32 << 10
+CACHED_BYTES = 256 << 10  # a slice is summed and copied in spans that stay in the cache
 
 
 @transports.register("shm")
@@ -160,22 +62,21 @@ class ShmTransport(Transport):
             members.index(world_rank), len(members), deadline_s, patience=memory.patience
         )
         self.store, self._memory, self._members, self._name = store, memory, members, name
-        board, channels = self._meeting_place(store, name)
-        self._board = Board(board.words(), self.size)
-        self._keep = (board, channels)
+        counters, channels = self._map_common_memory(store, name)
+        self._counters = Counters(counters.words(), self.size)
+        self._keep = (counters, channels)
         self._channels = channels.tensor()
         crowded = memory.ranks > len(os.sched_getaffinity(0))
-        self._waiter: Waiter = Waiter(self._board, self.rank, members, memory.patience, crowded)
-        self._board.pids[self.rank] = os.getpid()
+        self._waiter: Waiter = Waiter(self._counters, self.rank, members, memory.patience, crowded)
+        self._counters.pids[self.rank] = os.getpid()
         self._calls = 0
-        self._words: dict[tuple[Any, ...], int] = {}  # what can be said at a meeting, in 32 bits
-        self._scratch: dict[
-            tuple[str, int], int
-        ] = {}  # allocations that all ranks have made for copying through
+        self._hashes: dict[tuple[Any, ...], int] = {}  # of operations, in 32 bits
+        # The numbers of allocations that all ranks have made to copy through.
+        self._scratch: dict[tuple[str, int], int] = {}
         self._slices: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
         self._pending: list[ChannelMessage] = []
         self._barrier_number = 0
-        self._meet()
+        self.barrier()  # all ranks have written their process id
         self._watch()
 
     @classmethod
@@ -186,12 +87,12 @@ class ShmTransport(Transport):
             and os.path.isdir("/proc/self/fd")
         ):
             return None
-        return "it needs Linux, with memfd, pidfd and /proc: use --transport gloo"
+        return "it requires Linux with memfd, pidfd and /proc; use --transport gloo"
 
     @classmethod
     def connect(cls, rendezvous: Rendezvous) -> ShmTransport:
         if (missing := cls.missing()) is not None:
-            raise TransportError(f"transport shm is not to be had here: {missing}")
+            raise TransportError(f"transport shm is not available here: {missing}")
         store = dist.PrefixStore(f"shm-{rendezvous.generation}", connect_store(rendezvous))
         memory = SharedMemory(store, rendezvous.rank, rendezvous.size, patience_for(rendezvous))
         return cls(
@@ -203,10 +104,10 @@ class ShmTransport(Transport):
             "world",
         )
 
-    def _meeting_place(self, store: Any, name: str) -> tuple[SharedBytes, SharedBytes]:
-        """Made by rank 0, mapped by all: the board of counters, and a channel for each pair."""
+    def _map_common_memory(self, store: Any, name: str) -> tuple[SharedBytes, SharedBytes]:
+        """Memory for the counters and for the channels: rank 0 allocates it, all ranks map it."""
         key = f"place/{name}"
-        sizes = (Board.size(self.size), channels_bytes(self.size))
+        sizes = (Counters.size(self.size), channels_bytes(self.size))
         if self.rank == 0:
             made = tuple(SharedBytes(s) for s in sizes)
             store.set(key, " ".join(f"{m.address[0]} {m.address[1]}" for m in made))
@@ -216,18 +117,12 @@ class ShmTransport(Transport):
             sizes[1], (numbers[2], numbers[3])
         )
 
-    def _meet(self) -> None:
-        """Everybody is there, and everybody's process is known."""
-        self.barrier()
-
     def _watch(self) -> None:
-        """From now on a peer's death is noticed: a process descriptor becomes readable when its
-        process ends.
-        """
+        """Open a descriptor of each peer's process: it becomes readable when the process ends."""
         for peer in range(self.size):
             if peer != self.rank:
                 try:
-                    self._waiter.descriptors[peer] = os.pidfd_open(self._board.pids[peer])
+                    self._waiter.descriptors[peer] = os.pidfd_open(self._counters.pids[peer])
                 except OSError as error:
                     raise PeerLost(self._members[peer], error.strerror or "") from None
 
@@ -238,9 +133,9 @@ class ShmTransport(Transport):
 
     def barrier(self) -> None:
         self._barrier_number += 1
-        number, arrived = self._barrier_number & 0xFFFFFFFF, self._board.arrived
+        number, arrived = self._barrier_number & 0xFFFFFFFF, self._counters.arrived
         arrived[self.rank] = number
-        self._board.ring_all(self.rank)
+        self._counters.ring_all(self.rank)
         for peer in range(self.size):
             if peer != self.rank:
                 has_arrived = partial(_is_past, arrived, peer, number)
@@ -250,34 +145,35 @@ class ShmTransport(Transport):
         if self.size == 1:
             return
         if not movable(tensor):
-            self._come_together(op, tensor)  # all ranks raise
+            self._enter_together(op, tensor)  # all ranks raise
         elif tensor.nbytes <= SMALL_BYTES:
             self._reduce_small(tensor, op)
         elif (place := self._memory.find(tensor)) is not None:
-            self._come_together(op, tensor)
+            self._enter_together(op, tensor)
             self._reduce_slices(place, tensor.numel(), tensor.dtype, op)
         else:
-            number = self._copying_place(tensor.nbytes)
+            number = self._scratch_number(tensor.nbytes)
             shared = self._memory.of(self._members[self.rank], number).tensor(
                 tensor.dtype, 0, tensor.numel()
             )
             shared.copy_(tensor.view(-1))
-            self._come_together(op, tensor)
+            self._enter_together(op, tensor)
             self._reduce_slices((number, 0), tensor.numel(), tensor.dtype, op)
             tensor.view(-1).copy_(shared)
 
-    def _come_together(self, operation: str, tensor: Tensor) -> None:
-        """A barrier at which everybody also says what it brings: all raise when it is not the same.
+    def _enter_together(self, operation: str, tensor: Tensor) -> None:
+        """Wait for all ranks, and raise on all of them unless all bring the same to the operation.
 
-        Two words per rank, used in turn: whoever writes one again has met, at the other, everybody
-        who read it.
+        Each rank publishes a hash of its operation. It has two words for that and alternates
+        between them. A rank overwrites word A only after the barrier on word B, and by then every
+        rank has read A.
         """
         self._calls += 1
         key = (operation, tensor.numel(), tensor.dtype, tensor.device.type, tensor.is_contiguous())
-        word = self._words.get(key)
+        word = self._hashes.get(key)
         if word is None:
-            word = self._words[key] = zlib.crc32(wording(operation, tensor).encode())
-        said = self._board.said[self._calls % 2]
+            word = self._hashes[key] = zlib.crc32(wording(operation, tensor).encode())
+        said = self._counters.said[self._calls % 2]
         said[self.rank] = word
         self.barrier()
         for peer in range(self.size):
@@ -288,51 +184,50 @@ class ShmTransport(Transport):
     def _reduce_slices(
         self, place: tuple[int, int], length: int, dtype: torch.dtype, op: Op
     ) -> None:
-        """Every rank sums its slice of everybody's buffers and writes the result into all
-        of them.
-        """
+        """Sum this rank's slice over all ranks' buffers and write the result into all of them."""
         key = (*place, length, dtype)
-        parts = self._slices.get(key)
-        if parts is None:
+        slices = self._slices.get(key)
+        if slices is None:
             low, high = self.rank * length // self.size, (self.rank + 1) * length // self.size
             number, offset = place
-            parts = [
+            slices = [
                 self._memory.of(m, number).tensor(dtype, offset, length)[low:high]
                 for m in self._members
             ]
-            self._slices[key] = parts
-        reduce, block = REDUCE[op], BLOCK_BYTES // dtype.itemsize
-        for start in range(0, parts[0].numel(), block):
-            pieces = [p[start : start + block] for p in parts]
-            total = pieces[0]
-            for piece in pieces[1:]:
-                reduce(total, piece, out=total)
-            for piece in pieces[1:]:
-                piece.copy_(total)
+            self._slices[key] = slices
+        reduce, step = REDUCE[op], CACHED_BYTES // dtype.itemsize
+        for start in range(0, slices[0].numel(), step):
+            spans = [s[start : start + step] for s in slices]
+            total = spans[0]
+            for span in spans[1:]:
+                reduce(total, span, out=total)
+            for span in spans[1:]:
+                span.copy_(total)
         self.barrier()
 
     def _reduce_small(self, tensor: Tensor, op: Op) -> None:
-        """Everybody puts its part on the table and sums all parts, in rank order. Two tables, used
-        in turn, as above.
+        """Copy the tensor to shared memory, then sum all ranks' copies in rank order.
+
+        There are two places for copies, used alternately, as in `_enter_together`.
         """
-        number, flat = self._copying_place(2 * SMALL_BYTES, "tables"), tensor.view(-1)
+        number, flat = self._scratch_number(2 * SMALL_BYTES, "small"), tensor.view(-1)
         offset = (self._calls % 2) * SMALL_BYTES
         self._memory.of(self._members[self.rank], number).tensor(
             flat.dtype, offset, flat.numel()
         ).copy_(flat)
-        self._come_together(op, tensor)
+        self._enter_together(op, tensor)
         if not flat.numel():
             return
-        parts = [
+        copies = [
             self._memory.of(m, number).tensor(flat.dtype, offset, flat.numel())
             for m in self._members
         ]
-        flat.copy_(parts[0])
-        for part in parts[1:]:
-            REDUCE[op](flat, part, out=flat)
+        flat.copy_(copies[0])
+        for other in copies[1:]:
+            REDUCE[op](flat, other, out=flat)
 
-    def _copying_place(self, size: int, purpose: str = "copies") -> int:
-        """The number of an allocation large enough, made by all ranks at the same call."""
+    def _scratch_number(self, size: int, purpose: str = "copies") -> int:
+        """The number of an allocation that is large enough; all ranks make it at the same call."""
         key = (purpose, 1 << (size - 1).bit_length())
         if key not in self._scratch:
             self._scratch[key] = self._memory.allocate(key[1])[1]
@@ -342,12 +237,12 @@ class ShmTransport(Transport):
         if self.size == 1:
             return
         here = movable(tensor) and tensor.numel() > 0
-        number = self._copying_place(tensor.nbytes) if here else 0
+        number = self._scratch_number(tensor.nbytes) if here else 0
         if here and self.rank == root:
             self._memory.of(self._members[root], number).tensor(
                 tensor.dtype, 0, tensor.numel()
             ).copy_(tensor.view(-1))
-        self._come_together(f"broadcast from {root}", tensor)
+        self._enter_together(f"broadcast from {root}", tensor)
         if here and self.rank != root:
             tensor.view(-1).copy_(
                 self._memory.of(self._members[root], number).tensor(tensor.dtype, 0, tensor.numel())
@@ -361,20 +256,22 @@ class ShmTransport(Transport):
         return self._enqueue(ChannelMessage(self, tensor, source, False, tag))
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        pieces = [w for w in works if isinstance(w, ChannelMessage)]
+        messages = [w for w in works if isinstance(w, ChannelMessage)]
 
         def found() -> int | None:
             self._progress()
-            return next((i for i, w in enumerate(pieces) if w.done), None)
+            return next((i for i, w in enumerate(messages) if w.done), None)
 
-        return self._waiter.wait_any(found, [w.peer for w in pieces], patience_s)
+        return self._waiter.wait_any(found, [w.peer for w in messages], patience_s)
 
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
         place = self._memory.find(tensor)
         if place is None:
-            raise TransportError("transport shm shares only what it has allocated")
+            raise TransportError(
+                "transport shm shares only memory that it has allocated (transport.allocate)"
+            )
         number, offset = place
-        self.barrier()  # everybody has allocated it
+        self.barrier()  # all ranks have allocated it
         return self._memory.of(self._members[root], number).tensor(
             tensor.dtype, offset, tensor.numel()
         )
@@ -393,7 +290,7 @@ class ShmTransport(Transport):
         return work
 
     def _progress(self) -> None:
-        """Move whatever can be moved; messages between two ranks keep their order."""
+        """Advance all pending messages as far as possible; messages of a channel keep their order."""
         blocked: set[tuple[int, bool]] = set()
         for work in self._pending:
             key = (work.channel, work.sending)
@@ -425,14 +322,13 @@ class ShmTransport(Transport):
     def twin(self) -> ShmTransport:
         other = copy.copy(self)
         other._pending, other._waiter = [], copy.copy(self._waiter)
-        other._waiter.patience = Patience(
-            self.rank, self.size, self.deadline_s, watched=True
-        )  # one thread of a rank tells
+        # Without a store: only the rank's first thread reports slow ranks.
+        other._waiter.patience = Patience(self.rank, self.size, self.deadline_s, watched=True)
         return other
 
     def close(self) -> None:
-        self._board.closed[self.rank] = 1
-        self._board.ring_all(self.rank)
+        self._counters.closed[self.rank] = 1
+        self._counters.ring_all(self.rank)
         for descriptor in self._waiter.descriptors.values():
             os.close(descriptor)
         self._waiter.descriptors.clear()
@@ -444,4 +340,5 @@ def _is_past(counters: Column, rank: int, number: int) -> bool:
 
 
 def movable(tensor: Tensor) -> bool:
+    """Whether the tensor's bytes can be copied to shared memory as they are."""
     return tensor.device.type == "cpu" and tensor.is_contiguous()
