@@ -187,12 +187,12 @@ def test_other_floats_travel_too(choice: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        ("topk:ratio=0", "more than 0 and at most 1"),
-        ("topk:ratio=2", "more than 0 and at most 1"),
+        ("topk:ratio=0", "must be above 0 and at most 1"),
+        ("topk:ratio=2", "must be above 0 and at most 1"),
         ("topk:warmup=-1", "0 or more steps"),
-        ("randomk:ratio=0", "more than 0 and at most 1"),
+        ("randomk:ratio=0", "must be above 0 and at most 1"),
         ("threshold:times=-1", "0 or more"),
-        ("threshold:most=0", "more than 0 and at most 1"),
+        ("threshold:most=0", "must be above 0 and at most 1"),
         ("qsgd:bits=3", "2, 4 or 8"),
         ("qsgd:block=3", "multiple of 2"),
         ("int8:block=0", "1 or more"),
@@ -403,10 +403,10 @@ def test_times_are_counted() -> None:
     Hub(1).run(
         lambda t: codec.reduce(values_of(WIDE), WIDE, choose("ring", t), started(codec, WIDE))
     )
-    encode, decode = codec.clock.taken()
+    encode, decode = codec.timer.taken()
     assert encode > 0
     assert decode > 0
-    assert codec.clock.taken() == (0.0, 0.0)
+    assert codec.timer.taken() == (0.0, 0.0)
 
 
 def test_many_small_halves_are_not_infinity() -> None:

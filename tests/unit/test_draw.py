@@ -89,15 +89,17 @@ def test_the_page_in_a_real_browser(tmp_path: Path) -> None:
     for (let i = 0; i < 9; i++) { document.getElementById("next").click(); look(); }
     document.getElementById("back").click(); look();
     document.onkeydown({key: "ArrowLeft"}); look();
-    const out = document.createElement("pre"); out.id = "said"; out.textContent = JSON.stringify(said);
+    const out = document.createElement("pre");
+    out.id = "said"; out.textContent = JSON.stringify(said);
     document.body.append(out);
     </script></body>"""
     page = tmp_path / "ring.html"
     page.write_text(html(schedule).replace("</body>", clicks))
     done = subprocess.run(
-        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
-         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+         "--no-first-run", "--disable-background-networking", "--disable-component-update",
+         "--disable-sync", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
+         "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
         capture_output=True, text=True, timeout=100, check=True,
     )  # fmt: skip
     assert "Uncaught" not in done.stderr

@@ -1,1 +1,1 @@
-"""What travels instead of float32. One file each."""
+"""Codecs encode messages in fewer bytes than float32 numbers take. One file each."""

@@ -1,16 +1,18 @@
-"""A codec combines a buffer over all ranks, or takes it from one rank to another, in fewer bytes
-than the buffer has.
+"""The interface of codecs: they sum a buffer over all ranks, or send it from one rank to another, in
+fewer bytes than the buffer has.
 
-Four kinds, by what can be done with a message on its way:
+There are four kinds, by how messages are summed:
 
-    none     it is the buffer
-    hop      it can be decoded, added to and encoded again at every hop of a ring or tree (fp16, bf16, int8)
-    gather   it cannot: everybody's message goes to everybody, and all add them up in the order of the ranks (sign, top-k, ...)
-    linear   what travels is linear in the buffer, so it is summed by any all-reduce (random-k, PowerSGD)
+    none     the message is the buffer
+    hop      each hop of a ring or tree decodes the message, adds to it and encodes the sum
+             (fp16, bf16, int8)
+    gather   messages cannot be added: each rank sends its message to all ranks, and all ranks add
+             the messages in rank order (sign, top-k, ...)
+    linear   the message is linear in the buffer, so any all-reduce sums it (random-k, PowerSGD)
 
-A message is bytes with everything in it: values, indices, scales. What a codec remembers from step
-to step is its `state`, a dictionary that goes into checkpoints; scratch memory is its own and is
-made once.
+A message is bytes that contain everything: values, indices, scales. What a codec keeps from step to
+step is its `state`, a dictionary that is saved in checkpoints. Its scratch memory is allocated
+once.
 """
 
 from __future__ import annotations
@@ -37,15 +39,13 @@ ALIGNMENT = 8  # bytes
 
 
 @dataclass
-class Clock:
-    """Seconds spent in making messages and in reading them; and how long messages were that differ
-    in length.
-    """
+class CodecTimer:
+    """Measures the seconds spent in encoding and decoding, and counts messages of varying length."""
 
     encode_s: float = 0.0
     decode_s: float = 0.0
-    messages: int = 0  # of those that differ in length: how many were made,
-    message_bytes: int = 0  # and how long they were together
+    messages: int = 0  # the number of messages of varying length
+    message_bytes: int = 0  # the total length of those messages
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
@@ -60,14 +60,14 @@ class Clock:
         self.decode_s += time.perf_counter() - began
 
     def taken(self) -> tuple[float, float]:
-        """Both, since the last time."""
+        """Return the seconds of encoding and of decoding since the last call."""
         both, self.encode_s, self.decode_s = (self.encode_s, self.decode_s), 0.0, 0.0
         return both
 
 
 @dataclass
 class Scratch:
-    """Memory that is made once for each purpose and grows when it must."""
+    """Scratch memory, allocated once for each purpose; it grows when a longer tensor is needed."""
 
     _kept: dict[tuple[str, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
@@ -82,16 +82,15 @@ class Scratch:
 
 
 class Codec(ABC):
-    """A subclass's dataclass fields are its options. One object serves one rank."""
+    """One rank's encoder and decoder; a subclass's dataclass fields are its options."""
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
-    biased: ClassVar[bool] = (
-        # on average something else arrives than was sent: what was left out must be remembered
-        False
-    )
+    # True: the expected decoded value differs from the value sent, so the codec needs error
+    # feedback.
+    biased: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
-    feedback: bool = False  # whether what was left out is remembered and sent later (feedback.py)
+    feedback: bool = False  # whether the user wants error feedback (feedback.py)
     varies: bool = False  # whether messages of one layout differ in length
 
     def __init__(self) -> None:
@@ -103,48 +102,51 @@ class Codec(ABC):
 
     @property
     def plain(self) -> Codec:
-        """Without error feedback: for who sends differences from what the other side knows, which
-        hold what was left out.
+        """The codec without error feedback.
+
+        Senders of *differences* need none: what one message leaves out is still part of the next
+        difference.
         """
         return self
 
     def _prepare(self) -> None:
-        self.clock, self.scratch = Clock(), Scratch()
+        self.timer, self.scratch = CodecTimer(), Scratch()
         self._operations: dict[int, Operations] = {}
 
     def check(self) -> None:
-        """Refuse options that make no sense."""
+        """Raise BadRequest if an option has an invalid value."""
         return
 
     def start(
         self, layout: Layout, random: torch.Generator, shared_random: torch.Generator
     ) -> State:
-        """What the codec remembers from step to step for one buffer; saved in checkpoints.
+        """The codec's initial state for one buffer; checkpoints save the state.
 
-        `random` is this rank's own, `shared_random` draws the same on all ranks.
+        `random` is this rank's generator; `shared_random` draws the same numbers on all ranks.
         """
         return {}
 
     def fits(self, layout: Layout) -> None:
-        """Refuse a model that the options do not fit."""
+        """Raise BadRequest if the options do not fit this model."""
         return
 
     @abstractmethod
     def message_bytes(self, layout: Layout) -> int:
-        """The length of one message, everything counted; the longest, where it varies."""
+        """The length of one message in bytes; the largest length, if it varies."""
 
     @abstractmethod
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
-        """Write the message (uint8, `message_bytes` long); returns how much of it is used. `values`
-        stay as they are.
+        """Write the message (uint8, `message_bytes` long) and return how many bytes are used.
+
+        `values` are not changed.
         """
 
     @abstractmethod
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
-        """values <- what the message says."""
+        """values <- the decoded message."""
 
     def add(self, message: Tensor, layout: Layout, total: Tensor) -> None:
-        """total <- total + what the message says."""
+        """total <- total + the decoded message."""
         values = self.scratch("added", total.numel(), total.dtype, total.device)
         self.decode(message, layout, values)
         total.add_(values)
@@ -158,21 +160,20 @@ class Codec(ABC):
         state: State,
         sent: Tensor | None = None,
     ) -> None:
-        """In place: the sum over all ranks, as far as the codec keeps it; bit-identical on all
-        ranks.
+        """Replace the buffer by its (lossy) sum over all ranks, bit-identical on all ranks.
 
-        `sent`, where it is given, is filled with what this rank's own first message amounts to.
+        `sent`, if given, is filled with the decoded form of this rank's own first message.
         """
 
     def operations(self, transport: Transport) -> Operations:
-        """The collectives over a transport; kept, for they keep their plans."""
+        """The collective operations over a transport; kept, because they keep compiled schedules."""
         if id(transport) not in self._operations:
             self._operations[id(transport)] = Operations(transport)
         return self._operations[id(transport)]
 
 
 class GatherCodec(Codec):
-    """Messages that cannot be added up: all go to all, in P-1 times the bytes of one."""
+    """A codec whose messages cannot be added: each rank sends its message to the P-1 others."""
 
     kind = "gather"
 
@@ -185,31 +186,32 @@ class GatherCodec(Codec):
         sent: Tensor | None = None,
     ) -> None:
         transport, length = collective.transport, self.message_bytes(layout)
-        everybody = self.scratch("gathered", transport.size * length, torch.uint8, buffer.device)
-        messages = everybody.view(transport.size, length)
+        gathered = self.scratch("gathered", transport.size * length, torch.uint8, buffer.device)
+        messages = gathered.view(transport.size, length)
         own = messages[transport.rank]
-        with self.clock.encoding():
+        with self.timer.encoding():
             used = self.encode(buffer, layout, own, state)
             if sent is not None:
                 self.decode(own[:used], layout, sent)
         lengths = [length] * transport.size
         if self.varies:
-            self.clock.messages, self.clock.message_bytes = (
-                self.clock.messages + 1,
-                self.clock.message_bytes + used,
+            self.timer.messages, self.timer.message_bytes = (
+                self.timer.messages + 1,
+                self.timer.message_bytes + used,
             )
-            lengths = exchange_uneven(messages, used, transport)
+            lengths = gather_uneven(messages, used, transport)
         else:
-            self.operations(transport).all_gather(everybody)
-        with self.clock.decoding():
+            self.operations(transport).all_gather(gathered)
+        with self.timer.decoding():
             buffer.zero_()
             for message, used in zip(messages, lengths, strict=True):
                 self.add(message[:used], layout, buffer)
 
 
-def exchange_uneven(messages: Tensor, used: int, transport: Transport) -> list[int]:
-    """Row p of `messages` goes to all, as much of it as is used; returns how much that is of each
-    row.
+def gather_uneven(messages: Tensor, used: int, transport: Transport) -> list[int]:
+    """Send the used bytes of each rank's row of `messages` to all ranks.
+
+    Returns how many bytes of each row are used.
     """
     lengths = torch.zeros(transport.size, dtype=torch.int64, device=messages.device)
     lengths[transport.rank] = used
@@ -228,31 +230,35 @@ def check_real(layout: Layout, dtype: torch.dtype, name: str) -> None:
     if layout.numel and not dtype.is_floating_point:
         first = layout.slots[0].name if layout.slots else "the model"
         raise BadRequest(
-            f"codec {name} takes real numbers; {first} is {str(dtype).removeprefix('torch.')}"
+            f"codec {name} encodes real floating-point numbers; {first} is"
+            f" {str(dtype).removeprefix('torch.')}: use --codec none"
         )
 
 
 def refuse_nonfinite(probe: Tensor, name: str) -> None:
-    """`probe` is anything that is not finite where the values are not: a sum of them,
-    their scales.
+    """Raise unless `probe` is finite.
+
+    `probe` is anything that is not finite if a value is not: the sum of the values, their scales.
     """
     if probe.numel() and not bool(torch.isfinite(probe).all()):
         raise NotFinite(
-            f"codec {name}: what is to be sent holds NaN or infinity: try a smaller lr, or look for"
-            " bad numbers in the data"
+            f"codec {name}: the values to send contain NaN or infinity: try a smaller lr, or look"
+            " for bad numbers in the data"
         )
 
 
 def aligned(length: int) -> int:
-    """Messages lie back to back, and numbers in them begin where numbers may: a few bytes of
-    padding, counted like the rest.
+    """`length` rounded up, so that the next message begins at an aligned address.
+
+    The padding is counted like the rest of the message.
     """
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-def part(message: Tensor, at: int, count: int, dtype: torch.dtype) -> tuple[Tensor, int]:
-    """`count` numbers of a message from byte `at` on, and where they end. Long before short keeps
-    them aligned.
+def numbers_at(message: Tensor, at: int, count: int, dtype: torch.dtype) -> tuple[Tensor, int]:
+    """View `count` numbers of a message from byte `at` on; return them and the byte after them.
+
+    Messages hold their wider numbers first, which keeps all of them aligned.
     """
     end = at + count * dtype.itemsize
     return message[at:end].view(dtype), end

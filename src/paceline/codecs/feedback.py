@@ -1,11 +1,10 @@
-"""Error feedback: what a message leaves out is remembered and goes into the next one (Seide et al.,
-2014; Karimireddy et al., 2019).
+"""Error feedback: what a message leaves out (the residual) is added to the next message (Seide et
+al., 2014; Karimireddy et al., 2019).
 
     v <- x + e ;   send C(v) ;   e <- v - decoded C(v)
 
-So that sent + remembered = original, whatever the codec does, and nothing is lost for good. It
-covers the first encode, a rank's own: what a hop codec rounds off further down the ring is
-nobody's.
+So sent + residual = original for every codec, and everything is sent in the end. Error feedback
+covers a rank's own first encoding. It does not cover rounding at later hops of a hop codec.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from paceline.types import Layout
 
 
 class Feedback(Codec):
-    """Around any codec."""
+    """Adds error feedback to any codec."""
 
     kind: Kind  # type: ignore[misc]
     biased: bool  # type: ignore[misc]
@@ -32,7 +31,7 @@ class Feedback(Codec):
         self.inner = inner
         self.name, self.kind = inner.name, inner.kind  # type: ignore[misc]
         self.biased, self.varies = inner.biased, inner.varies
-        self.feedback, self.clock = True, inner.clock
+        self.feedback, self.timer = True, inner.timer
 
     @property
     def plain(self) -> Codec:
@@ -82,12 +81,12 @@ class Feedback(Codec):
             if sent is not None
             else self.scratch("sent", buffer.numel(), buffer.dtype, buffer.device)
         )
-        with self.clock.encoding():
+        with self.timer.encoding():
             error = self._error(buffer, state)
             error.add_(buffer)
             buffer.copy_(error)
         self.inner.reduce(buffer, layout, collective, state["inner"], own)
-        with self.clock.encoding():
+        with self.timer.encoding():
             error.sub_(own)
 
     def _error(self, values: Tensor, state: State) -> Tensor:
@@ -98,6 +97,6 @@ class Feedback(Codec):
 
 
 def build_codec(choice: Spec | str) -> Codec:
-    """A codec by name, with error feedback around it where it wants that."""
+    """Build a codec by name, with error feedback if its option `feedback` is set."""
     codec: Codec = codecs.build(choice)
     return Feedback(codec) if codec.feedback else codec

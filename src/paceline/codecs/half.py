@@ -1,8 +1,8 @@
-"""Half of the bits: 16 instead of 32.
+"""16 bits per number instead of 32.
 
-`fp16` has 11 bits of precision and ends at 65,504; `bf16` has 8 bits and float32's range. Sums are
-made in the same 16 bits at every hop, as decode, add, encode would; the owner of a chunk rounds its
-sum once, so replicas stay identical.
+`fp16` has 11 bits of precision and numbers up to 65,504. `bf16` has 8 bits of precision and
+float32's range. Every hop adds in the same 16 bits, as decode, add, encode would. The owner of a
+chunk rounds its sum once, so replicas stay identical.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from paceline.types import Layout
 
 
 class Half(HopCodec):
-    """A subclass says which 16 bits. Any all-reduce can add them as they are."""
+    """A subclass defines the 16-bit type. Any all-reduce can add such numbers."""
 
-    wire: ClassVar[torch.dtype]
+    wire_dtype: ClassVar[torch.dtype]
 
     def length(self, numel: int) -> int:
         return aligned(2 * numel)
 
     def pack(self, values: Tensor, message: Tensor) -> None:
-        halves = message[: 2 * values.numel()].view(self.wire)
+        halves = message[: 2 * values.numel()].view(self.wire_dtype)
         halves.copy_(values)
         aside = self.scratch(
-            "magnitudes", min(values.numel(), 2 * blocks.SLICE), self.wire, values.device
+            "magnitudes", min(values.numel(), 2 * blocks.SLICE), self.wire_dtype, values.device
         )
         for some in halves.split(2 * blocks.SLICE) if halves.numel() else ():
             refuse_nonfinite(torch.abs(some, out=aside[: some.numel()]).amax(), self.name)
 
     def unpack(self, message: Tensor, values: Tensor) -> None:
-        values.copy_(message[: 2 * values.numel()].view(self.wire))
+        values.copy_(message[: 2 * values.numel()].view(self.wire_dtype))
 
     def reduce(
         self,
@@ -49,18 +49,17 @@ class Half(HopCodec):
         state: State,
         sent: Tensor | None = None,
     ) -> None:
-        if not isinstance(collective, Scheduled) and not collective.transport.adds(self.wire):
-            super().reduce(
-                buffer, layout, collective, state, sent
-            )  # hop by hop: the transport cannot add such numbers itself
+        if not isinstance(collective, Scheduled) and not collective.transport.adds(self.wire_dtype):
+            # The transport's all-reduce cannot add such numbers: decode and encode at every hop.
+            super().reduce(buffer, layout, collective, state, sent)
             return
-        halves = self.scratch("halves", buffer.numel(), self.wire, buffer.device)
-        with self.clock.encoding():
+        halves = self.scratch("halves", buffer.numel(), self.wire_dtype, buffer.device)
+        with self.timer.encoding():
             halves.copy_(buffer)
             if sent is not None:
                 sent.copy_(halves)
         collective.all_reduce(halves)
-        with self.clock.decoding():
+        with self.timer.decoding():
             buffer.copy_(halves)
             refuse_nonfinite(buffer.sum(), self.name)
 
@@ -70,8 +69,8 @@ class Half(HopCodec):
 class Float16(Half):
     """16 bits, 11 of them for precision; numbers up to 65,504."""
 
-    feedback: Annotated[bool, "remember what is rounded off"] = False
-    wire = torch.float16
+    feedback: Annotated[bool, "error feedback: add the rounding error to the next message"] = False
+    wire_dtype = torch.float16
 
 
 @codecs.register("bf16")
@@ -79,5 +78,5 @@ class Float16(Half):
 class BFloat16(Half):
     """16 bits, 8 of them for precision; float32's range."""
 
-    feedback: Annotated[bool, "remember what is rounded off"] = False
-    wire = torch.bfloat16
+    feedback: Annotated[bool, "error feedback: add the rounding error to the next message"] = False
+    wire_dtype = torch.bfloat16

@@ -1,9 +1,8 @@
-"""Messages that are decoded, added to and encoded again at every hop, along any all-reduce's
-schedule.
+"""Hop codecs decode, add and encode again at every hop of an all-reduce's schedule.
 
-A chunk that is to be added at its target is encoded from what its sender holds. A chunk that is
-final is encoded once, by its owner, who goes on with the decoded copy; whoever passes it on passes
-on the same bytes. So all ranks end with the same bits.
+A chunk that the target will add is encoded from the sender's values. A final chunk is encoded once,
+by its owner, which continues with the decoded copy. Ranks that forward a final chunk forward the
+same bytes. So all ranks end with the same bits.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from paceline.types import Layout
 
 
 class HopCodec(Codec):
-    """A codec that does not care where tensors begin: any stretch of numbers is a message."""
+    """A codec that ignores where tensors begin, so it can encode any span of a buffer."""
 
     kind = "hop"
 
     @abstractmethod
     def length(self, numel: int) -> int:
-        """Bytes of a message with so many numbers."""
+        """The bytes of a message with `numel` numbers."""
 
     @abstractmethod
     def pack(self, values: Tensor, message: Tensor) -> None: ...
@@ -53,15 +52,15 @@ class HopCodec(Codec):
         state: State,
         sent: Tensor | None = None,
     ) -> None:
-        """Along the collective's own schedule, or a ring where it has none."""
+        """Sum along the collective's schedule, or along a ring if it has none."""
         if sent is not None:
             schedule = self.hops(collective).schedule
             message = self.scratch("first", self.length(buffer.numel()), torch.uint8, buffer.device)
-            with self.clock.encoding():
+            with self.timer.encoding():
                 for low, high in (
                     schedule.bounds(chunk, buffer.numel()) for chunk in range(schedule.chunks)
                 ):
-                    self.pack(buffer[low:high], message)  # chunk by chunk, as they will travel
+                    self.pack(buffer[low:high], message)  # by chunk, as the schedule sends them
                     self.unpack(message, sent[low:high])
                 buffer.copy_(sent)
         self.hops(collective).run(buffer)
@@ -85,31 +84,29 @@ class HopCodec(Codec):
 
 @dataclass
 class _Round:
-    """One rank's part of a round: chunks to encode (and whether they are final), messages, and what
-    is done with what came.
-    """
+    """What one rank does in one round."""
 
-    leaving: list[tuple[int, bool]]
+    leaving: list[tuple[int, bool]]  # chunks to encode and send, and whether each is final
     messages: list[Message]
-    adding: list[tuple[int, Tensor]]  # (chunk, its bytes)
-    placing: list[int]
+    adding: list[tuple[int, Tensor]]  # received chunks to add, and the bytes of each
+    placing: list[int]  # received chunks that are final
 
 
 class EncodedHops:
-    """A schedule bound to a transport and a codec."""
+    """Runs a schedule on a transport, with every message encoded by a codec."""
 
     def __init__(self, schedule: Schedule, transport: Transport, codec: Codec) -> None:
         assert isinstance(codec, HopCodec)
         self.schedule, self.transport, self.codec = schedule, transport, codec
-        self._plans: dict[
+        self._compiled: dict[
             tuple[int, torch.dtype, torch.device], tuple[list[_Round], list[Tensor]]
         ] = {}
 
     def run(self, buffer: Tensor) -> None:
         key = (buffer.numel(), buffer.dtype, buffer.device)
-        if key not in self._plans:
-            self._plans[key] = self._plan(buffer)
-        rounds, wire = self._plans[key]
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(buffer)
+        rounds, encoded = self._compiled[key]
         chunks = [
             buffer[low:high]
             for low, high in (
@@ -117,34 +114,35 @@ class EncodedHops:
             )
         ]
         final: set[int] = set()
-        clock = self.codec.clock
-        for part in rounds:
-            with clock.encoding():
-                for chunk, stays in part.leaving:
+        timer = self.codec.timer
+        for round_ in rounds:
+            with timer.encoding():
+                for chunk, stays in round_.leaving:
                     if chunk not in final:
-                        self.codec.pack(chunks[chunk], wire[chunk])
+                        self.codec.pack(chunks[chunk], encoded[chunk])
                         if stays:
-                            self.codec.unpack(wire[chunk], chunks[chunk])
+                            self.codec.unpack(encoded[chunk], chunks[chunk])
                             final.add(chunk)
             with self.transport.together():
-                for message in part.messages:
+                for message in round_.messages:
                     message.start()
-            for message in part.messages:
+            for message in round_.messages:
                 message.wait()
-            with clock.decoding():
-                for chunk, arrived in part.adding:
+            with timer.decoding():
+                for chunk, arrived in round_.adding:
                     values = self.codec.scratch(
                         "hop", chunks[chunk].numel(), buffer.dtype, buffer.device
                     )
                     self.codec.unpack(arrived, values)
                     chunks[chunk].add_(values)
-                for chunk in part.placing:
-                    self.codec.unpack(wire[chunk], chunks[chunk])
+                for chunk in round_.placing:
+                    self.codec.unpack(encoded[chunk], chunks[chunk])
                     final.add(chunk)
 
-    def _plan(self, buffer: Tensor) -> tuple[list[_Round], list[Tensor]]:
-        """Memory for every chunk's message, back to back, so that several chunks are one
-        message.
+    def _compile(self, buffer: Tensor) -> tuple[list[_Round], list[Tensor]]:
+        """The rank's rounds, and memory for the encoded chunks.
+
+        Encoded chunks lie back to back, so that one message can hold several.
         """
         schedule, transport, me = self.schedule, self.transport, self.transport.rank
         sizes = [
@@ -157,29 +155,29 @@ class EncodedHops:
             ends.append(ends[-1] + length)
         device = buffer.device
         whole = torch.empty(ends[-1], dtype=torch.uint8, device=device)
-        wire = list(whole.split(lengths))
+        encoded = list(whole.split(lengths))
 
-        def stretch(transfer: Transfer) -> tuple[int, int]:
+        def byte_span(transfer: Transfer) -> tuple[int, int]:
             return ends[transfer.start], ends[transfer.stop]
 
         rounds = []
         for transfers in schedule.rounds:
-            part = _Round([], [], [], [])
+            round_ = _Round([], [], [], [])
             for t in transfers:
-                low, high = stretch(t)
+                low, high = byte_span(t)
                 chunks = [c for c in range(t.start, t.stop) if lengths[c]]
                 if not chunks:
                     continue
                 if t.source == me:
-                    part.leaving += [(c, not t.adds) for c in chunks]
-                    part.messages.append(transport.sending(whole[low:high], t.target))
+                    round_.leaving += [(c, not t.adds) for c in chunks]
+                    round_.messages.append(transport.sending(whole[low:high], t.target))
                 elif t.target == me and t.adds:
                     aside = torch.empty(high - low, dtype=torch.uint8, device=device)
-                    part.adding += [(c, aside[ends[c] - low : ends[c + 1] - low]) for c in chunks]
-                    part.messages.append(transport.receiving(aside, t.source))
+                    round_.adding += [(c, aside[ends[c] - low : ends[c + 1] - low]) for c in chunks]
+                    round_.messages.append(transport.receiving(aside, t.source))
                 elif t.target == me:
-                    part.placing += chunks
-                    part.messages.append(transport.receiving(whole[low:high], t.source))
-            if part.messages:
-                rounds.append(part)
-        return rounds, wire
+                    round_.placing += chunks
+                    round_.messages.append(transport.receiving(whole[low:high], t.source))
+            if round_.messages:
+                rounds.append(round_)
+        return rounds, encoded

@@ -1,4 +1,4 @@
-"""No compression: the buffer itself travels."""
+"""No compression: the buffer itself is sent."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paceline.types import Layout
 @codecs.register("none")
 @dataclass
 class NoCodec(Codec):
-    """The numbers as they are."""
+    """The numbers themselves, uncompressed."""
 
     kind = "none"
     lossless = True
 
     def message_bytes(self, layout: Layout) -> int:
-        return aligned(8 * layout.numel)  # as long as the longest numbers need
+        return aligned(8 * layout.numel)  # enough for the widest numbers
 
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
         message[: values.nbytes].view(values.dtype).copy_(values)

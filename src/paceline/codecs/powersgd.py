@@ -1,11 +1,11 @@
-"""PowerSGD (Vogels et al., 2019): every matrix as the product of two thin ones, found by one step
-of power iteration.
+"""PowerSGD (Vogels et al., 2019): each matrix is sent as the product of two thin ones, found by one
+step of power iteration.
 
     P <- sum_p M_p Q ;  orthonormal columns ;  Q_p <- M_p^T P ;  Q <- sum_p Q_p ;  sum_p M_p ~ P Q^T
 
-Both products are linear in M, so any all-reduce adds them up, and Q is where the next step begins.
-Convolutions are matrices of (output channels) x (the rest); vectors, and matrices that would not
-get smaller, travel as they are.
+Both products are linear in M, so any all-reduce sums them. The next step begins with this step's Q.
+A convolution is a matrix of (output channels) x (all other dimensions). Vectors, and matrices that
+would not get smaller, are sent uncompressed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.codecs.base import Codec, State, aligned, part, refuse_nonfinite
+from paceline.codecs.base import Codec, State, aligned, numbers_at, refuse_nonfinite
 from paceline.collectives.base import Collective
 from paceline.errors import BadRequest
 from paceline.registry import codecs
@@ -24,7 +24,7 @@ from paceline.types import Layout, Slot
 
 
 class Matrix(NamedTuple):
-    """A tensor in memory order, as a matrix."""
+    """A tensor viewed as a matrix, in memory order."""
 
     slot: Slot
     rows: int
@@ -37,35 +37,35 @@ class Matrix(NamedTuple):
 @codecs.register("powersgd")
 @dataclass
 class PowerSGD(Codec):
-    """Matrices as products of two thin ones."""
+    """Matrices as products of two thin matrices."""
 
     rank: Annotated[int, "columns of the thin matrices"] = 2
-    feedback: Annotated[bool, "remember what is left out"] = True
+    feedback: Annotated[bool, "error feedback: add what is left out to the next message"] = True
 
     kind = "linear"
     biased = True
 
     def check(self) -> None:
         if self.rank < 1:
-            raise BadRequest(f"powersgd: rank={self.rank}: 1 or more")
-        self._parts: dict[int, tuple[list[Matrix], list[Slot], Layout]] = {}
+            raise BadRequest(f"powersgd: rank={self.rank}: it must be 1 or more")
+        self._splits: dict[int, tuple[list[Matrix], list[Slot], Layout]] = {}
 
     def start(
         self, layout: Layout, random: torch.Generator, shared_random: torch.Generator
     ) -> State:
-        matrices, _ = self._cut(layout)
+        matrices, _ = self._split(layout)
         drawn = torch.randn(sum(m.columns for m in matrices) * self.rank, generator=shared_random)
         return {"q": drawn}
 
     def message_bytes(self, layout: Layout) -> int:
-        matrices, others = self._cut(layout)
+        matrices, others = self._split(layout)
         return aligned(
             4
             * (self.rank * sum(m.rows + m.columns for m in matrices) + sum(s.numel for s in others))
         )
 
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
-        p, q, rest = self._places(layout, message)
+        p, q, rest = self._views(layout, message)
         self._multiply(values, layout, self._q(state, values), p)
         self._orthonormal(layout, p)
         self._transposed(values, layout, p, q)
@@ -75,7 +75,7 @@ class PowerSGD(Codec):
         return message.numel()
 
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
-        p, q, rest = self._places(layout, message)
+        p, q, rest = self._views(layout, message)
         self._product(layout, p, q, values)
         self._put_rest(rest, layout, values)
 
@@ -87,18 +87,18 @@ class PowerSGD(Codec):
         state: State,
         sent: Tensor | None = None,
     ) -> None:
-        matrices, others = self._cut(layout)
+        matrices, others = self._split(layout)
         ends = (self.rank * sum(m.rows for m in matrices), sum(s.numel for s in others))
         first = self.scratch("p and rest", sum(ends), buffer.dtype, buffer.device)
         p, rest = first[: ends[0]], first[ends[0] :]
         q = self._q(state, buffer)
-        with self.clock.encoding():
+        with self.timer.encoding():
             self._multiply(buffer, layout, q, p)
             self._copy_rest(buffer, layout, rest)
             if sent is not None:
                 self._put_rest(rest, layout, sent)
         collective.all_reduce(first)
-        with self.clock.encoding():
+        with self.timer.encoding():
             refuse_nonfinite(first.sum(), self.name)
             self._orthonormal(layout, p)
             self._transposed(buffer, layout, p, q)
@@ -106,15 +106,15 @@ class PowerSGD(Codec):
                 self._product(layout, p, q, sent)
         if q.numel():
             collective.all_reduce(q)
-        with self.clock.decoding():
+        with self.timer.decoding():
             self._product(layout, p, q, buffer)
             self._put_rest(rest, layout, buffer)
 
-    # --- pieces
+    # --- steps of the algorithm
 
-    def _cut(self, layout: Layout) -> tuple[list[Matrix], list[Slot]]:
+    def _split(self, layout: Layout) -> tuple[list[Matrix], list[Slot]]:
         """The tensors that get smaller as matrices, and the others."""
-        if id(layout) not in self._parts:
+        if id(layout) not in self._splits:
             matrices, others = [], []
             for slot in layout.slots:
                 matrix = _as_matrix(slot)
@@ -122,12 +122,9 @@ class PowerSGD(Codec):
                     matrices.append(matrix)
                 else:
                     others.append(slot)
-            self._parts[id(layout)] = (
-                matrices,
-                others,
-                layout,
-            )  # the layout is kept, so that its id stays its own
-        return self._parts[id(layout)][:2]
+            # Keep the layout too, so that no other object can get its id.
+            self._splits[id(layout)] = (matrices, others, layout)
+        return self._splits[id(layout)][:2]
 
     def fits(self, layout: Layout) -> None:
         found = [m for m in map(_as_matrix, layout.slots) if m is not None]
@@ -145,18 +142,19 @@ class PowerSGD(Codec):
         q: Tensor = state["q"]
         return q
 
-    def _places(self, layout: Layout, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        matrices, others = self._cut(layout)
-        p, at = part(message, 0, self.rank * sum(m.rows for m in matrices), torch.float32)
-        q, at = part(message, at, self.rank * sum(m.columns for m in matrices), torch.float32)
-        rest, _ = part(message, at, sum(s.numel for s in others), torch.float32)
+    def _views(self, layout: Layout, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        matrices, others = self._split(layout)
+        p, at = numbers_at(message, 0, self.rank * sum(m.rows for m in matrices), torch.float32)
+        q, at = numbers_at(message, at, self.rank * sum(m.columns for m in matrices), torch.float32)
+        rest, _ = numbers_at(message, at, sum(s.numel for s in others), torch.float32)
         return p, q, rest
 
     def _each(self, layout: Layout, flat: Tensor, side: str) -> list[tuple[Matrix, Tensor]]:
-        """Each matrix with its own stretch of a flat P or Q, lying down: products with long rows
-        are four times as fast.
+        """Each matrix with its span of a flat P or Q, transposed.
+
+        Products with long rows are four times as fast.
         """
-        matrices, _ = self._cut(layout)
+        matrices, _ = self._split(layout)
         lengths = [(m.rows if side == "p" else m.columns) * self.rank for m in matrices]
         return [
             (m, thin.view(self.rank, -1))
@@ -186,25 +184,26 @@ class PowerSGD(Codec):
 
     def _orthonormal(self, layout: Layout, p: Tensor) -> None:
         for _, left in self._each(layout, p, "p"):
-            exact = torch.promote_types(left.dtype, torch.float32)  # there is no QR of 16 bits
+            exact = torch.promote_types(left.dtype, torch.float32)  # QR has no 16-bit version
             left.copy_(torch.linalg.qr(left.t().to(exact)).Q.t())
 
     def _copy_rest(self, values: Tensor, layout: Layout, rest: Tensor) -> None:
         at = 0
-        for slot in self._cut(layout)[1]:
+        for slot in self._split(layout)[1]:
             rest[at : at + slot.numel].copy_(slot.span(values))
             at += slot.numel
 
     def _put_rest(self, rest: Tensor, layout: Layout, values: Tensor) -> None:
         at = 0
-        for slot in self._cut(layout)[1]:
+        for slot in self._split(layout)[1]:
             slot.span(values).copy_(rest[at : at + slot.numel])
             at += slot.numel
 
 
 def _as_matrix(slot: Slot) -> Matrix | None:
-    """Rows run over the dimension whose steps in memory are the longest: the first, in all usual
-    formats.
+    """The slot as a matrix; None for vectors and empty tensors.
+
+    Rows run over the dimension with the largest stride, which is the first in all usual formats.
     """
     if len(slot.shape) < 2 or not slot.numel:
         return None

@@ -1,11 +1,10 @@
-"""One bit each, and a scale per tensor: its mean magnitude (signSGD, Bernstein et al., 2018, with
-error feedback).
+"""One bit per number, and a scale per tensor: its mean magnitude (signSGD, Bernstein et al., 2018,
+with error feedback).
 
     decoded  x  =  mean|tensor| * sign(x)
 
-A scale for the whole vector instead of one per tensor breaks at larger learning rates: layers
-differ too much. With momentum taken before it, and what is left out remembered, it costs next to no
-accuracy.
+One scale for the whole vector fails at larger learning rates, because layers differ too much. With
+momentum applied before the codec, and with error feedback, it costs next to no accuracy.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.codecs.base import GatherCodec, State, aligned, part, refuse_nonfinite
+from paceline.codecs.base import GatherCodec, State, aligned, numbers_at, refuse_nonfinite
 from paceline.codecs.packing import blocks
 from paceline.registry import codecs
 from paceline.types import Layout
@@ -25,9 +24,9 @@ from paceline.types import Layout
 @codecs.register("sign")
 @dataclass
 class Sign(GatherCodec):
-    """One bit each, and a scale per tensor."""
+    """One bit per number, and a scale per tensor."""
 
-    feedback: Annotated[bool, "remember what is left out"] = True
+    feedback: Annotated[bool, "error feedback: add what is left out to the next message"] = True
 
     biased = True
 
@@ -35,7 +34,7 @@ class Sign(GatherCodec):
         return aligned(4 * len(layout.slots) + blocks.packed_bytes(layout.numel, 1))
 
     def encode(self, values: Tensor, layout: Layout, message: Tensor, state: State) -> int:
-        scales, at = part(message, 0, len(layout.slots), torch.float32)
+        scales, at = numbers_at(message, 0, len(layout.slots), torch.float32)
         aside = self.scratch("slice", blocks.SLICE, values.dtype, values.device)
         flags = self.scratch("flags", blocks.SLICE, torch.bool, values.device)
         for index, slot in enumerate(layout.slots):
@@ -51,7 +50,7 @@ class Sign(GatherCodec):
         return message.numel()
 
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
-        scales, at = part(message, 0, len(layout.slots), torch.float32)
+        scales, at = numbers_at(message, 0, len(layout.slots), torch.float32)
         for start in range(0, values.numel(), blocks.SLICE):
             here, first = values[start : start + blocks.SLICE], at + start // 8
             bits = blocks.unpack_bits(
@@ -66,7 +65,7 @@ def _mean_magnitude(values: Tensor, aside: Tensor) -> float | Tensor:
     if not values.numel():
         return 0.0
     sums = [
-        torch.abs(piece, out=aside[: piece.numel()]).sum(dtype=torch.float32)
-        for piece in values.split(blocks.SLICE)
+        torch.abs(span, out=aside[: span.numel()]).sum(dtype=torch.float32)
+        for span in values.split(blocks.SLICE)
     ]
     return torch.stack(sums).sum() / values.numel()

@@ -1,9 +1,8 @@
-"""Threshold: what is large compared with the rest travels, however many that are (after Strom,
-2015).
+"""Threshold: numbers above a multiple of the root mean square are sent (after Strom, 2015).
 
-    all x with |x| >= times * rms(x) ;  at most the part `most` of the vector, then the largest
+    all x with |x| >= times * rms(x) ;  at most the fraction `most` of the vector: the largest
 
-Messages differ in length from step to step and from worker to worker.
+The length of messages differs from step to step and from worker to worker.
 """
 
 from __future__ import annotations
@@ -25,21 +24,19 @@ from paceline.types import Layout
 @codecs.register("threshold")
 @dataclass
 class Threshold(SparseCodec):
-    """Whatever is large compared with the root mean square; the rest is remembered."""
+    """Numbers that are large compared with the root mean square; the rest is sent later."""
 
-    times: Annotated[float, "the root mean square, this many times, is the least that travels"] = (
-        2.0
-    )
-    most: Annotated[float, "the largest part of the vector that travels"] = 0.1
-    feedback: Annotated[bool, "remember what is left out"] = True
+    times: Annotated[float, "send numbers of at least this many times the root mean square"] = 2.0
+    most: Annotated[float, "the largest fraction of the numbers that is sent"] = 0.1
+    feedback: Annotated[bool, "error feedback: add what is left out to the next message"] = True
 
     biased = True
     varies = True
 
     def check(self) -> None:
-        check_ratio("threshold: most as a", self.most)
+        check_ratio(self.name, "most", self.most)
         if not 0.0 <= self.times < float("inf"):
-            raise BadRequest(f"threshold: times={self.times:g}: 0 or more")
+            raise BadRequest(f"threshold: times={self.times:g}: it must be 0 or more")
 
     def message_bytes(self, layout: Layout) -> int:
         return sparse.message_bytes(layout.numel, how_many(self.most, layout.numel))

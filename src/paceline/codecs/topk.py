@@ -1,10 +1,11 @@
-"""Top-k: only the largest part of the vector travels, the rest waits in the error memory (Lin et
-al., "Deep Gradient Compression", 2018).
+"""Top-k: only the largest numbers are sent, the others stay in the residual (Lin et al., "Deep
+Gradient Compression", 2018).
 
-    the k = ratio * n largest magnitudes of  x + e ;   warm-up: the ratio falls from `from` to `ratio` geometrically
+    the k = ratio * n largest magnitudes of  x + e
+    warm-up: the ratio falls geometrically from 0.25 to `ratio`
 
-Momentum is taken before it, on every worker, so that what waits grows as plain momentum would.
-Values are sent as float32, indices in 16 bits: 1/66 of the bytes at 1%.
+Every worker applies momentum before the codec, so that the residual grows as plain momentum would.
+Values are sent as float32 and indices in 16 bits: 1/66 of the bytes at 1%.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WARMUP_FROM = 0.25
 
 
 class SparseCodec(GatherCodec):
-    """Messages of values with their indices."""
+    """A codec whose messages are values with their indices."""
 
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
         indices, chosen = sparse.read(message, values.numel())
@@ -39,18 +40,18 @@ class SparseCodec(GatherCodec):
 @codecs.register("topk")
 @dataclass
 class TopK(SparseCodec):
-    """The largest part of the vector; the rest is remembered."""
+    """The largest numbers of the vector; the rest is sent later."""
 
-    ratio: Annotated[float, "the part that travels"] = 0.01
+    ratio: Annotated[float, "the fraction of the numbers that is sent"] = 0.01
     warmup: Annotated[int, "steps over which the ratio falls from 0.25 to it"] = 0
-    feedback: Annotated[bool, "remember what is left out"] = True
+    feedback: Annotated[bool, "error feedback: add what is left out to the next message"] = True
 
     biased = True
 
     def check(self) -> None:
-        check_ratio(self.name, self.ratio)
+        check_ratio(self.name, "ratio", self.ratio)
         if self.warmup < 0:
-            raise BadRequest(f"topk: warmup={self.warmup}: 0 or more steps")
+            raise BadRequest(f"topk: warmup={self.warmup}: it must be 0 or more steps")
         self.varies = self.warmup > 0
 
     def start(
@@ -78,12 +79,12 @@ class TopK(SparseCodec):
 
 
 def how_many(ratio: float, numel: int) -> int:
-    """At least one of any."""
+    """`ratio` of `numel` numbers, at least one."""
     return min(numel, max(1, round(ratio * numel)))
 
 
-def check_ratio(name: str, ratio: float) -> None:
-    if not 0.0 < ratio <= 1.0:
+def check_ratio(name: str, option: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
         raise BadRequest(
-            f"{name}: ratio={ratio:g}: the part that travels, more than 0 and at most 1"
+            f"{name}: {option}={value:g}: the fraction that is sent must be above 0 and at most 1"
         )

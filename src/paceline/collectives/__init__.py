@@ -1,1 +1,1 @@
-"""How all ranks combine a buffer: schedules as data, one executor."""
+"""Collectives combine a buffer over all ranks: schedules as data, run by one executor."""

@@ -1,9 +1,9 @@
-"""The fastest all-reduce for a buffer's size, the number of ranks and the transport: measured, on
-the buffer itself.
+"""`collective=auto` measures which all-reduce is fastest for a buffer, and uses that one.
 
-All ranks take the same choice, for the slowest rank's times decide. The transport's own is kept
-unless another is clearly faster, so that the choice (and with it the order in which floats are
-added) does not flicker from run to run.
+It measures on the buffer itself, so the choice depends on its size, the number of ranks and the
+transport. All ranks make the same choice: the slowest rank's times decide. The transport's own
+all-reduce is kept unless another one is clearly faster, so that the choice, and with it the order
+in which floats are added, is usually the same from run to run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline.collectives.base import Collective, choose
 from paceline.transport.base import Op, Transport
 
 CANDIDATES = ("native", "ring", "halving-doubling", "tree")
-FEW_ROUNDS_BYTES = 1 << 20  # above it the tree, which sends whole buffers, has nothing to win
-CLEARLY = 0.9  # of the first candidate's time
+FEW_ROUNDS_BYTES = 1 << 20  # the tree sends whole buffers: above this size it is never the fastest
+CLEARLY = 0.9  # another collective must take less than this fraction of the first one's time
 ROUNDS = 5
 BUDGET_S = 1.0  # per size, roughly
 
@@ -50,7 +50,7 @@ class Auto(Collective):
         if self.transport.size == 1 or buffer.nbytes in self._chosen or not buffer.numel():
             return
         names = [n for n in self._candidates if n != "tree" or buffer.nbytes <= FEW_ROUNDS_BYTES]
-        if self.transport.kind == "inproc":  # ranks that take turns have no speed worth measuring
+        if self.transport.kind == "inproc":  # ranks take turns, so their times say nothing
             names = names[:1]
         kept = buffer.clone()
         times = self._measure(names, buffer) if len(names) > 1 else [0.0]
@@ -59,7 +59,7 @@ class Auto(Collective):
         self._chosen[buffer.nbytes] = names[best] if times[best] < CLEARLY * times[0] else names[0]
 
     def _measure(self, names: list[str], buffer: Tensor) -> list[float]:
-        """Medians of interleaved rounds; the slowest rank's, on all ranks."""
+        """The median seconds of each collective in interleaved rounds, on the slowest rank."""
         seconds: list[list[float]] = [[] for _ in names]
         rounds = 1 + ROUNDS
         done = 0
@@ -71,7 +71,7 @@ class Auto(Collective):
                 self._candidates[name].all_reduce(buffer)
                 taken.append(time.perf_counter() - began)
             done += 1
-            if done == 1:  # the warm-up: it also says how many rounds fit
+            if done == 1:  # the warm-up also tells how many rounds fit into the budget
                 total = torch.tensor([sum(t[0] for t in seconds)], dtype=torch.float64)
                 self.transport.all_reduce(total, "max")
                 rounds = 1 + max(1, min(ROUNDS, int(BUDGET_S / max(1e-6, float(total)))))

@@ -1,5 +1,6 @@
-"""A collective bound to a transport: what strategies and codecs call. `algorithm` makes one from a
-schedule.
+"""The interface of collectives, which strategies and codecs call.
+
+`algorithm` registers a collective that is written as a schedule.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ from paceline.errors import UnknownName
 from paceline.registry import Spec, collectives, operations
 from paceline.transport.base import Op, Transport
 
-SCHEDULES: dict[
-    str, Callable[..., Schedule]
-] = {}  # every all-reduce that is written as a schedule, by name
+SCHEDULES: dict[str, Callable[..., Schedule]] = {}  # all-reduces that are schedules, by name
 
 
 class Collective(ABC):
-    """Built with the transport whose ranks it combines."""
+    """Combines buffers over the ranks of a transport."""
 
     name: ClassVar[str]
 
@@ -32,23 +31,19 @@ class Collective(ABC):
 
     @abstractmethod
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
-        """In place: every rank ends with the combination of all ranks' buffers, bit-identical on
-        all of them.
-        """
+        """Replace the buffer by the combination of all ranks' buffers, bit-identical on all."""
 
     def prepare(self, buffer: Tensor) -> None:
-        """Called by all ranks together, before the first step, with a buffer that will
-        come often.
-        """
+        """Prepare for a buffer that will come often; all ranks call this before the first step."""
         return
 
     @property
     def choices(self) -> dict[str, str]:
-        """What was chosen by measuring (bytes of the buffer: collective), to be recorded."""
+        """The collective that was chosen for each size of a buffer (in bytes), for the record."""
         return {}
 
     def obey(self, choices: dict[str, str]) -> None:
-        """Take an earlier run's choices."""
+        """Use an earlier run's choices."""
         return
 
 
@@ -65,7 +60,7 @@ class Scheduled(Collective):
 
 
 def choose(name: str, transport: Transport) -> Collective:
-    """A collective by name; `auto` measures which is the fastest (collectives/auto.py)."""
+    """Build a collective by name; `auto` measures which is the fastest (collectives/auto.py)."""
     if name == "auto":
         from paceline.collectives.auto import Auto
 
@@ -75,7 +70,7 @@ def choose(name: str, transport: Transport) -> Collective:
 
 
 def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
-    """The schedule that a person names: `ring`, `hierarchical:group=4`, `broadcast:root=2`."""
+    """The schedule that the user names: `ring`, `hierarchical:group=4`, `broadcast:root=2`."""
     collectives.discover()
     spec = Spec.of(choice)
     if spec.name in SCHEDULES:
@@ -84,14 +79,12 @@ def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
         return operations.build(spec, ranks=ranks)  # type: ignore[no-any-return]
     known = [*SCHEDULES, *operations.names()]
     raise UnknownName(
-        "schedule", spec.name, known, "(native has none: the library keeps its own to itself.)"
+        "schedule", spec.name, known, "(native has none: the transport's library implements it.)"
     )
 
 
 def algorithm(name: str) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
-    """Register a function from the number of ranks (and its own options) to an all-reduce
-    schedule.
-    """
+    """Register a function that makes an all-reduce schedule from the number of ranks and options."""
 
     def decorate(make_schedule: Callable[..., Schedule]) -> Callable[..., Schedule]:
         SCHEDULES[name] = make_schedule

@@ -1,8 +1,7 @@
-"""A schedule as pictures: step by step, who holds which contributions of which chunk, who sends
-what to whom.
+"""Draws a schedule: for each round, the transfers and the contributions in every rank's chunks.
 
-One description (`frames`) feeds the terminal, the SVG and the page, and a test compares it with the
-symbolic state.
+`frames` describes the rounds. The terminal, the SVG and the page are made from that description,
+and a test compares it with the symbolic state.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from paceline.collectives.schedule import Schedule, Transfer, states
 
 @dataclass(frozen=True)
 class Frame:
-    """Step 0 is the start; step r is the state after round r, with the transfers that led to it."""
+    """The state after round `step` (0: the start) and the transfers of that round."""
 
     step: int
     phase: str
@@ -44,8 +43,9 @@ def frames(schedule: Schedule) -> list[Frame]:
 
 
 def contributions(holding: tuple[int, ...]) -> str:
-    """Whose parts are in it: (1, 1, 1, 0, 1) is "0-2,4"; a part that is in it twice is
-    marked "x2".
+    """The ranks whose contributions a chunk holds, as text: (1, 1, 1, 0, 1) is "0-2,4".
+
+    "x2" marks contributions that it holds twice.
     """
     runs: list[str] = []
     rank = 0
@@ -141,7 +141,7 @@ STYLE = (
 
 
 def svg(schedule: Schedule) -> str:
-    """All steps below each other."""
+    """An SVG with all steps below each other."""
     drawn = frames(schedule)
     y, parts = 30, [f'<text x="8" y="20" class="h">{escape(title(schedule))}</text>']
     for frame in drawn:
@@ -164,7 +164,8 @@ def title(schedule: Schedule) -> str:
 # --- the page
 
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>@TITLE@</title>
 <style>
 body{font-family:system-ui,sans-serif;margin:1.5rem;max-width:1200px;color:#111;background:#fff}
@@ -173,9 +174,12 @@ h1{font-size:1.3rem}button{font-size:1rem;padding:.35rem .9rem;margin-right:.4re
 .legend span{display:inline-block;padding:.1rem .5rem;margin-right:.5rem;border-radius:3px}
 </style></head><body>
 <h1>@TITLE@</h1>
-<p class="legend"><span style="background:#e8e8e8">own part</span><span style="background:#9ecae1">partial sum</span>
-<span style="background:#2b8a3e;color:#fff">everybody's</span><span style="border:2.5px solid #d9480f">just written</span></p>
-<p><button id="back" title="left arrow">Back</button><button id="next" title="right arrow">Next</button>
+<p class="legend"><span style="background:#e8e8e8">own contribution</span>
+<span style="background:#9ecae1">partial sum</span>
+<span style="background:#2b8a3e;color:#fff">sum of all ranks</span>
+<span style="border:2.5px solid #d9480f">written in this round</span></p>
+<p><button id="back" title="left arrow">Back</button>
+<button id="next" title="right arrow">Next</button>
 <button id="play" title="space">Play</button> <span id="where" aria-live="polite"></span></p>
 <div id="steps">@STEPS@</div>
 <script>
@@ -191,7 +195,8 @@ function play(){if(timer){stop();return;} if(at===pictures.length-1)show(0);
 document.getElementById("back").onclick=()=>{stop();show(at-1);};
 document.getElementById("next").onclick=()=>{stop();show(at+1);};
 document.getElementById("play").onclick=play;
-document.onkeydown=e=>{if(e.key==="ArrowLeft"){stop();show(at-1);}else if(e.key==="ArrowRight"){stop();show(at+1);}
+document.onkeydown=e=>{if(e.key==="ArrowLeft"){stop();show(at-1);}
+ else if(e.key==="ArrowRight"){stop();show(at+1);}
  else if(e.key===" "){e.preventDefault();play();}};
 show(parseInt(location.hash.slice(1))||0);
 </script></body></html>
@@ -199,7 +204,7 @@ show(parseInt(location.hash.slice(1))||0);
 
 
 def html(schedule: Schedule) -> str:
-    """Self-contained: step forward, back, play."""
+    """A self-contained page with buttons to step forward, step back and play."""
     drawn = frames(schedule)
     width = panel_width(schedule, drawn)
     pictures = []

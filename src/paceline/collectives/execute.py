@@ -1,8 +1,7 @@
-"""The one executor: runs any schedule on any transport, in place, without allocating memory per
-call.
+"""The executor runs any schedule on any transport, in place, without allocating memory per call.
 
-All messages of a round are under way together. What is to be added arrives in scratch memory, and
-where it is long in segments, so that one is added while the next arrives.
+All messages of a round are in flight together. Chunks that are to be added arrive in scratch
+memory. Long ones arrive in segments, so that one is added while the next is in flight.
 """
 
 from __future__ import annotations
@@ -16,45 +15,47 @@ from torch import Tensor
 from paceline.collectives.schedule import Schedule
 from paceline.transport.base import REDUCE, Message, Op, Transport, check_tensor, wording
 
-SEGMENT_BYTES = (
-    4 << 20
-)  # measured by benchmarks/segments.py: smaller ones cost more than the overlap gains
-BOUND = (
-    16  # buffers whose slices are kept: a training run has a few, and the same ones in every step
-)
+# Measured with benchmarks/segments.py: smaller segments cost more than the overlap gains.
+SEGMENT_BYTES = 4 << 20
+# Buffers whose messages are kept. A training run has a few, and the same ones in every step.
+BOUND = 16
 
-Range = tuple[int, int, int]  # (peer, from, to), in elements
+PeerSpan = tuple[int, int, int]  # (peer, start, stop): a span of the buffer and the other rank
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one rank does in one round: buffer ranges to send, to receive in place, and to receive
-    aside.
+class RankRound:
+    """The spans that one rank sends and receives in one round.
 
-    What is received aside is added to the rank's own when it is there, or, where the place is still
-    being sent (a swap), put there when that is done.
+    `places` arrive in the buffer. `adds` and `swaps` arrive in scratch memory: an add is summed
+    into the buffer on arrival; a swap is copied into the buffer once the old content has been sent.
     """
 
-    sends: tuple[Range, ...]
-    places: tuple[Range, ...]
-    adds: tuple[Range, ...]
-    swaps: tuple[Range, ...]
+    sends: tuple[PeerSpan, ...]
+    places: tuple[PeerSpan, ...]
+    adds: tuple[PeerSpan, ...]
+    swaps: tuple[PeerSpan, ...]
 
     @property
     def aside(self) -> int:
+        """Elements that arrive in scratch memory."""
         return sum(high - low for _, low, high in (*self.adds, *self.swaps))
 
 
-def plan(schedule: Schedule, rank: int, length: int, segment: int = 0) -> list[Step]:
-    """A schedule as seen by one rank, in elements, in segments (0: uncut). Empty messages are not
-    sent, by anybody.
+def compile_for_rank(
+    schedule: Schedule, rank: int, length: int, segment: int = 0
+) -> list[RankRound]:
+    """One rank's rounds of a schedule for a buffer of `length` elements.
+
+    Adds are cut into segments of `segment` elements (0: uncut). Empty spans are left out, on both
+    sides.
     """
-    steps = []
+    rounds = []
     for transfers in schedule.rounds:
-        sends: list[Range] = []
-        places: list[Range] = []
-        adds: list[Range] = []
-        swaps: list[Range] = []
+        sends: list[PeerSpan] = []
+        places: list[PeerSpan] = []
+        adds: list[PeerSpan] = []
+        swaps: list[PeerSpan] = []
         own = {(t.target, t.start, t.stop) for t in transfers if t.source == rank}
         for t in transfers:
             low, high = schedule.bounds(t.start, length)[0], schedule.bounds(t.stop - 1, length)[1]
@@ -69,84 +70,85 @@ def plan(schedule: Schedule, rank: int, length: int, segment: int = 0) -> list[S
                     kind = adds if t.adds else swaps if swapped else places
                     kind.append((t.source, start - low + into, stop - low + into))
         if sends or places or adds or swaps:
-            steps.append(Step(tuple(sends), tuple(places), tuple(adds), tuple(swaps)))
-    return steps
+            rounds.append(RankRound(tuple(sends), tuple(places), tuple(adds), tuple(swaps)))
+    return rounds
 
 
-class BoundStep:
-    """A step on a certain buffer: its messages, made once, and what is done when they have
-    arrived.
-    """
+class BoundRound:
+    """A round on one buffer, with its messages, which are made once and started in every call."""
 
-    def __init__(self, step: Step, flat: Tensor, scratch: Tensor, transport: Transport) -> None:
-        asides = iter(
-            scratch[: step.aside].split([high - low for _, low, high in (*step.adds, *step.swaps)])
-        )
+    def __init__(
+        self, round_: RankRound, flat: Tensor, scratch: Tensor, transport: Transport
+    ) -> None:
+        sizes = [high - low for _, low, high in (*round_.adds, *round_.swaps)]
+        asides = iter(scratch[: round_.aside].split(sizes))
 
-        def aside(ranges: tuple[Range, ...]) -> list[tuple[Message, Tensor, Tensor]]:
-            arriving = [(peer, flat[low:high], next(asides)) for peer, low, high in ranges]
+        def aside(spans: tuple[PeerSpan, ...]) -> list[tuple[Message, Tensor, Tensor]]:
+            arriving = [(peer, flat[low:high], next(asides)) for peer, low, high in spans]
             return [(transport.receiving(place, peer), own, place) for peer, own, place in arriving]
 
-        self.adds, self.swaps = aside(step.adds), aside(step.swaps)
-        placing = [transport.receiving(flat[low:high], peer) for peer, low, high in step.places]
-        leaving = [transport.sending(flat[low:high], peer) for peer, low, high in step.sends]
+        self.adds, self.swaps = aside(round_.adds), aside(round_.swaps)
+        placing = [transport.receiving(flat[low:high], peer) for peer, low, high in round_.places]
+        leaving = [transport.sending(flat[low:high], peer) for peer, low, high in round_.sends]
         self.messages = [*(m for m, _, _ in (*self.adds, *self.swaps)), *placing, *leaving]
         self.others = [*placing, *leaving]
 
 
 class Executor:
-    """A schedule bound to a transport. Plans and scratch memory are made at the first call of a
-    size and kept.
+    """Runs a schedule on a transport.
+
+    The rank's rounds and scratch memory are made at the first call with a buffer of a size, and
+    kept.
     """
 
     def __init__(
         self, schedule: Schedule, transport: Transport, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         self.schedule, self.transport, self._segment_bytes = schedule, transport, segment_bytes
-        self._plans: dict[tuple[Any, ...], tuple[list[Step], Tensor]] = {}
-        self._bound: dict[tuple[Any, ...], list[BoundStep]] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[list[RankRound], Tensor]] = {}
+        self._bound: dict[tuple[Any, ...], list[BoundRound]] = {}
 
     def run(self, buffer: Tensor, op: Op = "sum") -> None:
         transport, reduce = self.transport, REDUCE[op]
-        for step in self._steps(buffer, op):
+        for round_ in self._rounds_for(buffer, op):
             with transport.together():
-                for message in step.messages:
+                for message in round_.messages:
                     message.start()
-            for message, own, aside in step.adds:
+            for message, own, aside in round_.adds:
                 message.wait()
                 reduce(own, aside, out=own)
-            for message in step.others:
+            for message in round_.others:
                 message.wait()
-            for message, own, aside in step.swaps:
+            for message, own, aside in round_.swaps:
                 message.wait()
                 own.copy_(aside)
 
-    def _steps(self, buffer: Tensor, op: Op) -> list[BoundStep]:
-        """The plan with its ranges cut out of this very buffer; kept, for a step comes back with
-        the same buffers.
-        """
+    def _rounds_for(self, buffer: Tensor, op: Op) -> list[BoundRound]:
+        """The rank's rounds on this buffer; kept, because a training step comes with the same one."""
         shape = (buffer.numel(), buffer.dtype, buffer.device, buffer.is_contiguous(), op)
         place = (buffer.data_ptr() if buffer.device.type != "meta" else 0, *shape)
         bound = self._bound.get(place)
         if bound is None:
-            if shape not in self._plans:
-                self._plans[shape] = self._plan(buffer, op)
-            steps, scratch = self._plans[shape]
+            if shape not in self._compiled:
+                self._compiled[shape] = self._compile(buffer, op)
+            rounds, scratch = self._compiled[shape]
             while len(self._bound) >= BOUND:
                 self._bound.pop(next(iter(self._bound)))
             bound = self._bound[place] = [
-                BoundStep(step, buffer.detach().view(-1), scratch, self.transport) for step in steps
+                BoundRound(round_, buffer.detach().view(-1), scratch, self.transport)
+                for round_ in rounds
             ]
         return bound
 
-    def _plan(self, buffer: Tensor, op: Op) -> tuple[list[Step], Tensor]:
-        """The first call with such a buffer: all ranks bring the same, and it is one that can be
-        moved.
+    def _compile(self, buffer: Tensor, op: Op) -> tuple[list[RankRound], Tensor]:
+        """The rank's rounds and scratch memory for buffers like this one.
+
+        Raises unless all ranks bring the same kind of buffer and the transport can move it.
         """
         if self.transport.size > 1:
             self.transport.agree(wording(f"{self.schedule.name} {op}", buffer))
         check_tensor(buffer, self.transport)
         segment = self._segment_bytes // buffer.element_size()
-        steps = plan(self.schedule, self.transport.rank, buffer.numel(), segment)
-        aside = max((step.aside for step in steps), default=0)
-        return steps, torch.empty(aside, dtype=buffer.dtype, device=buffer.device)
+        rounds = compile_for_rank(self.schedule, self.transport.rank, buffer.numel(), segment)
+        aside = max((round_.aside for round_ in rounds), default=0)
+        return rounds, torch.empty(aside, dtype=buffer.dtype, device=buffer.device)

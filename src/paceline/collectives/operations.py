@@ -1,4 +1,4 @@
-"""Every operation on a buffer that all ranks hold, over any transport: what a program calls."""
+"""All operations on a buffer that every rank holds, over any transport, as methods."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from paceline.transport.base import Op, Transport
 
 
 class Operations:
-    """In place, on one flat buffer per rank, cut into as many chunks as there are ranks where an
-    operation needs chunks.
+    """Collective operations, in place, on one flat buffer per rank.
+
+    Operations that need chunks cut the buffer into as many as there are ranks.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -28,18 +29,20 @@ class Operations:
         return buffer
 
     def mean(self, buffer: Tensor, weight: float = 1.0, collective: str = "auto") -> Tensor:
-        """The ranks' mean, weighted."""
+        """The weighted mean of the ranks' buffers; `weight` is this rank's."""
         total = torch.tensor([weight], dtype=torch.float64)
         self.transport.all_reduce(total)
         if not float(total) > 0:
-            raise BadRequest("a weighted mean needs weights that add up to more than nothing")
+            raise BadRequest(
+                f"mean: the ranks' weights add up to {float(total):g}; the sum must be above 0"
+            )
         return self.all_reduce(buffer.mul_(weight / float(total)), "sum", collective)
 
     def broadcast(self, buffer: Tensor, root: int = 0) -> Tensor:
         return self._run("broadcast", buffer, "sum", root=root)
 
     def reduce(self, buffer: Tensor, root: int = 0, op: Op = "sum") -> Tensor:
-        """The root's buffer ends as the combination; the others' are used up."""
+        """Combine all buffers into the root's. The other ranks' buffers are overwritten."""
         return self._run("reduce", buffer, op, root=root)
 
     def gather(self, buffer: Tensor, root: int = 0) -> Tensor:
@@ -49,23 +52,23 @@ class Operations:
         return self.chunk(self._run("scatter", buffer, "sum", root=root))
 
     def reduce_scatter(self, buffer: Tensor, op: Op = "sum") -> Tensor:
-        """This rank's chunk, combined; the rest of the buffer is used up."""
+        """This rank's chunk, combined over all ranks. The rest of the buffer is overwritten."""
         return self.chunk(self._run("reduce-scatter", buffer, op))
 
     def all_gather(self, buffer: Tensor) -> Tensor:
-        """Each rank has filled its own chunk; afterwards all are."""
+        """Copy each rank's own chunk to all ranks."""
         return self._run("all-gather", buffer, "sum")
 
     def all_to_all(self, buffer: Tensor) -> Tensor:
         if buffer.numel() % self.transport.size:
             raise BadRequest(
-                f"all-to-all: {buffer.numel()} elements do not divide into {self.transport.size}"
+                f"all-to-all: {buffer.numel()} elements cannot be cut into {self.transport.size}"
                 " equal chunks"
             )
         return self._run("all-to-all", buffer, "sum")
 
     def chunk(self, buffer: Tensor) -> Tensor:
-        """This rank's part of a buffer."""
+        """This rank's chunk of a buffer."""
         rank, size, length = self.transport.rank, self.transport.size, buffer.numel()
         return buffer.view(-1)[rank * length // size : (rank + 1) * length // size]
 

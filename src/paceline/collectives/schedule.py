@@ -1,10 +1,11 @@
-"""A collective as pure data: in round r, rank a sends chunks to rank b, who adds them to its own or
-puts them in their place.
+"""A collective as data: in round r, rank a sends chunks to rank b, which adds them to its own
+chunks or replaces its own by them.
 
 A schedule is written once and used four times: the executor runs it on any transport, property
-tests prove it by symbolic execution, `paceline explain` draws it, and the planner costs it. All
-transfers of a round see the state at the round's beginning; a schedule never sends and overwrites
-the same chunk of the same rank in one round, so the executor needs no copies.
+tests prove it by symbolic execution, `paceline explain` draws it, and the planner computes its
+cost. All transfers of a round send the state at the round's beginning. A schedule never sends and
+overwrites the same chunk of the same rank in one round (except swaps), so the executor needs no
+copies.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class Transfer:
     target: int
     start: int  # chunks [start, stop)
     stop: int
-    adds: bool  # the receiver adds them to its own; otherwise they take their place
-    at: int | None = None  # the receiver's first chunk, where that is another than the sender's
+    adds: bool  # the receiver adds them to its own chunks; otherwise they replace them
+    at: int | None = None  # the receiver's first chunk, if it differs from the sender's
 
     @property
     def lands(self) -> int:
@@ -32,12 +33,10 @@ class Schedule:
     ranks: int
     chunks: int
     rounds: tuple[tuple[Transfer, ...], ...]
-    phases: tuple[str, ...]  # what each round belongs to, in words
+    phases: tuple[str, ...]  # for each round, the name of its phase
 
     def bounds(self, chunk: int, length: int) -> tuple[int, int]:
-        """Where a chunk lies in a buffer; chunks may be empty when the buffer is shorter than their
-        number.
-        """
+        """A chunk's span of a buffer. It may be empty if the buffer has fewer elements than chunks."""
         return chunk * length // self.chunks, (chunk + 1) * length // self.chunks
 
     def elements(self, transfer: Transfer, length: int) -> int:
@@ -59,15 +58,13 @@ State = list[list[Holding]]  # [rank][chunk]
 
 
 def start_state(schedule: Schedule) -> State:
-    """Every rank holds its own contribution to every chunk."""
+    """The state at the start: every rank holds its own contribution to every chunk."""
     own = [tuple(int(r == rank) for r in range(schedule.ranks)) for rank in range(schedule.ranks)]
     return [[own[rank]] * schedule.chunks for rank in range(schedule.ranks)]
 
 
 def states(schedule: Schedule) -> list[State]:
-    """Symbolic execution: who holds which contributions of which chunk, at the start and after each
-    round.
-    """
+    """Execute a schedule symbolically; return the states at the start and after each round."""
     history = [start_state(schedule)]
     for transfers in schedule.rounds:
         before = history[-1]
@@ -86,10 +83,10 @@ def states(schedule: Schedule) -> list[State]:
 
 
 def conflicts(schedule: Schedule) -> list[str]:
-    """Places where a rank would send a chunk and overwrite it in the same round, or be given one
-    chunk twice to keep.
+    """The places where a rank sends and overwrites a chunk in one round, or gets one twice.
 
-    Two ranks may swap: the executor takes what arrives aside until what was there has left.
+    Two ranks may swap chunks: the executor receives into scratch memory until the old content has
+    been sent.
     """
     found = []
     for number, transfers in enumerate(schedule.rounds):
@@ -115,9 +112,9 @@ def conflicts(schedule: Schedule) -> list[str]:
 Round = tuple[Transfer, ...]
 
 
-def followed_by(name: str, chunks: int, ranks: int, *parts: tuple[str, list[Round]]) -> Schedule:
-    """A schedule from labelled parts, one after the other. Empty rounds are left out."""
-    rounds = [(label, r) for label, part in parts for r in part if r]
+def followed_by(name: str, chunks: int, ranks: int, *phases: tuple[str, list[Round]]) -> Schedule:
+    """A schedule of these phases, one after the other. Empty rounds are left out."""
+    rounds = [(label, r) for label, phase in phases for r in phase if r]
     return Schedule(
         name, ranks, chunks, tuple(r for _, r in rounds), tuple(label for label, _ in rounds)
     )

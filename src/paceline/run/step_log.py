@@ -51,7 +51,7 @@ class StepLog:
         strategy, codec = self.rank.strategy, self.rank.ctx.codec
         now, before = self.rank.meter.totals["train"], self._before
         sync_s = now.seconds - before.seconds
-        encode_s, decode_s = codec.clock.taken()
+        encode_s, decode_s = codec.timer.taken()
         shown = self._shown(batch, loss)
         self.recorder.write(
             "step",
@@ -118,7 +118,7 @@ def message_bytes(ctx: Context, regions: Sequence[RegionLike]) -> dict[str, int]
 
 def mean_message_bytes(ctx: Context, regions: Sequence[RegionLike]) -> dict[str, float]:
     """The mean length of a message, for a codec whose messages differ in length."""
-    spent = ctx.codec.clock
+    spent = ctx.codec.timer
     if not spent.messages:
         return {}
     encoded = sum(r.grads.numel() > 0 for r in regions)

@@ -1,1 +1,1 @@
-"""Numbers into bytes and back: what several codecs share."""
+"""Packing numbers into bytes and back, shared by several codecs."""

@@ -1,8 +1,7 @@
-"""Numbers in blocks with one scale each, and bits packed into bytes: what the quantising codecs
-share.
+"""Blocks of numbers that share one scale, and bits packed into bytes, for quantising codecs.
 
-Long vectors are worked on in slices that fit into a core's cache, so that every pass but the first
-costs next to nothing.
+Long vectors are processed in spans that fit into a core's cache, so that every pass but the first
+is cheap.
 """
 
 from __future__ import annotations
@@ -15,31 +14,29 @@ import torch
 from torch import Tensor
 
 SLICE = 1 << 17  # elements
-SMALLEST = 1e-30  # scales below it count as this: nothing is divided by nothing
+SMALLEST = 1e-30  # the least scale, which avoids division by zero
 
 
-class Piece(NamedTuple):
-    """A slice of a vector as rows of blocks (the last one may be a shorter row), and which blocks
-    they are.
-    """
+class BlockSpan(NamedTuple):
+    """A span of a vector that holds `rows` blocks, one per row; the vector's last may be shorter."""
 
     start: int
     stop: int
     rows: int
-    first: int  # block
+    first: int  # the index of its first block
 
     @property
     def width(self) -> int:
         return (self.stop - self.start) // self.rows
 
 
-def pieces(numel: int, block: int) -> Iterator[Piece]:
+def block_spans(numel: int, block: int) -> Iterator[BlockSpan]:
     whole, step = numel // block, max(1, SLICE // block)
     for first in range(0, whole, step):
         rows = min(step, whole - first)
-        yield Piece(first * block, (first + rows) * block, rows, first)
+        yield BlockSpan(first * block, (first + rows) * block, rows, first)
     if numel % block:
-        yield Piece(whole * block, numel, 1, whole)
+        yield BlockSpan(whole * block, numel, 1, whole)
 
 
 def count(numel: int, block: int) -> int:
@@ -47,29 +44,27 @@ def count(numel: int, block: int) -> int:
 
 
 def scale(rows: Tensor, aside: Tensor, out: Tensor) -> None:
-    """The largest magnitude of each row."""
+    """Write the largest magnitude of each row to `out`."""
     torch.amax(torch.abs(rows, out=aside), dim=1, out=out)
     out.clamp_min_(SMALLEST)  # NaN stays NaN
 
 
 def pack(codes: Tensor, bits: int, out: Tensor) -> None:
-    """Numbers below 2**bits (uint8), several to a byte: byte i holds numbers i, i + length/per, ...
-    (2 or 4 bits).
-    """
+    """Pack numbers below 2**bits (uint8) into bytes: byte i holds numbers i, i + length/per, ..."""
     per = 8 // bits
     short = out.numel()
     out.copy_(codes[:short])
     for turn in range(1, per):
-        part = codes[turn * short : (turn + 1) * short]
-        out[: part.numel()].add_(part, alpha=1 << (bits * turn))
+        span = codes[turn * short : (turn + 1) * short]
+        out[: span.numel()].add_(span, alpha=1 << (bits * turn))
 
 
 def unpack(packed: Tensor, bits: int, codes: Tensor) -> None:
-    """The reverse, into `codes`."""
+    """Unpack into `codes` what `pack` packed."""
     per, short = 8 // bits, packed.numel()
     for turn in range(per):
-        part = codes[turn * short : (turn + 1) * short]
-        torch.bitwise_right_shift(packed[: part.numel()], bits * turn, out=part)
+        span = codes[turn * short : (turn + 1) * short]
+        torch.bitwise_right_shift(packed[: span.numel()], bits * turn, out=span)
     codes.bitwise_and_((1 << bits) - 1)
 
 
@@ -78,7 +73,7 @@ def packed_bytes(numel: int, bits: int) -> int:
 
 
 def pack_bits(flags: Tensor, out: Tensor) -> None:
-    """One bit each, the first in the lowest bit of the first byte."""
+    """Pack flags into bits, the first one into the lowest bit of the first byte."""
     if flags.device.type == "cpu":
         out.copy_(torch.from_numpy(np.packbits(flags.numpy(), bitorder="little")))
         return
@@ -89,7 +84,7 @@ def pack_bits(flags: Tensor, out: Tensor) -> None:
 
 
 def unpack_bits(packed: Tensor, numel: int) -> Tensor:
-    """uint8 0 or 1."""
+    """Unpack bits into uint8 numbers, 0 or 1."""
     if packed.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(packed.numpy(), count=numel, bitorder="little"))
     return ((packed.view(-1, 1) >> torch.arange(8, device=packed.device)) & 1).reshape(-1)[:numel]

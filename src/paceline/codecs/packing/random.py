@@ -1,6 +1,4 @@
-"""Random numbers that a codec draws in every step: from a seed and a counter, so that a checkpoint
-holds two whole numbers.
-"""
+"""A codec's random numbers, drawn from a seed and a counter, which are all that a checkpoint saves."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ def start(random: torch.Generator) -> State:
 
 
 def next_seed(state: State) -> int:
-    """A new seed for every message."""
+    """Count one more message and return its seed."""
     state["draws"] += 1
     return derive(state["seed"], state["draws"])
 
 
-class Dice:
+class Generators:
     """One generator per device, seeded anew for every message."""
 
     def __init__(self) -> None:
@@ -34,8 +32,9 @@ class Dice:
 
 
 def noise(generator: torch.Generator, draws: Tensor, out: Tensor) -> None:
-    """out <- uniform in [0, 1), in steps of 2**-16: four numbers from every 64 random bits, drawn
-    into `draws` (int64).
+    """out <- uniform in [0, 1), in steps of 2**-16.
+
+    Each int64 of `draws` is filled with 64 random bits, which make four numbers.
     """
     bits = draws[: -(-out.numel() // 4)].random_(-(2**63), None, generator=generator)
     out.copy_(bits.view(torch.int16)[: out.numel()].view_as(out))

@@ -1,7 +1,7 @@
-"""Some numbers out of many: how they travel, and how the largest are found without sorting.
+"""Messages with some numbers of a vector, and finding the largest numbers without sorting.
 
-Indices are sorted and cut into blocks of 65,536: 16 bits each, and one count per block. With
-float32 values that is 6 bytes for each number that travels.
+The vector is divided into blocks of 65,536 numbers. A message holds the sorted indices as 16 bits
+each, and one count per block. With float32 values that is 6 bytes per number sent.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.codecs.base import aligned, part
+from paceline.codecs.base import aligned, numbers_at
 
 BLOCK_BITS = 16
-SAMPLE = 1 << 16  # numbers that are looked at to guess where the largest begin
+SAMPLE = 1 << 16  # the size of the sample that estimates the threshold of the largest
 
 
 def message_bytes(numel: int, count: int) -> int:
@@ -24,24 +24,24 @@ def _blocks(numel: int) -> int:
 
 
 def write(values: Tensor, indices: Tensor, message: Tensor) -> int:
-    """values[indices] with their (sorted) indices; returns the bytes used."""
+    """Write values[indices] and the (sorted) indices to a message; return the bytes used."""
     blocks, count = _blocks(values.numel()), indices.numel()
-    counts, at = part(message, 0, blocks, torch.int32)
+    counts, at = numbers_at(message, 0, blocks, torch.int32)
     counts.copy_(torch.bincount(indices >> BLOCK_BITS, minlength=blocks))
-    chosen, at = part(message, at, count, torch.float32)
+    chosen, at = numbers_at(message, at, count, torch.float32)
     chosen.copy_(values.index_select(0, indices))
-    short, at = part(message, at, count, torch.int16)
+    short, at = numbers_at(message, at, count, torch.int16)
     short.copy_(indices)  # the low 16 bits
     return aligned(at)
 
 
 def read(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-    """(indices, values) of a message about a vector of `numel`."""
+    """Read (indices, values) from a message about a vector of `numel` numbers."""
     blocks = _blocks(numel)
-    counts, at = part(message, 0, blocks, torch.int32)
+    counts, at = numbers_at(message, 0, blocks, torch.int32)
     count = int(counts.sum())
-    chosen, at = part(message, at, count, torch.float32)
-    short, _ = part(message, at, count, torch.int16)
+    chosen, at = numbers_at(message, at, count, torch.float32)
+    short, _ = numbers_at(message, at, count, torch.int16)
     bases = torch.arange(blocks, device=message.device) << BLOCK_BITS
     indices = torch.repeat_interleave(bases, counts.long(), output_size=count)
     return indices.add_(short.long() & 0xFFFF), chosen
@@ -50,8 +50,8 @@ def read(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
 def largest(values: Tensor, count: int, aside: Tensor) -> Tensor:
     """The sorted indices of the `count` largest magnitudes, exactly.
 
-    A sample says roughly where the largest begin; only what is above that is looked at closely.
-    `aside`, as long as `values`, is left with the magnitudes.
+    A sample gives an estimated threshold, and only magnitudes above it are compared. `aside`, as
+    long as `values`, ends with the magnitudes.
     """
     n, magnitudes = values.numel(), torch.abs(values, out=aside)
     if count >= n:
@@ -62,7 +62,7 @@ def largest(values: Tensor, count: int, aside: Tensor) -> Tensor:
         if guess > 0
         else torch.arange(n, device=values.device)
     )
-    while candidates.numel() < count:  # the sample was unlucky: rare
+    while candidates.numel() < count:  # rare: the sample's threshold was too high
         guess /= 2
         if guess < 1e-38:
             candidates = torch.arange(n, device=values.device)
@@ -75,7 +75,7 @@ def largest(values: Tensor, count: int, aside: Tensor) -> Tensor:
 
 
 def _guess(magnitudes: Tensor, count: int) -> float:
-    """A magnitude that a little more than `count` are above, judged by a sample."""
+    """Estimate, from a sample, a magnitude that slightly more than `count` numbers exceed."""
     stride = max(1, magnitudes.numel() // SAMPLE)
     sample = magnitudes[::stride]
     expected = count / stride

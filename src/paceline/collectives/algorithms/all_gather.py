@@ -11,5 +11,5 @@ from paceline.registry import operations
 
 @operations.register("all-gather")
 def all_gather(ranks: int) -> Schedule:
-    """Everybody ends with each rank p's chunk p (a ring)."""
+    """Every rank ends with each rank p's chunk p (a ring)."""
     return followed_by("all-gather", ranks, ranks, ("share-only", share_only(ranks, own=0)))

@@ -10,7 +10,7 @@ from paceline.registry import operations
 
 @operations.register("all-to-all")
 def all_to_all(ranks: int) -> Schedule:
-    """Rank p's chunk q and rank q's chunk p change places; the chunks must be of one length."""
+    """Ranks p and q swap p's chunk q and q's chunk p; all chunks must have the same length."""
     swaps: list[Round] = []
     for r in range(ranks):
         partners = [(p, (r - p) % ranks) for p in range(ranks)]

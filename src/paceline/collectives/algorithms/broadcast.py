@@ -9,5 +9,5 @@ from paceline.registry import operations
 
 @operations.register("broadcast")
 def broadcast(ranks: int, root: int = 0) -> Schedule:
-    """One rank's buffer reaches everybody."""
+    """All ranks end with one rank's buffer."""
     return followed_by("broadcast", 1, ranks, ("broadcast", outwards(from_root(ranks, root), 1)))

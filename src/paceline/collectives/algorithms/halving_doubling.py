@@ -1,10 +1,10 @@
 """Recursive halving and doubling (Rabenseifner, 2004): the ring's bytes in a logarithmic number of
 rounds.
 
-With Q = the largest power of two up to P: the P - Q ranks beyond it first hand their buffers to a
-partner (fold). Then, at distance Q/2, Q/4, ..., 1, partners exchange halves of what they are
-responsible for and add (halving); then the same way back without adding (doubling). At the end the
-partners give the result back (unfold).
+Q is the largest power of two up to P. First each of the P - Q ranks beyond Q sends its buffer to a
+partner, which adds it (fold). Then, at distance Q/2, Q/4, ..., 1, partners exchange halves of the
+chunks that they are responsible for, and add (halving); then they exchange them in reverse order
+without adding (doubling). At the end the partners send the result back (unfold).
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from paceline.transport.base import Op, Transport
 
 @collectives.register("native")
 class Native(Collective):
-    """What the library behind the transport brings along (gloo's own, MPI's own, ...)."""
+    """The all-reduce of the library behind the transport (gloo's, MPI's, ...)."""
 
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
         if "all_reduce" not in transport.native:
             raise BadRequest(
-                "collective native: this transport has no all-reduce of its own; choose another"
-                " collective"
+                f"collective native: transport {transport.kind} has no all-reduce of its own; use"
+                " ring, tree or halving-doubling"
             )
 
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:

@@ -11,5 +11,5 @@ from paceline.registry import operations
 
 @operations.register("reduce")
 def reduce(ranks: int, root: int = 0) -> Schedule:
-    """One rank ends with everybody's sum; what the others end with is of no use."""
+    """One rank ends with the sum over all ranks; the other ranks end with partial sums."""
     return followed_by("reduce", 1, ranks, ("reduce", towards(from_root(ranks, root), 1)))

@@ -11,7 +11,7 @@ from paceline.registry import operations
 
 @operations.register("reduce-scatter")
 def reduce_scatter(ranks: int) -> Schedule:
-    """Rank p ends with everybody's sum of chunk p (a ring)."""
+    """Rank p ends with the sum of all ranks' chunk p (a ring)."""
     return followed_by(
         "reduce-scatter", ranks, ranks, ("share-reduce", share_reduce(ranks, start=1))
     )

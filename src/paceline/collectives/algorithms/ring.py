@@ -1,10 +1,10 @@
 """Ring all-reduce (Patarasuk & Yuan, 2009): the buffer in P chunks, every link busy in every round.
 
-    share-reduce   round r: rank p sends chunk p - r to p + 1, who adds it      (P - 1 rounds)
-                   now rank p holds the whole sum of chunk p + 1
-    share-only     round r: rank p sends chunk p + 1 - r to p + 1, who keeps it (P - 1 rounds)
+    share-reduce   round r: rank p sends chunk p - r to p + 1, which adds it        (P - 1 rounds)
+                   now rank p holds the sum over all ranks of chunk p + 1
+    share-only     round r: rank p sends chunk p + 1 - r to p + 1, which keeps it   (P - 1 rounds)
 
-Each rank sends 2 (P-1)/P of the buffer: the least that an all-reduce can do.
+Each rank sends 2 (P-1)/P of the buffer, the least that an all-reduce can do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by
 
 
 def share_reduce(ranks: int, start: int = 0) -> list[Round]:
-    """Chunk c sets out from rank c + start and collects every rank's part."""
+    """Rounds in which chunk c travels from rank c + start around the ring and is summed."""
     return [
         tuple(
             Transfer(p, (p + 1) % ranks, c := (p - r - start) % ranks, c + 1, True)
@@ -25,7 +25,7 @@ def share_reduce(ranks: int, start: int = 0) -> list[Round]:
 
 
 def share_only(ranks: int, own: int = 1) -> list[Round]:
-    """Rank p begins with chunk p + own and passes on what it was given last."""
+    """Rounds in which rank p sends chunk p + own, then always the chunk that it received last."""
     return [
         tuple(
             Transfer(p, (p + 1) % ranks, c := (p + own - r) % ranks, c + 1, False)

@@ -1,5 +1,6 @@
-"""Star: all send to rank 0, who adds and sends the sum back. Two rounds, and rank 0 does all the
-work.
+"""Star: all ranks send to rank 0, which adds and sends the sum back.
+
+Two rounds, in which rank 0 does all the work.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from paceline.collectives.schedule import Schedule, Transfer, followed_by
 
 @algorithm("star")
 def star(ranks: int) -> Schedule:
-    """All to one and back: what a parameter server does to its network card."""
+    """All ranks send to rank 0 and back: the traffic of one parameter server."""
     there = tuple(Transfer(p, 0, 0, 1, True) for p in range(1, ranks))
     back = tuple(Transfer(0, p, 0, 1, False) for p in range(1, ranks))
     return followed_by("star", 1, ranks, ("reduce", [there]), ("broadcast", [back]))

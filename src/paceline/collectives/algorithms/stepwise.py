@@ -1,13 +1,13 @@
-"""Step-wise reduce: an all-reduce without its second half. A rank goes on with what it has heard so
-far.
+"""Step-wise reduce: an all-reduce without its second half. Each rank continues with a partial sum.
 
-    chunked   the share-reduce half of the ring: chunk c sets out from rank c + start and is added up along the ring, so rank p
-              ends with chunk c's sum over the ranks that it has visited: p - c - start + 1 of them (mod P)
+    chunked   the share-reduce half of the ring: chunk c starts at rank c + start and is summed
+              along the ring, so rank p ends with chunk c's sum over the ranks visited so far:
+              p - c - start + 1 of them (mod P)
     literal   0 -> 1 -> ... -> P-1 with the whole buffer: rank p ends with the sum over 0 .. p
 
-Half the bytes and half the rounds of a ring all-reduce. Who has heard whom follows from the
-schedule (`counts`). With a start that moves on from step to step everybody is heard by everybody in
-turn; fixed, the head of the line hears nobody, ever.
+Half the bytes and half the rounds of a ring all-reduce. `counts` computes from the schedule how
+many ranks are in each sum. If the start moves on from step to step, each rank's values reach every
+other rank in turn. With a fixed start the first rank never receives anything.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from paceline.registry import operations
 @operations.register("stepwise")
 def stepwise(
     ranks: int,
-    chunked: Annotated[bool, "false: the whole buffer along the line"] = True,
-    start: Annotated[int, "where chunk 0 (or the line) begins"] = 0,
+    chunked: Annotated[bool, "false: the whole buffer from rank to rank"] = True,
+    start: Annotated[int, "the rank where chunk 0 (or the whole buffer) starts"] = 0,
 ) -> Schedule:
-    """The first half of a ring only: each rank keeps the sum till it."""
+    """The first half of a ring only: each rank keeps the sum over the ranks up to itself."""
     if not 0 <= start < ranks:
         raise BadRequest(f"stepwise: start={start}: a rank, 0 to {ranks - 1}")
     if chunked:
         return followed_by("stepwise", ranks, ranks, ("share-reduce", share_reduce(ranks, start)))
-    line = [(start + i) % ranks for i in range(ranks)]
-    collect: list[Round] = [(Transfer(line[i], line[i + 1], 0, 1, True),) for i in range(ranks - 1)]
+    order = [(start + i) % ranks for i in range(ranks)]
+    collect: list[Round] = [
+        (Transfer(order[i], order[i + 1], 0, 1, True),) for i in range(ranks - 1)
+    ]
     return followed_by("stepwise", 1, ranks, ("reduce", collect))
 
 
 def counts(schedule: Schedule, rank: int) -> list[int]:
-    """Of how many ranks' parts each chunk holds at the end."""
+    """For each chunk, how many ranks' contributions this rank's copy holds at the end."""
     return [sum(holding) for holding in states(schedule)[-1][rank]]

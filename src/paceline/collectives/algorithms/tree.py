@@ -1,7 +1,8 @@
-"""Binomial tree: pairs, then pairs of pairs, until rank 0 has the sum; then the same way back.
+"""Binomial tree: pairs of ranks add, then pairs of pairs, until rank 0 has the sum, which is then
+broadcast along the same tree.
 
-2 ceil(log2 P) rounds of the whole buffer: few rounds, so it wins where latency counts and the
-buffer is small.
+2 ceil(log2 P) rounds of the whole buffer. Few rounds make it fast for small buffers, where latency
+dominates.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from paceline.errors import BadRequest
 
 
 def towards(members: list[int], chunks: int) -> list[Round]:
-    """Everything is summed at the first member."""
+    """Rounds after which the first member has the sum of all members' buffers."""
     rounds: list[Round] = []
     distance = 1
     while distance < len(members):
@@ -27,7 +28,7 @@ def towards(members: list[int], chunks: int) -> list[Round]:
 
 
 def outwards(members: list[int], chunks: int) -> list[Round]:
-    """The first member's buffer reaches everybody."""
+    """Rounds after which all members have the first member's buffer."""
     return [
         tuple(Transfer(t.target, t.source, 0, chunks, False) for t in r)
         for r in reversed(towards(members, chunks))
@@ -37,14 +38,14 @@ def outwards(members: list[int], chunks: int) -> list[Round]:
 @algorithm("tree")
 def tree(ranks: int) -> Schedule:
     """Binomial tree: 2 log2(P) rounds of the whole buffer."""
-    everybody = list(range(ranks))
+    members = list(range(ranks))
     return followed_by(
-        "tree", 1, ranks, ("reduce", towards(everybody, 1)), ("broadcast", outwards(everybody, 1))
+        "tree", 1, ranks, ("reduce", towards(members, 1)), ("broadcast", outwards(members, 1))
     )
 
 
 def from_root(ranks: int, root: int) -> list[int]:
     """All ranks, the root first."""
     if not 0 <= root < ranks:
-        raise BadRequest(f"root={root}: there are ranks 0 to {ranks - 1}")
+        raise BadRequest(f"root={root}: the ranks are 0 to {ranks - 1}")
     return [(root + i) % ranks for i in range(ranks)]

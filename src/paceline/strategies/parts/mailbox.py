@@ -41,7 +41,7 @@ class Wire:
 
     def read(self) -> Tensor:
         """What the message says; the tensor is used again by the next one."""
-        with self.codec.clock.decoding():
+        with self.codec.timer.decoding():
             self.codec.decode(self.filled, self.layout, self.values)
         return self.values
 
@@ -55,7 +55,7 @@ class Outbox:
         ]
 
     def write(self, values: Sequence[Tensor]) -> None:
-        with self.codec.clock.encoding():
+        with self.codec.timer.encoding():
             for wire, state, own in zip(self.wires, self.states, values, strict=True):
                 wire.used.fill_(self.codec.encode(own, wire.layout, wire.message, state))
 
