@@ -1,17 +1,17 @@
 """Every error that Paceline raises on purpose.
 
 PacelineError
-├── BadRequest            what was asked for cannot be done         (exit code 2)
-│   ├── UnknownName       a name that is not registered
-│   └── DataUnavailable   a data set that is not here
-└── RunFailed             it was a fair request, and it went wrong  (exit code 1)
-    ├── DataCorrupt       a file that is not what it should be
+├── BadRequest            the request cannot be carried out         (exit code 2)
+│   ├── UnknownName       a name is not registered
+│   └── DataUnavailable   a data set is not on this host
+└── RunFailed             the request was valid, but the run failed (exit code 1)
+    ├── DataCorrupt       a file does not have the expected content
     ├── NotFinite         the loss or the weights became nan or inf
-    ├── ReplicasDiffer    workers that should hold the same weights do not
-    ├── TransportError    bytes could not be moved
-    │   ├── PeerLost      ... because a rank is gone
-    │   └── PeerSlow      ... in time: a rank did not answer, and nothing tells whether it lives
-    └── WorkerFailed      a worker raised, or died; carries its rank and its own traceback
+    ├── ReplicasDiffer    workers that should have the same weights do not
+    ├── TransportError    a transport could not move bytes
+    │   ├── PeerLost      a rank has ended
+    │   └── PeerSlow      a rank did not answer in time, and may or may not have ended
+    └── WorkerFailed      a worker raised or died; carries its rank and its traceback
 
 KeyboardInterrupt
 └── Interrupted           Ctrl-C during a run, after its record was written (exit code 130)
@@ -25,10 +25,10 @@ from typing import Any
 
 
 class PacelineError(Exception):
-    """Base of the tree; `exit_code` is what the command line ends with."""
+    """Base of the tree; `exit_code` is the exit code of the command line."""
 
     exit_code = 1
-    told = False  # another rank has been told, and says it
+    told = False  # another rank reports this error to the user
 
 
 class BadRequest(PacelineError, ValueError):
@@ -36,7 +36,7 @@ class BadRequest(PacelineError, ValueError):
 
 
 class UnknownName(BadRequest):
-    """A name that nobody registered: says what there is, and the nearest match."""
+    """A name that is not registered; the message lists all names and suggests the nearest."""
 
     def __init__(self, kind: str, given: str, known: Iterable[str], hint: str = "") -> None:
         self.kind, self.given, self.known, self.hint = kind, given, sorted(known), hint
@@ -44,7 +44,7 @@ class UnknownName(BadRequest):
         guess = f" Did you mean {near[0]!r}?" if near else ""
         names = ", ".join(self.known) or "none"
         super().__init__(
-            f"unknown {kind} {given!r}.{guess} There is: {names}.{' ' + hint if hint else ''}"
+            f"unknown {kind} {given!r}.{guess} Available: {names}.{' ' + hint if hint else ''}"
         )
 
     def __reduce__(self) -> tuple[type, tuple[str, str, list[str], str]]:
@@ -76,7 +76,7 @@ class TransportError(RunFailed):
 
 
 class PeerLost(TransportError):
-    """A rank that others wait for is gone; `rank` is None where the transport cannot tell which."""
+    """A rank that others wait for has ended; `rank` is None if the transport cannot tell which."""
 
     def __init__(self, rank: int | None, detail: str = "") -> None:
         self.rank, self.detail = rank, detail
@@ -88,8 +88,9 @@ class PeerLost(TransportError):
 
 
 class PeerSlow(TransportError):
-    """A rank did not answer within the deadline, where nothing would tell that it is gone. No
-    strategy goes on without it.
+    """A rank did not answer within the deadline, and the transport cannot tell if it has ended.
+
+    No strategy goes on without that rank.
     """
 
     def __init__(self, rank: int | None, waited_s: float, what: str = "") -> None:
@@ -97,7 +98,7 @@ class PeerSlow(TransportError):
         who = "a rank" if rank is None else f"rank {rank}"
         doing = f", while waiting for {what}" if what else ""
         super().__init__(
-            f"no answer from {who} within {waited_s:g} s{doing}: if it is only slow, give a longer"
+            f"no answer from {who} within {waited_s:g} s{doing}: if it is only slow, use a longer"
             " --deadline-s"
         )
 
@@ -106,7 +107,7 @@ class PeerSlow(TransportError):
 
 
 class WorkerFailed(RunFailed):
-    """What a worker raised that is no error of ours, or how it died."""
+    """A worker raised an error that is not in this tree, or its process died."""
 
     def __init__(self, rank: int, summary: str, worker_traceback: str = "") -> None:
         self.rank, self.summary, self.worker_traceback = rank, summary, worker_traceback
@@ -122,10 +123,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 def to_plain(error: PacelineError) -> dict[str, Any]:
-    """An error as JSON can hold it: the name of its class and the arguments that it is made from.
+    """An error as JSON: the name of its class and the arguments of its constructor.
 
-    A class that is not in this file (a plugin's) travels as the nearest one that is, with its
-    sentence.
+    An error of another class (a plugin's) becomes one of its nearest base class in this file, with
+    the same message.
     """
     kind = type(error)
     if BY_NAME.get(kind.__name__) is kind and str(kind(*error.__reduce__()[1])) == str(error):
@@ -135,13 +136,14 @@ def to_plain(error: PacelineError) -> dict[str, Any]:
 
 
 def from_plain(said: Any) -> PacelineError:
-    """The error that `to_plain` wrote. Only classes of this file are made, so that a stranger's
-    text can do no harm.
+    """Make the error that `to_plain` wrote.
+
+    Only classes of this file are made, so that text from an untrusted sender can do no harm.
     """
     try:
         return BY_NAME[said["error"]](*said["arguments"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        return TransportError("another rank told of a failure in words that are not ours")
+        return TransportError("another rank reported a failure in a form that cannot be read")
 
 
 _ALL: list[type[PacelineError]] = [
@@ -154,6 +156,4 @@ _ALL: list[type[PacelineError]] = [
 ]
 _ALL += [ReplicasDiffer, TransportError, PeerLost, PeerSlow, WorkerFailed]
 BY_NAME: dict[str, type[PacelineError]] = {kind.__name__: kind for kind in _ALL}
-PLAIN = tuple(
-    kind for kind in _ALL if "__init__" not in vars(kind)
-)  # made from their sentence alone
+PLAIN = tuple(kind for kind in _ALL if "__init__" not in vars(kind))  # made from a message alone

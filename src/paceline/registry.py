@@ -1,9 +1,9 @@
-"""Names to things: one registry per kind, filled by decorators, found by discovery.
+"""Registries: one per kind of component, filled by decorators, found by discovery.
 
-A registered thing is a dataclass or a function. Its parameters *with* a default are the options a
-person may set (`name:key=value,key=value`); its parameters *without* one are injected by whoever
-builds it. Options, `paceline list`, the documentation table and the contract tests all follow from
-the signature:
+A registered component is a dataclass or a function. Its parameters *with* a default are options
+that the user may set (`name:key=value,key=value`). Its parameters *without* a default are injected
+by the caller of `build`. Options, `paceline list`, the tables in the documentation and the contract
+tests all follow from the signature:
 
     @strategies.register("local-sgd")
     @dataclass
@@ -36,25 +36,24 @@ PLUGIN_GROUP = "paceline.plugins"
 
 @dataclass(frozen=True)
 class Spec:
-    """A parameterised choice as a person writes it: `ps:consistency=ssp,staleness=4`,
+    """A choice with options as the user writes it: `ps:consistency=ssp,staleness=4`,
     `imagefolder:PATH`.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    # what stood after the colon where it is not key=value: a path, a list, an attribute's name
-    rest: str = ""
+    rest: str = ""  # the text after the colon, not parsed yet
 
     @classmethod
     def parse(cls, text: str) -> Spec:
         name, _, rest = text.partition(":")
         if not name.strip():
-            raise BadRequest(f"{text!r} is not a choice: write name or name:key=value,key=value")
+            raise BadRequest(f"{text!r} has no name: write NAME or NAME:key=value,key=value")
         return cls(name.strip(), {}, rest)
 
     @classmethod
     def of(cls, value: Spec | str | Mapping[str, Any]) -> Spec:
-        """From any of the ways it is written: text, a TOML table with a `name`, or a Spec."""
+        """Make a Spec from text, from a TOML table with a `name`, or from a Spec."""
         if isinstance(value, Spec):
             return value
         if isinstance(value, str):
@@ -77,7 +76,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a registered thing, as its signature declares it."""
+    """One option of a registered component, as its signature declares it."""
 
     name: str
     kind: Any
@@ -107,7 +106,7 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """All things of one kind, by name."""
+    """All components of one kind, by name."""
 
     def __init__(self, kind: str, plural: str, package: str) -> None:
         self.kind, self.plural, self.package = kind, plural, package
@@ -132,9 +131,7 @@ class Registry(Generic[T]):
         return decorate
 
     def discover(self) -> None:
-        """Import every module of the package (and every entry point), so that each registers
-        itself.
-        """
+        """Import every module of the package and every entry point, which register components."""
         if self._discovered:
             return
         self._discovered = True
@@ -157,9 +154,7 @@ class Registry(Generic[T]):
         return name in self._entries
 
     def entry(self, choice: Spec | str) -> Entry[T]:
-        """The entry of a name; a registered name wins, otherwise `package.module:factory` is
-        imported.
-        """
+        """The entry of a registered name; other names are imported as `package.module:factory`."""
         self.discover()
         spec = Spec.of(choice)
         if spec.name in self._entries:
@@ -169,14 +164,12 @@ class Registry(Generic[T]):
         hint = (
             ""
             if self.kind in {"codec", "transport"}
-            else "Your own: package.module:factory, or --plugin FILE."
+            else "To use your own: package.module:factory, or --plugin FILE."
         )
         raise UnknownName(self.kind, spec.name, self._entries, hint)
 
     def resolve(self, choice: Spec | str) -> Spec:
-        """The same choice with its options checked, converted and named: what is saved
-        with a run.
-        """
+        """The same choice with its options checked, converted and named, as a run saves it."""
         spec = Spec.of(choice)
         entry = self.entry(spec)
         given, rest = dict(spec.options), spec.rest
@@ -199,9 +192,7 @@ class Registry(Generic[T]):
         return Spec(spec.name, checked)
 
     def build(self, choice: Spec | str, **injected: Any) -> T:
-        """Make the thing: options from the choice, the rest injected (only what its signature asks
-        for).
-        """
+        """Build the component with the choice's options and, of `injected`, what it asks for."""
         spec = self.resolve(choice)
         make = self.entry(spec).make
         parameters = inspect.signature(make).parameters
@@ -233,20 +224,23 @@ class Registry(Generic[T]):
             sys.path.insert(0, str(Path.cwd()))
         try:
             make = getattr(importlib.import_module(spec.name), attribute)
-        except (Exception, SystemExit) as error:  # importing runs a person's own code
+        except (Exception, SystemExit) as error:  # importing runs the user's code
             raise UnknownName(
-                self.kind, f"{spec.name}:{spec.rest}", self._entries, f"(Importing it: {error}.)"
+                self.kind,
+                f"{spec.name}:{spec.rest}",
+                self._entries,
+                f"(Importing it failed: {error}.)",
             ) from error
         if not callable(make):
             raise BadRequest(
-                f"{spec.name}:{attribute} is a {type(make).__name__}; a {self.kind} needs a class"
+                f"{spec.name}:{attribute} is a {type(make).__name__}; a {self.kind} must be a class"
                 " or a function"
             )
         return Entry(f"{spec.name}:{attribute}", make)
 
 
 def load_plugin(path: str | Path) -> None:
-    """Run a file that registers things of its own (`--plugin FILE`)."""
+    """Run a file that registers components (`--plugin FILE`)."""
     if not is_path(str(path)):
         raise BadRequest(f"plugin {shortened(path)} is not a path")
     path = Path(path).resolve()
@@ -256,8 +250,7 @@ def load_plugin(path: str | Path) -> None:
     if not path.is_file():
         raise BadRequest(f"plugin {path} is not a file")
     for registry in ALL.values():
-        # so that a name which is taken is refused here, and not where it is looked up
-        registry.discover()
+        registry.discover()  # so that a name that is taken raises here, not at its first use
     before = {registry: dict(registry._entries) for registry in ALL.values()}
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -269,7 +262,7 @@ def load_plugin(path: str | Path) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         for registry, entries in before.items():
-            registry._entries = entries  # of a plugin that failed nothing stays
+            registry._entries = entries  # remove what the failed plugin registered
         told = (
             str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
         )
@@ -277,8 +270,9 @@ def load_plugin(path: str | Path) -> None:
 
 
 def interactive_entries() -> list[tuple[str, Entry[Any]]]:
-    """What a person registered in a notebook or in the script that runs: another process cannot
-    import it.
+    """The entries that a notebook or the main script registered.
+
+    Other processes cannot import them, so they are sent.
     """
     return [
         (r.plural, e)
@@ -294,7 +288,7 @@ def adopt_entries(entries: list[tuple[str, Entry[Any]]]) -> None:
 
 
 def _split_positional(text: str, options: Mapping[str, Option]) -> tuple[str, str]:
-    """`PATH,size=32`: the path ends where a known option begins."""
+    """Split `PATH,size=32` where the first known option begins."""
     parts = text.split(",")
     for index, part in enumerate(parts[1:], start=1):
         if "=" in part and part.partition("=")[0].strip() in options:

@@ -1,6 +1,4 @@
-"""The few shapes that layers agree on, so that strategies need not import the classes
-behind them.
-"""
+"""Types that several layers share, so that strategies need not import the classes behind them."""
 
 from __future__ import annotations
 
@@ -18,27 +16,28 @@ PHASES: tuple[Phase, ...] = ("setup", "train", "evaluate", "finish")
 
 @dataclass(frozen=True)
 class Batch:
-    """What one worker sees in one step. An empty slice (`weight` 0) still steps."""
+    """One worker's samples in one step. A worker without samples (`weight` 0) steps, too."""
 
     inputs: Any
     targets: Any
-    weight: float  # samples in this worker's slice
-    global_weight: float  # samples in all the workers' slices of this step
+    weight: float  # this worker's samples in this step
+    global_weight: float  # all workers' samples in this step
     epoch: int
-    step: int  # of the whole run, from 0
+    step: int  # counted over the whole run, from 0
     ends_epoch: bool = False
 
     @property
     def share(self) -> float:
-        """This worker's part of the step: the weighted mean of the ranks' gradients *is* the serial
-        gradient.
+        """This worker's share of the step's samples.
+
+        The mean of the workers' gradients, weighted by these shares, is the serial gradient.
         """
         return self.weight / self.global_weight if self.global_weight else 0.0
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor lives in a flat buffer."""
+    """One tensor's place in a flat buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,13 +50,13 @@ class Slot:
         return flat.as_strided(self.shape, self.stride, self.offset)
 
     def span(self, flat: Tensor) -> Tensor:
-        """The slot's own stretch of the flat buffer, in memory order."""
+        """The slot's span of the flat buffer, in memory order."""
         return flat[self.offset : self.offset + self.numel]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The slots of one flat buffer, back to back: no padding, so its length is its payload."""
+    """The slots of one flat buffer, back to back, without padding."""
 
     slots: tuple[Slot, ...]
 
@@ -66,20 +65,21 @@ class Layout:
         return sum(s.numel for s in self.slots)
 
     def cut(self, low: int, high: int) -> Layout:
-        """The tensors of one stretch, as a buffer of their own."""
+        """The layout of the span [low, high): the slots inside it, with offsets from `low`."""
         inside = [s for s in self.slots if s.offset >= low and s.offset + s.numel <= high]
         return Layout(tuple(replace(s, offset=s.offset - low) for s in inside))
 
 
 class RecorderLike(Protocol):
-    """Where events go."""
+    """Writes events to the record."""
 
     def write(self, kind: str, **fields: Any) -> None: ...
 
 
 class RegionLike(Protocol):
-    """The flat buffers of one (device, dtype): trainable parameters come first in `params`, in the
-    order of `grads`.
+    """The flat buffers of one (device, dtype).
+
+    Trainable parameters come first in `params`, in the order of `grads`.
     """
 
     params: Tensor
@@ -97,21 +97,21 @@ class RegionLike(Protocol):
 
 
 class ReplicaLike(Protocol):
-    """What a strategy sees of a replica."""
+    """The part of a replica that strategies use."""
 
     model: torch.nn.Module
     forward: Callable[..., Any]
     optimizer: torch.optim.Optimizer
     samples_seen: float
     clip_norm: float | None
-    common_buffers: list[Tensor]  # the float buffers when all workers last agreed on them
+    common_buffers: list[Tensor]  # the float buffers as all workers last agreed on them
 
     @property
     def regions(self) -> Sequence[RegionLike]: ...
     @property
     def integer_buffers(self) -> Sequence[Tensor]: ...
-    def exchange_in_buckets(self, exchange: Callable[[Tensor], None]) -> None: ...
-    def await_exchange(self) -> None: ...
+    def all_reduce_in_buckets(self, all_reduce: Callable[[Tensor], None]) -> None: ...
+    def await_buckets(self) -> None: ...
     def attach_gradients(self) -> None: ...
     def update(self, marked: bool = True) -> None: ...
     @property

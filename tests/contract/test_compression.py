@@ -74,7 +74,7 @@ def test_hop_codecs_compose_with_what_passes_sums_on(
         ("hogwild", "topk", "sends nothing"),
         ("ddp", "fp16", "PyTorch's own"),
         ("stepwise", "sign", "cannot be added up: use fp16, bf16 or int8"),
-        ("stepwise", "int8:feedback=true", "nothing to remember"),
+        ("stepwise", "int8:feedback=true", "no error feedback"),
         ("ring-reduce", "topk", "use allreduce"),
     ],
 )

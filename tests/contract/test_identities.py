@@ -10,7 +10,7 @@ from tests.conftest import identical, make_pairs, small_net, weights_distance
 
 from paceline import Run
 from paceline.errors import BadRequest
-from paceline.strategies.parts.serving import Parts
+from paceline.strategies.parts.serving import ServerSpans
 from paceline.types import Layout, Slot
 
 RunInproc = Callable[..., Run]
@@ -262,7 +262,7 @@ def test_servers_hold_every_tensor_once_and_whole(sizes: list[int], servers: int
             )
             self.grads = torch.zeros(sum(sizes))
 
-    parts = Parts([Region()], servers).of
+    parts = ServerSpans([Region()], servers).of
     held = [(low, high) for own in parts for _, low, high in own]
     assert sorted(held) == held  # in order, so that they do not overlap
     assert [low for low, _ in held] == [0, *(high for _, high in held[:-1])]

@@ -86,7 +86,7 @@ def averaged(
             if counts:
                 strategy._memory.average(replica, 0.25 + 0.5 * transport.rank)
             else:
-                strategy.exchange(replica, 0.25 + 0.5 * transport.rank)
+                strategy.synchronise(replica, 0.25 + 0.5 * transport.rank)
             ctx.peers.all_reduce = reduce  # type: ignore[method-assign]
         return (
             before,

@@ -1,15 +1,14 @@
 """A model's parameters, gradients and buffers in flat memory: the model's tensors are views of it.
 
-Flattening serves communication: a strategy exchanges one long tensor per (device, dtype), whatever
-the model looks like. The person's optimizer keeps stepping its own parameters. Tensors lie back to
-back without padding (aligning them was measured to buy nothing), so a buffer's length is its
-payload.
+Flattening serves communication: a strategy exchanges one long tensor per (device, dtype) for any
+model. The user's optimizer keeps stepping the model's parameters. Tensors lie back to back without
+padding (measurements showed no gain from alignment), so a buffer's length is its payload.
 
-A parameter that no worker touched in a step must be skipped by the optimizer (no weight decay, no
-momentum), as it is in a plain loop where its `.grad` is None. Nothing extra is sent to find out: an
-untouched gradient is filled with *negative* zero, a touched one never starts with it, and sums keep
-that apart: -0 + -0 = -0, but -0 + x = x. So after the exchange every worker reads off the sum
-whether anybody touched the parameter.
+The optimizer must skip a parameter that no worker touched in a step (no weight decay, no momentum),
+as it does in a plain loop where the parameter's `.grad` is None. No extra message is needed for
+that. An untouched gradient is filled with *negative* zero, and a touched one never starts with it.
+Sums keep the two apart: -0 + -0 = -0, but -0 + x = x. So after the exchange the sum tells every
+worker whether any worker touched the parameter.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ def allocate_plainly(numel: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 class Region:
-    """The flat buffers of one (device, dtype), with the layout of each. Trainable parameters come
-    first in `params`.
+    """The flat buffers of one (device, dtype), with the layout of each.
+
+    Trainable parameters come first in `params`.
     """
 
     def __init__(
@@ -50,9 +50,8 @@ class Region:
         self.params = allocate(self.param_layout.numel, dtype, device)
         self.grads = allocate(self.grad_layout.numel, dtype, device)
         self.buffers = allocate(self.buffer_layout.numel, dtype, device)
-        self.owners: list[
-            nn.Parameter
-        ] = []  # of the gradients that have elements; `heads` are their first ones
+        # The parameters whose gradients have elements; `heads` are their first elements.
+        self.owners: list[nn.Parameter] = []
         sized = [s.offset for s in trainable if s.numel]
         self.heads = torch.tensor(sized, device=device, dtype=torch.int64)
         self.zeros = torch.zeros(len(sized), device=device, dtype=dtype)
@@ -78,17 +77,16 @@ class FlatModel:
         for name, tensor in (*parameters, *named_buffers):
             if tensor.layout is not torch.strided:
                 raise BadRequest(
-                    f"{name} is stored as {tensor.layout}; only dense tensors can be shared among"
-                    " workers"
+                    f"{name} is stored as {tensor.layout}; workers can exchange dense tensors only:"
+                    " call .to_dense()"
                 )
         self.integer_buffers = [b for _, b in named_buffers if not _is_float(b)]
         float_buffers = [(n, b) for n, b in named_buffers if _is_float(b)]
         homes = _homes(model)
 
         self.regions: list[Region] = []
-        self.trainable: list[
-            tuple[nn.Parameter, Tensor]
-        ] = []  # each with its place in the gradient buffer
+        # Each trainable parameter with its view of the gradient buffer.
+        self.trainable: list[tuple[nn.Parameter, Tensor]] = []
         self._buffers: list[tuple[list[tuple[nn.Module, str]], Tensor]] = []
         for device, dtype in dict.fromkeys(
             (t.device, t.dtype) for _, t in (*parameters, *float_buffers)
@@ -121,13 +119,14 @@ class FlatModel:
         self._place = {id(p): g for p, g in self.trainable}
         self._parameters = dict(parameters)
         self._names = {id(p): n for n, p in parameters}
-        self.buckets: Buckets | None = None  # gradients are exchanged while the backward pass runs
+        self.buckets: Buckets | None = None  # set: gradients are summed during the backward pass
         self._touched: set[int] = set()
         self.notices: list[str] = []
 
     def forget_gradients(self) -> None:
-        """Before a backward pass: gradients start from nothing, so that their first write is a
-        copy, not an addition.
+        """Set all gradients to None before a backward pass.
+
+        The backward pass then writes each gradient instead of adding to it.
         """
         self._touched.clear()
         for parameter, _ in self.trainable:
@@ -136,8 +135,9 @@ class FlatModel:
             self.buckets.begin()
 
     def _keep(self, parameter: Tensor) -> None:
-        """As soon as a gradient is complete it goes into its place: hot in the cache, its own
-        memory free again.
+        """Copy a gradient to its place in the flat buffer as soon as it is final.
+
+        It is still in the cache then, and its own memory is freed.
         """
         place, grad = self._place[id(parameter)], parameter.grad
         self._touched.add(id(parameter))
@@ -145,23 +145,19 @@ class FlatModel:
             if grad.layout is not torch.strided:
                 if not self.notices:
                     self.notices.append(
-                        "A gradient is sparse; it is made dense, because workers exchange flat"
-                        " buffers."
+                        f"The gradient of {self._names[id(parameter)]} is sparse. It is made dense,"
+                        " because workers exchange flat buffers."
                     )
                 grad = grad.to_dense()
             place.copy_(grad)
             parameter.grad = place
         if self.buckets is not None and place.numel():
-            place[(0,) * place.dim()] += (
-                0.0  # its first number is not negative zero: it has been touched
-            )
+            place[(0,) * place.dim()] += 0.0  # -0 becomes +0: this gradient is touched
             self.buckets.complete(self._names[id(parameter)])
 
     def settle_gradients(self) -> None:
-        """After the backward pass: every gradient is its view, and untouched ones say so (negative
-        zero).
-        """
-        if self.buckets is not None:  # some may have been exchanged already
+        """After a backward pass, make every `.grad` its view; mark untouched ones (negative zero)."""
+        if self.buckets is not None:  # touched gradients may have been summed already
             for parameter, place in self.trainable:
                 if id(parameter) not in self._touched:
                     place.fill_(-0.0)
@@ -169,24 +165,21 @@ class FlatModel:
             return
         for parameter, place in self.trainable:
             if parameter.grad is not place:
-                if (
-                    parameter.grad is not None
-                ):  # somebody put another tensor there after the backward pass
+                if parameter.grad is not None:  # replaced after the backward pass
                     self._touched.add(id(parameter))
                     place.copy_(parameter.grad)
                 parameter.grad = place
         for region in self.regions:
             if len(region.heads):
-                region.grads.index_add_(
-                    0, region.heads, region.zeros
-                )  # -0 becomes +0; nothing else changes
+                # -0 becomes +0; no other number changes.
+                region.grads.index_add_(0, region.heads, region.zeros)
         if len(self._touched) < len(self.trainable):
             for parameter, place in self.trainable:
                 if id(parameter) not in self._touched:
                     place.fill_(-0.0)
 
     def skip_untouched(self) -> None:
-        """Before the optimizer: what nobody touched has no gradient."""
+        """Set the gradients that no worker touched to None, so that the optimizer skips them."""
         for region in self.regions:
             heads = region.grads.index_select(0, region.heads)
             if heads.is_complex():
@@ -197,14 +190,14 @@ class FlatModel:
                     region.owners[index].grad = None
 
     def live_in(self, index: int, flat: Tensor) -> None:
-        """From now on a region's parameters are in this memory, with what it holds."""
+        """Make a region's parameters views of this memory, with the values that it holds."""
         region = self.regions[index]
         region.params = flat
         for slot in region.param_layout.slots:
             self._parameters[slot.name].data = slot.view(flat)
 
     def gather_buffers(self) -> None:
-        """Buffers that a module replaced instead of changing go back into their place."""
+        """Copy buffers that a module has replaced back to their place in the flat buffer."""
         for owners, place in self._buffers:
             for module, leaf in owners:
                 current = module._buffers[leaf]
@@ -214,7 +207,7 @@ class FlatModel:
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """Where a model's trainable parameters will lie (also of a model without memory)."""
+    """The layout of a model's trainable parameters (also of a model on the meta device)."""
     return Layout(
         tuple(_slots([(n, p) for n, p in model.named_parameters() if p.requires_grad], {}, 0)[0])
     )
@@ -243,8 +236,9 @@ def _slots(
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether the strides are a permutation of a contiguous tensor's (channels_last is): then they
-    fit a flat stretch.
+    """Whether the strides are a permutation of a contiguous tensor's, as channels_last's are.
+
+    Such a tensor fits a span of a flat buffer.
     """
     expected = 1
     for size, stride in sorted(
@@ -263,7 +257,7 @@ def _is_float(tensor: Tensor) -> bool:
 
 
 def _homes(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """Where each buffer is registered (a buffer may be shared by modules)."""
+    """The modules and names under which each buffer is registered (modules may share a buffer)."""
     homes: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for leaf, buffer in module._buffers.items():

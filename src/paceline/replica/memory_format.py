@@ -1,6 +1,4 @@
-"""Whether a model's memory is laid out as `channels_last`: tried on throwaway copies before the
-first step.
-"""
+"""Chooses a model's memory format by measuring copies of it before the first step."""
 
 from __future__ import annotations
 
@@ -15,22 +13,19 @@ from torch import Tensor, nn
 from paceline.common.seeding import random_states, set_random_states
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-LIMIT_S = 2.0  # other workers wait for the answer
-PASS_S = (
-    0.3  # ... so a pass takes a third of a second at most: a slower model is tried with fewer rows
-)
-FASTER = 1.1
+LIMIT_S = 2.0  # other workers wait for the result
+PASS_S = 0.3  # the longest pass; a slower model is measured with fewer rows
+FASTER = 1.1  # channels_last must be faster by this factor
 
 
 def measure_memory_format(
     model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
 ) -> str:
-    """channels_last where it is more than 10% faster and gives the same answers; the random state
-    is left as it was.
+    """Return "channels_last" if it is more than 10% faster and gives the same outputs.
 
-    A model that cannot do it stays as it is: `x.view(n, -1)` after a convolution fails on
-    channels_last, and so may anything else that a person's code does with strides. What goes wrong
-    with the plain layout too shows in the first step.
+    Otherwise, or if the model raises, the result is "contiguous": `x.view(n, -1)` after a
+    convolution fails on channels_last, and so may other code that relies on strides. An error that
+    the plain layout has, too, is raised in the first step. The random state is restored.
     """
     if not (isinstance(inputs, Tensor) and inputs.dim() == 4) or not any(
         p.dim() == 4 for p in model.parameters()
@@ -45,7 +40,7 @@ def measure_memory_format(
         if not _same_answers(copies, inputs):
             return "contiguous"
         times = _seconds(copies, loss, inputs, targets)
-    except Exception:  # whatever a person's own code raises
+    except Exception:  # the user's code may raise anything
         return "contiguous"
     finally:
         set_random_states(before)
@@ -57,7 +52,7 @@ def measure_memory_format(
 
 
 def _same_answers(copies: dict[str, nn.Module], inputs: Tensor) -> bool:
-    """Whether both say the same in evaluation mode, where nothing is random."""
+    """Whether both give the same outputs in evaluation mode, where nothing is random."""
     said = {}
     for name, model in copies.items():
         modes = [(module, module.training) for module in model.modules()]
@@ -76,7 +71,7 @@ def _same_answers(copies: dict[str, nn.Module], inputs: Tensor) -> bool:
 def _seconds(
     copies: dict[str, nn.Module], loss: Callable[[Any, Any], Tensor], inputs: Tensor, targets: Any
 ) -> dict[str, list[float]]:
-    """Of a forward and a backward pass, in turns; the first round warms up."""
+    """Seconds of a forward and a backward pass of each copy, alternating, after a warm-up."""
 
     def seconds(name: str, rows: int) -> float:
         x = inputs[:rows].contiguous(memory_format=FORMATS[name])

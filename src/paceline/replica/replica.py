@@ -1,5 +1,5 @@
-"""One worker's copy: model, optimizer, and the flat buffers that the model's tensors are views of
-(flat.py).
+"""A replica: one worker's model, optimizer, and flat buffers, of which the model's tensors are
+views (flat.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from paceline.types import Batch
 
 
 class Replica:
-    """Model, loss and optimizer of one worker. `forward` is what is called; a strategy may wrap it
-    (DDP).
+    """Model, loss and optimizer of one worker.
+
+    Training calls `forward`, which is the model unless a strategy wraps it (DDP).
     """
 
     def __init__(
@@ -37,12 +38,10 @@ class Replica:
         self.forward: Callable[..., Any] = model
         self.channels_last = channels_last
         self.samples_seen = 0.0
-        self.clip_norm: float | None = None  # of the gradients, after they have been exchanged
+        self.clip_norm: float | None = None  # clips the gradients after their exchange
         self.common_buffers: list[Tensor] = []
         refuse_foreign_parameters(model, optimizer)
-        if (
-            not model.training
-        ):  # otherwise it is as its author made it: a frozen batch norm stays frozen
+        if not model.training:  # otherwise keep the modules' modes: batch norm may be frozen
             model.train()
         self.flat = FlatModel(model, optimizer, allocate) if flat else None
         self._initial_lrs = [g["lr"] for g in optimizer.param_groups]
@@ -53,7 +52,7 @@ class Replica:
 
     @property
     def places(self) -> Sequence[tuple[nn.Parameter, Tensor]]:
-        """Every parameter that is trained, with its place in the flat gradients."""
+        """Every trainable parameter with its view of the flat gradients."""
         return self.flat.trainable if self.flat else ()
 
     @property
@@ -65,7 +64,7 @@ class Replica:
         return sum(p.numel() for p in self.model.parameters())
 
     def forward_backward(self, batch: Batch, scale: float) -> float:
-        """The gradient of `scale` times the mean loss of this batch; returns the mean loss."""
+        """Compute the gradient of `scale` times the batch's mean loss; return the mean loss."""
         if self.flat:
             self.flat.forget_gradients()
         else:
@@ -91,39 +90,41 @@ class Replica:
         return value
 
     def infer(self, inputs: Any) -> Any:
-        """The model's answer, without whatever a strategy has wrapped around it for training."""
+        """The output of the model itself, without a strategy's wrapper."""
         return self.model(self.formatted(inputs))
 
     def formatted(self, inputs: Any) -> Any:
-        """In the memory format that was chosen."""
+        """The inputs in the chosen memory format."""
         if self.channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
-    def exchange_in_buckets(self, exchange: Callable[[Tensor], None]) -> None:
-        """From now on gradients are exchanged while the backward pass runs; `await_exchange` before
-        they are used.
+    def all_reduce_in_buckets(self, all_reduce: Callable[[Tensor], None]) -> None:
+        """From now on, all-reduce gradients while the backward pass runs.
+
+        Call `await_buckets` before using them.
         """
         assert self.flat is not None
-        self.flat.buckets = Buckets(self.flat.regions, exchange)
+        self.flat.buckets = Buckets(self.flat.regions, all_reduce)
 
-    def await_exchange(self) -> None:
+    def await_buckets(self) -> None:
         if self.flat is not None and self.flat.buckets is not None:
             self.flat.buckets.finish()
 
     def attach_gradients(self) -> None:
-        """The flat gradients are the parameters', whatever was there: for who has filled them from
-        elsewhere.
+        """Make every parameter's `.grad` its view of the flat buffer.
+
+        For callers that wrote the flat buffer themselves (servers, private gradients).
         """
         if self.flat:
             for parameter, place in self.flat.trainable:
                 parameter.grad = place
 
     def update(self, marked: bool = True) -> None:
-        """One step of the optimizer on the gradients that are there now.
+        """Take one step of the optimizer with the current gradients.
 
-        `marked` says that the marks of untouched parameters have survived the exchange; after a
-        lossy codec they have not, and every parameter counts as touched.
+        `marked`: untouched parameters are still marked by negative zeros. A lossy codec destroys
+        the marks; then every parameter counts as touched.
         """
         if self.flat and marked:
             self.flat.skip_untouched()
@@ -133,7 +134,7 @@ class Replica:
 
     @property
     def lrs(self) -> list[float]:
-        """The learning rates of the optimizer's groups, now."""
+        """The current learning rates of the optimizer's groups."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def set_lrs(self, lrs: Sequence[float]) -> None:
@@ -160,7 +161,7 @@ class Replica:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """For a while in evaluation mode; then every module is in the mode that it was in."""
+        """Set evaluation mode for a `with` block; restore every module's mode after it."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
@@ -172,9 +173,7 @@ class Replica:
 
     @contextmanager
     def holding(self, weights: Sequence[Tensor] | None) -> Iterator[None]:
-        """For a while, these weights (one flat tensor per region) instead of its own; None: its
-        own.
-        """
+        """Use these weights (one flat tensor per region) in a `with` block; None: its own."""
         if weights is None:
             yield
             return
@@ -188,7 +187,7 @@ class Replica:
                 region.params.copy_(own)
 
     def checksum(self) -> int:
-        """63 bits of everything that must be equal on all workers at the start."""
+        """A 63-bit hash of all state that must be equal on all workers at the start."""
         digest = hashlib.blake2b(digest_size=8)
         self.gather_buffers()
         for tensor in self.model.state_dict().values():
@@ -205,8 +204,9 @@ class Replica:
         return int.from_bytes(digest.digest(), "little") >> 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """As the plain model's: own storage, contiguous, on the CPU; names without torch.compile's
-        prefix.
+        """A copy of the model's state_dict: contiguous, on the CPU, with the plain model's names.
+
+        torch.compile's prefix is removed.
         """
         self.gather_buffers()
         return {
@@ -226,20 +226,24 @@ class Replica:
             if not k.endswith("_extra_state")
         ]
         if missing:
-            raise BadRequest(f"these weights do not fit the model: {', '.join(missing[:3])}")
+            raise BadRequest(
+                "these weights do not fit the model; missing or unexpected:"
+                f" {', '.join(missing[:3])}"
+            )
 
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise BadRequest(
-            "LBFGS evaluates the loss several times per step, which no strategy can keep together:"
-            " choose another"
+            "LBFGS evaluates the loss several times per step, which no strategy supports: use"
+            " another optimizer, such as sgd or adam"
         )
 
 
 def refuse_foreign_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer may hold parameters of the model only: others would be each worker's own, and
-    nothing would reset them.
+    """Raise BadRequest if the optimizer holds a parameter that is not the model's.
+
+    Workers would not exchange such a parameter, and nothing would reset its gradient.
     """
     own = {id(p) for p in model.parameters()}
     for number, group in enumerate(optimizer.param_groups):
@@ -251,12 +255,12 @@ def refuse_foreign_parameters(model: nn.Module, optimizer: torch.optim.Optimizer
                 )
                 raise BadRequest(
                     f"the optimizer holds a parameter that is not the model's: {name}, of shape"
-                    f" {tuple(parameter.shape)}. Workers exchange the model's parameters: register"
-                    " it in the model (self.x = nn.Parameter(...)), or give it an optimizer of"
-                    " its own"
+                    f" {tuple(parameter.shape)}. Workers exchange the model's parameters only:"
+                    " register it in the model (self.x = nn.Parameter(...)), or give it a separate"
+                    " optimizer"
                 )
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether statistics over the rows of a batch are needed in training."""
+    """Whether the model has batch norm, which needs statistics over the rows of a batch."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -1,1 +1,1 @@
-"""Ways of keeping the workers together. One file each."""
+"""Strategies keep the workers together. One file each; `parts/` holds what several share."""

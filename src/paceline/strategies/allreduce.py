@@ -1,17 +1,17 @@
 """Synchronous data-parallel SGD: all workers are averaged in every step.
 
-    exchange=gradients   g <- sum_p (b_p / B) g_p ;  w <- w - lr * g       on every worker, on the same w
+    exchange=gradients   g <- sum_p (b_p / B) g_p ;  w <- w - lr * g    (w is the same on all)
     exchange=weights     w_p <- w - lr * g_p      ;  w <- sum_p (b_p / B) w_p
-    when=epoch           gradients are collected over the epoch and applied once: full-batch descent
+    when=epoch           gradients are summed over the epoch and applied once: full-batch descent
 
-for b_p of the step's B samples on worker p. The weighted mean of the workers' gradients is the
+Worker p has b_p of the step's B samples. The weighted mean of the workers' gradients is the
 gradient of the whole batch, so P workers with b samples each follow serial SGD with a batch of P*b,
-whatever the optimizer and the shares b_p / B (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+with any optimizer and any shares b_p / B (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
 
-Averaging weights instead is the same for plain SGD. With momentum it is the same only where the
-shares do not change between steps: each worker's velocity is its own, and is weighted by today's
-share although yesterday's made it. The partial last step of an epoch changes the shares unless the
-batch sizes divide it alike. For Adam, which is not linear, it is never the same.
+For plain SGD, averaging weights instead gives the same result. With momentum it does so only if the
+shares do not change between steps: each worker has its own velocity, which this step's share
+weights although earlier shares made it. The partial last step of an epoch changes the shares,
+unless it divides in the same proportions. For Adam, which is not linear, the results differ.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from paceline.types import Batch, ReplicaLike
 @strategies.register("allreduce")
 @dataclass
 class AllReduce(Strategy):
-    """All workers averaged in every step; with exchange=gradients the same as serial SGD on the
+    """Averages all workers in every step; with exchange=gradients it equals serial SGD on the
     whole batch.
     """
 
-    collective: Annotated[str, "how the sum is made: auto, native, ring, tree, ..."] = "auto"
+    collective: Annotated[str, "the all-reduce: auto, native, ring, tree, ..."] = "auto"
     exchange: Annotated[Literal["gradients", "weights"], "what is averaged"] = "gradients"
     when: Annotated[
-        Literal["step", "epoch"], "epoch: gradients are collected over it and applied once"
+        Literal["step", "epoch"], "epoch: gradients are summed over the epoch and applied once"
     ] = "step"
 
     replicas_identical = True
@@ -51,7 +51,8 @@ class AllReduce(Strategy):
     def __post_init__(self) -> None:
         if (self.exchange, self.when) == ("weights", "epoch"):
             raise BadRequest(
-                f"{self.name}: when=epoch collects gradients; for weights use local-sgd:every=epoch"
+                f"{self.name}: when=epoch requires exchange=gradients; to average weights once per"
+                " epoch, use local-sgd:every=epoch"
             )
         self.exchanges = self.exchange
         self.noise_adds_up = self.exchange == "gradients"
@@ -77,12 +78,11 @@ class AllReduce(Strategy):
             and ctx.codec.lossless
             and (self.exchange, self.when) == ("gradients", "step")
         )
-        if (
-            self._overlaps
-        ):  # its time is hidden in the backward pass: what counts is what is waited for at the end
+        if self._overlaps:
+            # A meter of its own: only the time that `step` waits at the end is counted.
             self._hidden = Metered(ctx.peers.inner)
             collective = choose(self.collective, self._hidden)
-            replica.exchange_in_buckets(collective.all_reduce)
+            replica.all_reduce_in_buckets(collective.all_reduce)
 
     def refuses(self, codec: Codec) -> str | None:
         return None
@@ -95,7 +95,7 @@ class AllReduce(Strategy):
             self._collect(replica, batch)
         elif self._overlaps:
             began = time.perf_counter()
-            replica.await_exchange()
+            replica.await_buckets()
             self.ctx.peers.count(self._hidden.meter.taken("setup"), time.perf_counter() - began)
             replica.update()
         else:
@@ -108,9 +108,7 @@ class AllReduce(Strategy):
         self._exchange.sum([region.grads for region in replica.regions])
 
     def _collect(self, replica: ReplicaLike, batch: Batch) -> None:
-        """The epoch's gradient is the mean over its samples: each step counts by how many
-        it had.
-        """
+        """Add this step's gradients, weighted by its samples; update at the end of the epoch."""
         self._samples += batch.global_weight
         for collected, region in zip(self._collected, replica.regions, strict=True):
             collected.add_(region.grads, alpha=batch.global_weight)

@@ -1,4 +1,4 @@
-"""When the workers talk, what they say, to whom, and how stale it may be."""
+"""The interface of strategies: when workers exchange what, with which ranks, and how stale."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from paceline.types import Batch, RecorderLike, ReplicaLike, Role
 
 @dataclass
 class Context:
-    """What a strategy is given: nothing is read from anywhere else."""
+    """All that a strategy gets from the run; it reads nothing from anywhere else."""
 
     transport: Metered  # all ranks: the workers, then the servers
-    peers: Metered  # the workers only; here the rank is the worker's index
+    peers: Metered  # the workers only; its ranks are the workers' indices
     role: Role
     worker_index: int  # -1 on a server
     workers: int
     servers: tuple[int, ...]  # their ranks in `transport`
     codec: Codec
-    collective: Callable[[str], Collective]  # by name, over the workers; "auto" chooses
+    collective: Callable[[str], Collective]  # builds a collective over the workers by name
     recorder: RecorderLike
-    random: torch.Generator  # this rank's own
-    shared_random: torch.Generator  # the same on all ranks
+    random: torch.Generator  # this rank's generator
+    shared_random: torch.Generator  # draws the same numbers on all ranks
     init: Literal["broadcast", "seed"]
     overlap: bool = False  # whether gradients may be exchanged while the backward pass runs
 
@@ -47,29 +47,25 @@ class Strategy(ABC):
     replicas_identical: ClassVar[bool] = False  # after every step, on all workers, bit for bit
     exchanges: Literal["gradients", "weights", "nothing"] = "gradients"
     serves: ClassVar[Literal["ranks", "thread"] | None] = None
-    in_step: ClassVar[bool] = True  # an exchange ends for all when the last worker has come to it
-    flat: ClassVar[bool] = True  # False: works on the plain model
-    shard: ClassVar[Literal["global", "static"]] = "global"  # unless the person says otherwise
+    # Synchronous: no worker leaves an exchange before all have entered it.
+    in_step: ClassVar[bool] = True
+    flat: ClassVar[bool] = True  # False: the model keeps its own tensors, without flat buffers
+    shard: ClassVar[Literal["global", "static"]] = "global"  # the default; the user may choose
     needs_processes: ClassVar[bool] = False
     needs_shared_memory: ClassVar[bool] = False
-    skips_empty: ClassVar[bool] = (
-        True  # False: a worker without samples must run one anyway (its gradient counts nothing)
-    )
+    # False: a worker without samples in a step gets a dummy sample with weight 0.
+    skips_empty: ClassVar[bool] = True
     most_workers: ClassVar[int | None] = None
     alone_is_serial: ClassVar[bool] = True  # with one worker it is plain SGD, bit for bit
-    survives: bool = False  # goes on with the others when a worker (not the first) has died
-    decides_alone: ClassVar[bool] = (
-        False  # a worker that has converged stops, whatever the others do
-    )
-    resumes_exactly: ClassVar[bool] = True  # False: what comes out depends on who is faster
+    survives: bool = False  # the other workers go on when a worker (except the first) has died
+    decides_alone: ClassVar[bool] = False  # a worker that has converged stops by itself
+    resumes_exactly: ClassVar[bool] = True  # False: the result depends on the workers' speeds
+    # For privacy. True: only the sum of all workers' gradients is ever used, so the workers' noise
+    # adds up. False: a worker's own gradient takes effect by itself. None: not stated.
     noise_adds_up: bool | None = None
-    """With privacy: True where nothing but the sum of all workers' gradients is ever used, so that the noise of each is a part
-    of one whole; False where a worker's own gradient takes effect by itself; None where nobody has said what it reveals."""
-    not_private_because: ClassVar[str] = "nobody has stated what it reveals (noise_adds_up)"
+    not_private_because: ClassVar[str] = "it does not declare what it reveals (noise_adds_up)"
 
-    observed: Mapping[str, Any] = MappingProxyType(
-        {}
-    )  # what a step showed beside its loss: recorded with it
+    observed: Mapping[str, Any] = MappingProxyType({})  # recorded with each step's loss
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         self.ctx = ctx
@@ -79,28 +75,28 @@ class Strategy(ABC):
         """The factor on this worker's mean loss before its backward pass.
 
         Where gradients are exchanged it is the worker's share of the samples, so that the *sum* of
-        the gradients over the workers is the gradient of the whole step.
+        the workers' gradients is the gradient of the whole batch.
         """
         return batch.share if self.exchanges == "gradients" else 1.0
 
     def refuses(self, codec: Codec) -> str | None:
-        """Why it cannot be combined with a (lossy) codec; None: it can."""
-        return f"strategy {self.name} sends nothing that a codec could make smaller"
+        """Why the strategy cannot be combined with this (lossy) codec; None: it can."""
+        return f"strategy {self.name} sends nothing that a codec could compress; use --codec none"
 
     @abstractmethod
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        """The gradients of this worker's batch are in place: talk, update, or both."""
+        """Exchange, update, or both, after a backward pass has computed this worker's gradients."""
 
     def finish(self, replica: ReplicaLike) -> None:
-        """After the last step, before the last evaluation."""
+        """Called after the last step, before the last evaluation."""
         return
 
     def consensus(self, replica: ReplicaLike) -> Sequence[Tensor] | None:
-        """The weights that are evaluated, saved and released, one flat tensor per region; None: the
-        replica's own.
+        """The consensus weights, which are evaluated and saved, as one flat tensor per region.
 
-        Called on all workers together. Batch statistics are averaged here, by how many samples each
-        worker has seen; and where replicas may differ, so are the weights.
+        None means the replica's own weights. All workers call this together. It averages the batch
+        statistics, weighted by the samples that each worker has seen, and, where replicas may
+        differ, the weights.
         """
         average_buffers(self.ctx, replica)
         if self.replicas_identical or self.ctx.workers == 1:
@@ -114,23 +110,23 @@ class Strategy(ABC):
         return means
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides weights and optimizer."""
+        """What a checkpoint must save besides weights and optimizer."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         return None
 
     def leave(self) -> None:
-        """The very last thing that a worker does: nobody will be asked for anything any more."""
+        """A worker's last call: it tells servers that it sends no more requests."""
         return
 
     def serve(self, ctx: Context, replica: ReplicaLike) -> None:
-        """What a server does until the workers have left (only where `serves` is "ranks")."""
+        """Run a server until the workers have left (only where `serves` is "ranks")."""
         raise NotImplementedError(f"{self.name} has no servers")
 
 
 def codec_for(strategy: Strategy, choice: Spec | str) -> Codec:
-    """The codec of that name, unless the strategy has a reason against it."""
+    """Build a codec by name; raise BadRequest if the strategy cannot be combined with it."""
     codec = build_codec(choice)
     if not codec.lossless and (reason := strategy.refuses(codec)) is not None:
         raise BadRequest(f"codec {codec.name}: {reason}")
@@ -138,7 +134,7 @@ def codec_for(strategy: Strategy, choice: Spec | str) -> Codec:
 
 
 def distance_to(replica: ReplicaLike, weights: Sequence[Tensor]) -> float:
-    """How far a replica is from these weights, relative to their length."""
+    """The distance of a replica's weights from these weights, relative to the norm of these."""
     pairs = list(zip(replica.regions, weights, strict=True))
     apart = sum(
         float((region.params - other).abs().double().square().sum()) for region, other in pairs
@@ -148,8 +144,10 @@ def distance_to(replica: ReplicaLike, weights: Sequence[Tensor]) -> float:
 
 
 def start_together(ctx: Context, replica: ReplicaLike) -> None:
-    """All workers start from the same weights: sent by worker 0, or made from the same seed. A
-    checksum proves it.
+    """Make all workers start from the same weights, and compare their checksums.
+
+    Worker 0 sends its weights (init=broadcast), or all workers made them from the same seed
+    (init=seed).
     """
     if ctx.workers == 1:
         return
@@ -174,16 +172,16 @@ def expect_identical(ctx: Context, replica: ReplicaLike, when: str) -> None:
     if int(low) != int(high):
         raise ReplicasDiffer(
             f"the workers' weights differ {when} (init={ctx.init}): with init=seed the model must"
-            " depend on the seed only; init=broadcast sends worker 0's to all"
+            " depend on the seed only; use init=broadcast, which sends worker 0's weights to all"
         )
 
 
 def average_buffers(ctx: Context, replica: ReplicaLike) -> None:
-    """Batch statistics: the mean over the workers, by samples seen. Integer buffers come from
-    worker 0.
+    """Average the batch statistics over the workers, weighted by samples seen.
 
-    What is averaged is how far each worker has moved since all agreed last, so that buffers which
-    nobody changes (tables, masks, also with inf in them) stay as they are, bit for bit.
+    All workers take integer buffers from worker 0. The average is of each worker's change since the
+    last agreement, so that buffers that no worker changes (tables, masks, also with inf in them)
+    keep their bits.
     """
     replica.gather_buffers()
     if ctx.workers == 1:

@@ -1,7 +1,8 @@
-"""PyTorch's own DistributedDataParallel, on the plain model: the yardstick.
+"""PyTorch's DistributedDataParallel on the plain model, as a reference (Li et al., "PyTorch
+Distributed", 2020).
 
-DDP takes the *equal* mean of the workers' gradients; each loss is scaled by P * share beforehand,
-so that uneven batches average as they should (Li et al., "PyTorch Distributed", 2020).
+DDP takes the *unweighted* mean of the workers' gradients. Each worker's loss is multiplied by
+P * share, so that batches of different sizes are weighted by their samples.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class DDP(Strategy):
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
         if ctx.transport.store is None:
-            raise BadRequest("ddp needs a torch.distributed transport: use --transport gloo")
+            raise BadRequest(
+                f"ddp requires a torch.distributed store, which transport {ctx.transport.kind} does"
+                " not have: use --transport gloo"
+            )
         dist.init_process_group(
             ctx.transport.c10d(),
             store=dist.PrefixStore("ddp", ctx.transport.store),
@@ -56,15 +60,14 @@ class DDP(Strategy):
         self._itemsize = next(replica.model.parameters()).element_size()
 
     def refuses(self, codec: Codec) -> str | None:
-        return "ddp's exchange is PyTorch's own, with hooks of its own: use strategy allreduce"
+        return "PyTorch exchanges ddp's gradients, without our codecs: use strategy allreduce"
 
     def scale(self, batch: Batch) -> float:
         return batch.share * self.ctx.workers
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        self.ctx.transport.note_all_reduce(
-            self._gradients, self._itemsize
-        )  # it happened inside the backward pass
+        # The all-reduce happened inside the backward pass.
+        self.ctx.transport.note_all_reduce(self._gradients, self._itemsize)
         replica.update()
 
     def consensus(self, replica: ReplicaLike) -> None:

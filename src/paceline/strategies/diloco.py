@@ -1,12 +1,12 @@
-"""DiLoCo (Douillard et al., 2023): local steps, and outer Nesterov momentum on how far the workers
-have moved.
+"""DiLoCo (Douillard et al., 2023): local steps, then an outer step with Nesterov momentum on the
+mean change of the workers' weights.
 
     w_p <- inner optimizer from w                H steps
     d   <- w - sum_p s_p w_p                     the outer gradient
     v   <- m v + d ;   w <- w - a (d + m v)      outer lr a, outer momentum m
 
-Made for hundreds of local steps between averages over slow links; the outer momentum makes up for
-averaging so seldom.
+It is made for hundreds of local steps between averages over slow links. The outer momentum
+compensates for the rare averages.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from paceline.types import ReplicaLike
 @strategies.register("diloco")
 @dataclass
 class DiLoCo(LocalSteps):
-    """Local steps, then an outer step with Nesterov momentum on the mean of the workers' moves."""
+    """Local steps, then an outer step with Nesterov momentum on the workers' mean change."""
 
     every: Annotated[str, "inner steps between outer steps, or epoch"] = "16"
     outer_lr: Annotated[float, "1 with outer_momentum=0 is local SGD"] = 0.7
     outer_momentum: float = 0.9
-    collective: Annotated[str, "how the average is made: auto, native, ring, tree, ..."] = "auto"
+    collective: Annotated[str, "the all-reduce: auto, native, ring, tree, ..."] = "auto"
 
     averages = False
-    alone_is_serial = False  # the outer step is taken by one worker too
+    alone_is_serial = False  # one worker takes outer steps, too
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.outer_lr > 0 and 0 <= self.outer_momentum < 1):
             given = f"outer_lr={self.outer_lr:g}, outer_momentum={self.outer_momentum:g}"
-            raise BadRequest(f"diloco: {given}: the first is above 0, the second in [0, 1)")
+            raise BadRequest(
+                f"diloco: {given}: outer_lr must be above 0 and outer_momentum in [0, 1)"
+            )
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
@@ -50,7 +52,7 @@ class DiLoCo(LocalSteps):
         self._velocity = [torch.zeros_like(w) for w in own]
         self._moved = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
 
-    def exchange(self, replica: ReplicaLike, share: float) -> None:
+    def synchronise(self, replica: ReplicaLike, share: float) -> None:
         own = [trained(region.params, region.grads) for region in replica.regions]
         for weights, common, moved in zip(own, self._common, self._moved, strict=True):
             torch.sub(common, weights, out=moved).mul_(share)

@@ -3,12 +3,12 @@ Lian et al., 2017).
 
     w_p, w_q <- (w_p + w_q) / 2        for the pairs (p, q) of this round's matching
 
-Nobody ever talks to more than one other, so a round costs the same with four workers or four
-thousand; news spreads in about log P rounds. The matching is drawn anew in every round, the same on
-all workers (`topology=random`), or alternates between left and right neighbours (`ring`).
-`mode=async` needs no rounds: whoever has made its step asks somebody, drawn at random, and a thread
-of the other answers at once (`responder.py`; Lian et al., "Asynchronous Decentralized Parallel
-SGD", 2018). There is an exact average at the end.
+In a round each worker exchanges with one other, so a round costs the same with four workers or four
+thousand. Values spread to all workers in about log P rounds. With `topology=random` all workers
+draw the same new matching in every round; with `ring` it alternates between left and right
+neighbours. `mode=async` has no rounds: after its step a worker sends a request to a random partner,
+and a thread of that partner replies at once (parts/async_pairs.py; Lian et al., "Asynchronous
+Decentralized Parallel SGD", 2018). The weights are averaged exactly at the end.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from paceline.codecs.base import Codec
 from paceline.errors import BadRequest, PeerLost
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy
+from paceline.strategies.parts.async_pairs import AsyncPairs
 from paceline.strategies.parts.averaging import average_weights, trained
-from paceline.strategies.parts.pairs import CodedMeeting
-from paceline.strategies.parts.responder import Pairs
+from paceline.strategies.parts.pairs import CodedPairing
 from paceline.transport.metered import Metered
 from paceline.types import Batch, ReplicaLike
 
@@ -33,12 +33,12 @@ from paceline.types import Batch, ReplicaLike
 @strategies.register("gossip")
 @dataclass
 class Gossip(Strategy):
-    """Weights averaged with one neighbour at a time."""
+    """Each worker averages its weights with one other worker at a time."""
 
     every: Annotated[int, "steps between rounds"] = 1
-    topology: Annotated[Literal["random", "ring"], "who meets whom"] = "random"
+    topology: Annotated[Literal["random", "ring"], "how partners are chosen"] = "random"
     mode: Annotated[
-        Literal["sync", "async"], "async: a thread of each worker answers whoever asks"
+        Literal["sync", "async"], "async: a thread of each worker replies to requests"
     ] = "sync"
 
     exchanges = "weights"
@@ -47,7 +47,7 @@ class Gossip(Strategy):
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise BadRequest(f"gossip: every={self.every}: 1 or more")
+            raise BadRequest(f"gossip: every={self.every}: it must be 1 or more")
         self.in_step = self.resumes_exactly = self.mode == "sync"  # type: ignore[misc]
         self.needs_processes = self.mode == "async"  # type: ignore[misc]
 
@@ -55,16 +55,16 @@ class Gossip(Strategy):
         super().setup(ctx, replica)
         self._gone: set[int] = set()
         own = [trained(r.params, r.grads) for r in replica.regions]
-        self._pairs: Pairs | None = None
-        self._meetings: dict[int, CodedMeeting] = {}  # through a codec: by partner
-        self._heard: list[torch.Tensor] = []
+        self._pairs: AsyncPairs | None = None
+        self._pairings: dict[int, CodedPairing] = {}  # with a codec: by partner
+        self._received: list[torch.Tensor] = []
         if self.mode == "async" and ctx.workers > 1:
-            self._pairs = Pairs(ctx, replica)
+            self._pairs = AsyncPairs(ctx, replica)
         elif ctx.codec.lossless:
-            self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
+            self._received = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         else:
             others = [p for p in range(ctx.workers) if p != ctx.worker_index]
-            self._meetings = {p: CodedMeeting(ctx, ctx.codec, replica.regions) for p in others}
+            self._pairings = {p: CodedPairing(ctx, ctx.codec, replica.regions) for p in others}
 
     def refuses(self, codec: Codec) -> str | None:
         return None
@@ -76,64 +76,64 @@ class Gossip(Strategy):
             partner = self.partner(batch.step // self.every)
             if partner is not None and partner not in self._gone:
                 try:
-                    self._meet(replica, partner)
+                    self._average_with(replica, partner)
                 except PeerLost as lost:
                     self._gone.add(partner)
                     if lost.rank not in (None, partner):
                         raise
 
     def partner(self, round_number: int) -> int | None:
-        """Whom this worker meets; None when it is left over."""
+        """This worker's partner in a round; None if it has none."""
         workers, me = self.ctx.workers, self.ctx.worker_index
         if self._pairs is not None and self.topology == "random":
             return (me + int(torch.randint(1, workers, (), generator=self.ctx.random))) % workers
         if self.topology == "random":
-            line = torch.randperm(workers, generator=self.ctx.shared_random).tolist()
-            where = line.index(me)
+            order = torch.randperm(workers, generator=self.ctx.shared_random).tolist()
+            where = order.index(me)
             other = where ^ 1
-            return line[other] if other < workers else None
+            return order[other] if other < workers else None
         other = me ^ 1 if round_number % 2 == 0 else ((me + 1) ^ 1) - 1
         if workers % 2 == 0:
             other %= workers
         return other if 0 <= other < workers else None
 
-    def _meet(self, replica: ReplicaLike, partner: int) -> None:
+    def _average_with(self, replica: ReplicaLike, partner: int) -> None:
         if self._pairs is not None:
-            self._pairs.meet(partner)
+            self._pairs.average_with(partner)
             return
-        line = self.ctx.transport  # by rank: the group of those who are there may change
-        if self._meetings:
-            self._meet_coded(replica, self._meetings[partner], line, partner)
+        transport = self.ctx.transport  # world ranks: `peers` changes when a worker dies
+        if self._pairings:
+            self._average_coded(replica, self._pairings[partner], transport, partner)
             return
-        for region, heard in zip(replica.regions, self._heard, strict=True):
+        for region, received in zip(replica.regions, self._received, strict=True):
             own = trained(region.params, region.grads)
-            with line.together():
-                works = [line.irecv(heard, partner), line.isend(own, partner)]
+            with transport.together():
+                works = [transport.irecv(received, partner), transport.isend(own, partner)]
             for work in works:
                 work.wait()
-            own.add_(heard).mul_(0.5)
+            own.add_(received).mul_(0.5)
 
-    def _meet_coded(
-        self, replica: ReplicaLike, meeting: CodedMeeting, line: Metered, partner: int
+    def _average_coded(
+        self, replica: ReplicaLike, pairing: CodedPairing, transport: Metered, partner: int
     ) -> None:
         own = [trained(r.params, r.grads) for r in replica.regions]
-        meeting.prepare(own)
-        meeting.listen(line, partner)
-        leaving = meeting.send(line, partner)
-        meeting.hear(line, partner)
+        pairing.prepare(own)
+        pairing.listen(transport, partner)
+        leaving = pairing.send(transport, partner)
+        pairing.receive(transport, partner)
         for work in leaving:
             work.wait()
-        meeting.average(own)
+        pairing.average(own)
 
     def state(self) -> dict[str, Any]:
-        return {"meetings": {str(p): meeting.state() for p, meeting in self._meetings.items()}}
+        return {"meetings": {str(p): pairing.state() for p, pairing in self._pairings.items()}}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        for partner, meeting in self._meetings.items():
-            meeting.load(state["meetings"][str(partner)])
+        for partner, pairing in self._pairings.items():
+            pairing.load(state["meetings"][str(partner)])
 
     def finish(self, replica: ReplicaLike) -> None:
         if self._pairs is not None:
-            self.ctx.peers.barrier()  # nobody asks any more
+            self.ctx.peers.barrier()  # no worker sends requests any more
             self._pairs.stop()
         average_weights(self.ctx, replica, 1 / self.ctx.peers.size, self.ctx.collective("auto"))

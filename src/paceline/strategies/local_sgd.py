@@ -1,17 +1,17 @@
-"""Local SGD: every worker makes H steps of its own, then the weights are averaged (Stich, "Local
-SGD Converges Fast", 2019).
+"""Local SGD: every worker takes H local steps, then the weights are averaged (Stich, "Local SGD
+Converges Fast", 2019).
 
-    w_p <- w_p - lr * g_p                      H times
-    w   <- sum_p s_p w_p                       s_p: worker p's share of the samples since the last average
+    w_p <- w_p - lr * g_p          H times
+    w   <- sum_p s_p w_p           s_p: worker p's share of the samples since the last average
 
-With H = 1 and plain SGD this is serial SGD on the whole batch. With momentum it is so only where
-the workers' shares of the samples are the same in every step (the partial last step of an epoch
-changes them), or with `optimizer_state=average`.
+With H = 1 and plain SGD this is serial SGD on the whole batch. With momentum that holds only if the
+workers' shares of the samples are the same in every step (the partial last step of an epoch changes
+them), or with `optimizer_state=average`.
 
-1/H of the bytes. `post=STEP` is post-local SGD (Lin et al., 2020): gradients are averaged in every
-step up to there, when everything changes fast, and local steps begin after it. The optimizer's
-memory is each worker's own (`keep`), averaged like the weights, or forgotten at every average
-(`reset`).
+It sends 1/H of the bytes. `post=STEP` is post-local SGD (Lin et al., 2020): gradients are averaged
+in every step up to STEP, while the weights change fast, and local steps begin after it. At an
+average, each worker keeps its optimizer's state (`keep`), or the state is averaged like the weights
+(`average`) or cleared (`reset`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from paceline.types import Batch, ReplicaLike
 @strategies.register("local-sgd")
 @dataclass
 class LocalSGD(LocalSteps):
-    """Steps of one's own; the weights are averaged every so many of them."""
+    """Each worker takes local steps; the weights are averaged every few steps."""
 
     every: Annotated[str, "steps between averages, or epoch"] = "8"
     optimizer_state: Annotated[
         Literal["keep", "average", "reset"], "what happens to momentum at an average"
     ] = "keep"
-    post: Annotated[int, "up to this step gradients are averaged in every step"] = 0
-    collective: Annotated[str, "how the average is made: auto, native, ring, tree, ..."] = "auto"
+    post: Annotated[int, "up to this step, average gradients in every step"] = 0
+    collective: Annotated[str, "the all-reduce: auto, native, ring, tree, ..."] = "auto"
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
@@ -48,8 +48,8 @@ class LocalSGD(LocalSteps):
     def refuses(self, codec: Codec) -> str | None:
         if self.post and codec.biased:
             return (
-                f"local-sgd:post={self.post} has momentum after the codec at first: use fp16, bf16,"
-                " int8 or qsgd"
+                f"local-sgd:post={self.post} has momentum after the codec in its first steps, which"
+                f" does not work with the biased codec {codec.name}: use fp16, bf16, int8 or qsgd"
             )
         return None
 
@@ -65,7 +65,7 @@ class LocalSGD(LocalSteps):
         if batch.step + 1 == self.post:
             self._exchange.rebase(replica)
 
-    def exchange(self, replica: ReplicaLike, share: float) -> None:
+    def synchronise(self, replica: ReplicaLike, share: float) -> None:
         self._exchange.average(replica, share)
         if self.optimizer_state == "average":
             self._memory.average(replica, share)

@@ -1,26 +1,27 @@
-"""Parameter server: workers push gradients to servers that hold the weights, and pull fresh weights
-back.
+"""Parameter server: workers push gradients to servers that hold the weights, and pull new weights.
 
-    server:  w <- optimizer(w, sum of the gradients that have come, each scaled by its share of the round's samples)
+    server:  w <- optimizer(w, sum_p s_p g_p)     over the gradients that have arrived;
+                                                  s_p: worker p's share of the step's samples
 
-How far workers may run apart is one number, s, the clocks (steps) that a worker may be ahead of the
-slowest:
+One number, s, bounds how far workers may run apart: the clocks (steps) that a worker may be ahead
+of the slowest worker.
 
-    consistency=sync    s = 0          a step when all have reported: the same as all-reduce
-    consistency=ssp     s = staleness  stale synchronous parallel (Ho et al., 2013): at clock t a worker sees everybody's
-                                       updates up to clock t-s-1, its own always, and newer ones that have arrived
-    consistency=async   s = infinite   every gradient is applied as it comes (Dean et al., 2012)
+    consistency=sync    s = 0          one update when all workers have pushed: same as all-reduce
+    consistency=ssp     s = staleness  stale synchronous parallel (Ho et al., 2013): at clock t a
+                                       worker sees all workers' updates up to clock t-s-1, all of
+                                       its own, and newer ones that have arrived
+    consistency=async   s = infinite   every gradient is applied on arrival (Dean et al., 2012)
 
-A server answers whoever is allowed to go on; before it answers, it applies all gradients that have
-arrived, those of one clock as one update. So with s = 0 there is one combined update per clock, and
-with s infinite each gradient is applied on arrival. The optimizer runs on the server; the learning
-rate travels with the gradient. Several servers hold one part of the tensors each. A codec works in
-both directions: on the gradients (with what was left out remembered by the worker), and on how far
-the weights have moved from what this worker knows of them.
+A server replies to every worker that may go on. Before it replies, it applies all gradients that
+have arrived, those of one clock as one update. So with s = 0 there is one combined update per
+clock, and with s infinite each gradient is applied on arrival. The optimizer runs on the server,
+and the learning rate is sent with the gradient. If there are several servers, each holds some of
+the tensors. A codec encodes both directions: the gradients (with error feedback on the worker), and
+the difference between the weights and the worker's copy of them.
 
 With consistency=sync and exchange=gradients this is serial SGD on the whole batch. With
 exchange=weights each worker steps its own optimizer: then it is serial SGD only without momentum,
-or where the workers' shares of the samples do not change between steps (the partial last step of an
+or if the workers' shares of the samples do not change between steps (the partial last step of an
 epoch changes them).
 """
 
@@ -45,10 +46,10 @@ from paceline.strategies.parts.serving import (
     STATE,
     TAKE,
     Note,
-    Part,
-    Parts,
+    RegionSpan,
     Server,
-    stretches_of,
+    ServerSpans,
+    message_spans,
 )
 from paceline.types import Batch, ReplicaLike
 
@@ -58,8 +59,8 @@ UNBOUNDED = 1 << 40
 @strategies.register("ps")
 @dataclass
 class ParameterServer(Strategy):
-    """Servers hold the weights; workers push gradients and pull weights, in step, nearly in step,
-    or not at all.
+    """Servers hold the weights; workers push gradients and pull weights, synchronously,
+    stale-synchronously or asynchronously.
     """
 
     consistency: Annotated[Literal["sync", "ssp", "async"], "how far workers may run apart"] = (
@@ -67,14 +68,14 @@ class ParameterServer(Strategy):
     )
     staleness: Annotated[int, "ssp: clocks that a worker may be ahead of the slowest"] = 3
     exchange: Annotated[
-        Literal["gradients", "weights"], "what is pushed (weights: how far they moved)"
+        Literal["gradients", "weights"], "what is pushed (weights: their change)"
     ] = "gradients"
 
     serves = "ranks"
 
     def __post_init__(self) -> None:
         if self.staleness < 0:
-            raise BadRequest(f"ps: staleness={self.staleness}: 0 or more")
+            raise BadRequest(f"ps: staleness={self.staleness}: it must be 0 or more")
         self.exchanges = self.exchange
         self.survives = self.consistency == "async"
         self.noise_adds_up = (self.exchange, self.ahead) == ("gradients", 0)
@@ -82,6 +83,7 @@ class ParameterServer(Strategy):
 
     @property
     def ahead(self) -> int:
+        """Clocks that a worker may be ahead of the slowest worker."""
         return {"sync": 0, "ssp": self.staleness, "async": UNBOUNDED}[self.consistency]
 
     # --- a worker
@@ -89,19 +91,21 @@ class ParameterServer(Strategy):
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
         self._note = Note(len(replica.lrs))
-        self._parts = Parts(replica.regions, len(ctx.servers))
+        self._server_spans = ServerSpans(replica.regions, len(ctx.servers))
         self._velocity = Velocity.taken(ctx, replica) if self.exchange == "gradients" else None
         self._coded = (
-            [] if ctx.codec.lossless else [_Coded(ctx, replica, parts) for parts in self._parts.of]
+            []
+            if ctx.codec.lossless
+            else [_Coded(ctx, replica, spans) for spans in self._server_spans.of]
         )
         self._base = (
             [trained(r.params, r.grads).clone() for r in replica.regions]
             if self.exchange == "weights"
             else []
         )
-        if ctx.worker_index == 0:  # its weights are what the servers start from
-            for server, parts in zip(ctx.servers, self._parts.of, strict=True):
-                for region, low, high in parts:
+        if ctx.worker_index == 0:  # the servers start from worker 0's weights
+            for server, spans in zip(ctx.servers, self._server_spans.of, strict=True):
+                for region, low, high in spans:
                     ctx.transport.send(replica.regions[region].params[low:high], server)
         ctx.peers.barrier()
 
@@ -116,22 +120,23 @@ class ParameterServer(Strategy):
             sent = self._moves(replica, batch)
         if replica.clip_norm is not None and len(self.ctx.servers) > 1:
             raise BadRequest(
-                "ps: no server of several knows the whole gradient's norm: clip with one server"
+                f"ps: clip_norm requires one server: none of {len(self.ctx.servers)} servers has"
+                " the whole gradient. Use --servers 1"
             )
         numbers = [float(batch.step), replica.clip_norm or 0.0, *replica.lrs]
         if self._coded:
-            self._talk_coded(replica, sent, numbers)
+            self._push_and_pull_coded(replica, sent, numbers)
         else:
-            self._talk(replica, PUSH, sent, numbers)
+            self._push_and_pull(replica, PUSH, sent, numbers)
         for base, region in zip(self._base, replica.regions, strict=False):
             base.copy_(trained(region.params, region.grads))
         self.observed = {
-            "staleness": int(self._note.answer[0]),
-            "missed": int(self._note.answer[1]),
+            "staleness": int(self._note.reply[0]),
+            "missed": int(self._note.reply[1]),
         }
 
     def _moves(self, replica: ReplicaLike, batch: Batch) -> list[Tensor]:
-        """One step of one's own; what is pushed is how far it went, times this worker's share."""
+        """Take a local step; return the change of the weights times this worker's share."""
         replica.update()
         for region, base in zip(replica.regions, self._base, strict=True):
             torch.sub(trained(region.params, region.grads), base, out=region.grads).mul_(
@@ -139,62 +144,58 @@ class ParameterServer(Strategy):
             )
         return [region.grads for region in replica.regions]
 
-    def _talk(
+    def _push_and_pull(
         self, replica: ReplicaLike, kind: int, sent: list[Tensor], numbers: list[float]
     ) -> None:
-        """Push (or not) and pull, with all servers at once."""
-        line, works = self.ctx.transport, []
-        pairs = list(zip(self.ctx.servers, self._parts.of, strict=True))
-        for (
-            server,
-            parts,
-        ) in pairs:  # first say where the answer is wanted: it can then be put there at once
-            works.append(self._note.listen(line, server))
+        """Push `sent` (if any) and pull the weights, with all servers at once."""
+        transport, works = self.ctx.transport, []
+        pairs = list(zip(self.ctx.servers, self._server_spans.of, strict=True))
+        for server, spans in pairs:  # receives first, so that replies can be written in place
+            works.append(self._note.listen(transport, server))
             works += [
-                line.irecv(replica.regions[region].params[low:high], server)
-                for region, low, high in parts
+                transport.irecv(replica.regions[region].params[low:high], server)
+                for region, low, high in spans
             ]
-        for server, parts in pairs:
-            works.append(self._note.send(line, server, kind, numbers))
+        for server, spans in pairs:
+            works.append(self._note.send(transport, server, kind, numbers))
             works += [
-                line.isend(sent[region][low:high], server) for region, low, high in parts if sent
+                transport.isend(sent[region][low:high], server)
+                for region, low, high in spans
+                if sent
             ]
         for work in works:
             work.wait()
 
-    def _talk_coded(self, replica: ReplicaLike, sent: list[Tensor], numbers: list[float]) -> None:
+    def _push_and_pull_coded(
+        self, replica: ReplicaLike, sent: list[Tensor], numbers: list[float]
+    ) -> None:
         """Push and pull through the codec, with all servers at once."""
-        line, works, pairs = (
-            self.ctx.transport,
-            [],
-            list(zip(self.ctx.servers, self._coded, strict=True)),
-        )
+        transport, works = self.ctx.transport, []
+        pairs = list(zip(self.ctx.servers, self._coded, strict=True))
         for server, coded in pairs:
-            works.append(self._note.listen(line, server))
-            coded.inbox.listen(line, server)
+            works.append(self._note.listen(transport, server))
+            coded.inbox.listen(transport, server)
         for server, coded in pairs:
-            works.append(self._note.send(line, server, PUSH, numbers))
-            coded.outbox.write([sent[region][low:high] for region, low, high in coded.parts])
-            works += coded.outbox.send(line, server)
+            works.append(self._note.send(transport, server, PUSH, numbers))
+            coded.outbox.write([sent[region][low:high] for region, low, high in coded.spans])
+            works += coded.outbox.send(transport, server)
         for server, coded in pairs:
-            news = coded.inbox.read(line, server)
+            changes = coded.inbox.read(transport, server)
             for (region, low, high), known, moved in zip(
-                coded.parts, coded.known, news, strict=True
+                coded.spans, coded.known, changes, strict=True
             ):
                 replica.regions[region].params[low:high].copy_(known.add_(moved))
         for work in works:
             work.wait()
 
     def consensus(self, replica: ReplicaLike) -> list[Tensor] | None:
-        """The servers' weights, when all workers have come here: worker 0 asks, and tells the
-        others.
-        """
+        """The servers' weights after all workers have arrived: worker 0 pulls and broadcasts them."""
         ctx = self.ctx
         ctx.peers.barrier()
         average_buffers(ctx, replica)
         kept = [region.params.clone() for region in replica.regions]
         if ctx.worker_index == 0:
-            self._talk(replica, PULL, [], [])
+            self._push_and_pull(replica, PULL, [], [])
         for region in replica.regions:
             ctx.peers.broadcast(region.params)
         found = [region.params.clone() for region in replica.regions]
@@ -203,7 +204,7 @@ class ParameterServer(Strategy):
         return found
 
     def state(self) -> dict[str, Any]:
-        """Worker 0 keeps what the servers' optimizers remember."""
+        """Worker 0 also saves the servers' state."""
         kept: dict[str, Any] = {
             "base": self._base,
             "velocity": self._velocity.state() if self._velocity is not None else [],
@@ -238,23 +239,21 @@ class ParameterServer(Strategy):
     # --- a server
 
     def serve(self, ctx: Context, replica: ReplicaLike) -> None:
-        parts = Parts(replica.regions, len(ctx.servers)).of[ctx.transport.rank - ctx.workers]
+        spans = ServerSpans(replica.regions, len(ctx.servers)).of[ctx.transport.rank - ctx.workers]
         Server(
-            ctx, replica, parts, self.ahead, adds=self.exchange == "weights", survives=self.survives
+            ctx, replica, spans, self.ahead, adds=self.exchange == "weights", survives=self.survives
         ).run()
 
 
 class _Coded:
-    """One server's parts, through the codec: what is sent to it, what comes from it, and what is
-    known of its weights.
-    """
+    """A worker's connection with one server through the codec."""
 
-    def __init__(self, ctx: Context, replica: ReplicaLike, parts: list[Part]) -> None:
-        self.parts, stretches = parts, stretches_of(replica.regions, parts)
+    def __init__(self, ctx: Context, replica: ReplicaLike, spans: list[RegionSpan]) -> None:
+        self.spans, encoded_spans = spans, message_spans(replica.regions, spans)
         self.outbox, self.inbox = (
-            Outbox(ctx, ctx.codec, stretches),
-            Inbox(ctx, ctx.codec.plain, stretches),
+            Outbox(ctx, ctx.codec, encoded_spans),
+            Inbox(ctx, ctx.codec.plain, encoded_spans),
         )
         self.known = [
-            replica.regions[region].params[low:high].clone() for region, low, high in parts
+            replica.regions[region].params[low:high].clone() for region, low, high in spans
         ]

@@ -1,12 +1,13 @@
 """Parallel SGD by averaging once (Zinkevich et al., "Parallelized Stochastic Gradient Descent",
 2010).
 
-    every worker trains on its own shard, on its own;  at the end  w <- sum_p (n_p / N) w_p
+    every worker trains alone on its own shard;  at the end  w <- sum_p (n_p / N) w_p
 
-Nothing is sent in training. It works as long as the workers do not run too far apart: with gentle
-steps (lr 0.01 with momentum, or 0.1 without) it costs half a point on MNIST, with lr 0.05 and
-momentum 0.9 the average of four workers is worse than each of them. Stop by epochs, by `steps`, or
-by local convergence: with `until_converged` each worker stops when its own weights have settled.
+Nothing is sent in training. It works as long as the workers' weights do not diverge too far: with
+small steps (lr 0.01 with momentum, or 0.1 without) it costs half a point on MNIST; with lr 0.05 and
+momentum 0.9 the average of four workers is worse than each of them. Training ends by `epochs`, by
+`steps`, or by local convergence: with `until_converged` each worker stops when its own weights have
+converged.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paceline.types import Batch, ReplicaLike
 @strategies.register("psgd")
 @dataclass
 class PSGD(Strategy):
-    """Every worker on its own shard and on its own; the weights are averaged once, at the end."""
+    """Every worker trains alone on its own shard; the weights are averaged once, at the end."""
 
     exchanges = "nothing"
     in_step = False
@@ -36,7 +37,7 @@ class PSGD(Strategy):
         self._shares = Shares()
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        if batch.weight:  # a worker whose shard is used up in this epoch stands still
+        if batch.weight:  # otherwise the worker has used up its shard in this epoch
             replica.update()
         self._shares.add(batch.weight, batch.global_weight)
         self.ctx.transport.pause()

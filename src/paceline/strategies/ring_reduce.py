@@ -1,11 +1,11 @@
-"""Ring reduce: all-reduce by passing the whole buffer, unchunked, along the line and round again.
+"""Ring reduce: an all-reduce that sends the whole buffer, unchunked, twice around the ring.
 
-    0 -> 1 -> ... -> P-1 adds up, then the sum goes round once more; by default it is the weights
-    that are averaged.
+    the buffers are summed along 0 -> 1 -> ... -> P-1, then the sum is sent around;
+    by default the workers' weights are averaged
 
-The same average as `allreduce` from the same number of bytes in all, but only one link is busy at a
-time: what the chunked ring is better than (Patarasuk & Yuan, 2009). Averaged weights are serial SGD
-where there is no momentum, or where the workers' shares of the samples do not change between steps
+It computes the same average as `allreduce` with the same number of bytes, but only one link is busy
+at a time, so it is slower than the chunked ring (Patarasuk & Yuan, 2009). Averaging weights is
+serial SGD without momentum, or if the workers' shares of the samples do not change between steps
 (see `allreduce`); `exchange=gradients` always is.
 """
 
@@ -22,15 +22,15 @@ from paceline.strategies.allreduce import AllReduce
 @strategies.register("ring-reduce")
 @dataclass
 class RingReduce(AllReduce):
-    """The average of all workers in every step, by a ring that passes whole buffers."""
+    """Averages all workers in every step, by a ring that sends whole buffers."""
 
-    collective: Annotated[Literal["ring-reduce"], "its own"] = "ring-reduce"
+    collective: Annotated[Literal["ring-reduce"], "the unchunked ring"] = "ring-reduce"
     exchange: Annotated[Literal["weights", "gradients"], "what is averaged"] = "weights"
 
     def refuses(self, codec: Codec) -> str | None:
         if codec.kind == "gather":
             return (
-                f"ring-reduce adds up along the line, which messages of {codec.name} cannot be: use"
-                " allreduce"
+                f"ring-reduce adds messages along the ring, and messages of {codec.name} cannot be"
+                " added: use allreduce"
             )
         return None

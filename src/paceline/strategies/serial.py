@@ -1,4 +1,4 @@
-"""One worker, nobody to talk to: the baseline."""
+"""Serial SGD: one worker without exchanges, the baseline."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Step-wise reduce: every step the first half of a ring only. A worker goes on with the average
-*till it*.
+"""Step-wise reduce: every step runs only the first half of a ring all-reduce, and each worker
+continues with a partial average.
 
-    chunk c visits the ranks c + r, c + r + 1, ...; rank p keeps, for each chunk, the mean of those
-    visited up to p
+    chunk c visits the ranks c + r, c + r + 1, ...; rank p keeps, for each chunk, the mean over the
+    ranks visited up to p
 
-Half the bytes and half the rounds of a ring all-reduce; the replicas drift apart. `rotate` moves
-the start r on from step to step, so that everybody is heard by everybody in turn; without it the
-head of the line never hears anybody, and accuracy suffers (8 to 20 points on MNIST at lr 0.05:
-docs/strategies.md). `chunked=false,rotate=false` is the scheme as it is usually described: worker p
-goes on with the mean of workers 0..p. `full_every` makes an exact average now and then; there is
-always one at the end.
+It takes half the bytes and half the rounds of a ring all-reduce, and the replicas drift apart.
+`rotate` moves the start r on in every step, so that each worker's values reach every other worker
+in turn. Without it the first rank never receives anything, and accuracy suffers (8 to 20 points on
+MNIST at lr 0.05: docs/strategies.md). `chunked=false,rotate=false` is the scheme as it is usually
+described: worker p continues with the mean of workers 0..p. With `full_every` the weights are
+averaged exactly every so many steps; they always are at the end.
 """
 
 from __future__ import annotations
@@ -35,25 +35,24 @@ from paceline.types import Batch, ReplicaLike
 @strategies.register("stepwise")
 @dataclass
 class StepWise(Strategy):
-    """Half an all-reduce in every step: each worker goes on with the average till it."""
+    """Half an all-reduce in every step: each worker continues with a partial average."""
 
-    chunked: Annotated[bool, "false: the whole buffer along the line"] = True
-    rotate: Annotated[bool, "the line starts one further on in every step"] = True
-    full_every: Annotated[int, "steps between exact averages; 0: at the end only"] = 0
+    chunked: Annotated[bool, "false: the whole buffer from rank to rank"] = True
+    rotate: Annotated[bool, "start one rank further on in every step"] = True
+    full_every: Annotated[int, "steps between exact averages; 0: only at the end"] = 0
     exchange: Annotated[Literal["weights", "gradients"], "what is averaged"] = "weights"
 
     noise_adds_up = False
 
     def __post_init__(self) -> None:
         if self.full_every < 0:
-            raise BadRequest(f"stepwise: full_every={self.full_every}: 0 or more")
+            raise BadRequest(f"stepwise: full_every={self.full_every}: it must be 0 or more")
         self.exchanges = self.exchange
 
     def setup(self, ctx: Context, replica: ReplicaLike) -> None:
         super().setup(ctx, replica)
-        self._line: list[
-            tuple[Executor | EncodedHops, list[int]]
-        ] = []  # for each start: what runs it, and how many each chunk has visited
+        # For each start: its executor, and for each chunk the number of ranks that it has visited.
+        self._executors: list[tuple[Executor | EncodedHops, list[int]]] = []
         for start in range(ctx.workers if self.rotate else 1):
             schedule = schedule_of(
                 Spec("stepwise", {"chunked": self.chunked, "start": start}), ctx.workers
@@ -63,8 +62,8 @@ class StepWise(Strategy):
                 if ctx.codec.lossless
                 else EncodedHops(schedule, ctx.peers, ctx.codec)
             )
-            self._line.append((executor, counts(schedule, ctx.worker_index)))
-        self._all = ctx.collective("auto")
+            self._executors.append((executor, counts(schedule, ctx.worker_index)))
+        self._all_reduce = ctx.collective("auto")
         compresses = not ctx.codec.lossless and self.exchange == "weights"
         self._common = (
             [trained(r.params, r.grads).clone() for r in replica.regions] if compresses else []
@@ -73,29 +72,27 @@ class StepWise(Strategy):
     def refuses(self, codec: Codec) -> str | None:
         if not isinstance(codec.plain, HopCodec):
             return (
-                f"stepwise passes sums on, and messages of {codec.name} cannot be added up: use"
-                " fp16, bf16 or int8"
+                f"stepwise sends sums on, and messages of {codec.name} cannot be added: use fp16,"
+                " bf16 or int8"
             )
         if codec.feedback:
             return (
-                "what stepwise sends is a sum, not a worker's own: there is nothing to remember"
-                " (feedback=false)"
+                "stepwise sends sums of several workers, which have no error feedback: use"
+                " feedback=false"
             )
         return None
 
     def scale(self, batch: Batch) -> float:
-        # each worker's own mean gradient: what arrives is a mean over workers, whatever is
-        # exchanged
-        return 1.0
+        return 1.0  # each worker's mean gradient; `_divide` averages over workers
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
-        executor, visited = self._line[batch.step % len(self._line)]
+        executor, visited = self._executors[batch.step % len(self._executors)]
         gradients = self.exchange == "gradients"
         if not gradients:
             replica.update()
         for index, region in enumerate(replica.regions):
             buffer = region.grads if gradients else trained(region.params, region.grads)
-            if self._common:  # through a codec weights go as differences from what all had last
+            if self._common:  # a codec encodes the change since the last common weights
                 buffer.sub_(self._common[index])
             executor.run(buffer)
             self._divide(buffer, executor.schedule, visited)
@@ -104,7 +101,7 @@ class StepWise(Strategy):
         if gradients:
             replica.update(marked=self.ctx.codec.lossless)
         if self.full_every and (batch.step + 1) % self.full_every == 0:
-            average_weights(self.ctx, replica, 1 / self.ctx.workers, self._all)
+            average_weights(self.ctx, replica, 1 / self.ctx.workers, self._all_reduce)
             for common, region in zip(self._common, replica.regions, strict=False):
                 common.copy_(trained(region.params, region.grads))
 
@@ -122,4 +119,4 @@ class StepWise(Strategy):
             common.copy_(kept)
 
     def finish(self, replica: ReplicaLike) -> None:
-        average_weights(self.ctx, replica, 1 / self.ctx.workers, self._all)
+        average_weights(self.ctx, replica, 1 / self.ctx.workers, self._all_reduce)

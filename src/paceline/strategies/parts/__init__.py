@@ -1,1 +1,1 @@
-"""What several strategies share."""
+"""Parts that several strategies share."""

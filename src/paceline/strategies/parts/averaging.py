@@ -1,4 +1,4 @@
-"""Averaging what workers hold: used by every strategy whose replicas drift apart."""
+"""Averaging of weights and optimizer state over workers, for strategies whose replicas differ."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from paceline.types import ReplicaLike
 
 
 class Shares:
-    """Whose samples count how much since the last average: known to each worker without asking, for
-    shards are pure.
+    """This worker's samples and all workers' samples since the last average.
+
+    Each worker knows both without communication, because shards are a function of the step.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class Shares:
         self.total += total
 
     def take(self, workers: int) -> float:
-        """This worker's share; counting starts anew."""
+        """Return this worker's share and start counting anew."""
         share = self.own / self.total if self.total else 1 / workers
         self.own = self.total = 0.0
         return share
@@ -50,31 +51,28 @@ def average_weights(
 
 
 def trained(params: Tensor, grads: Tensor) -> Tensor:
-    """The part of the parameters that is trained: it comes first, in the order of the gradients."""
+    """The trainable parameters, which come first in `params`, in the order of the gradients."""
     return params[: grads.numel()]
 
 
 class OptimizerAverage:
-    """Averages what the workers' optimizers remember (momentum, squared gradients), as their
-    weights are averaged.
+    """Averages the state of the workers' optimizers (momentum, squared gradients).
 
-    An optimizer has no state for a parameter that none of the worker's batches has touched. Where
-    another worker has some, the worker counts with the state of an optimizer that has seen
-    gradients of zero only: momentum and squared gradients of zero. The count of steps (Adam's bias
-    correction) becomes the largest of the workers', for that is how often the average has been
-    updated. Other single numbers that an optimizer keeps beside a parameter stay each worker's own.
+    An optimizer has no state for a parameter that none of the worker's batches has touched. If
+    another worker has state for it, this worker takes part with the state of an optimizer that has
+    only seen zero gradients: zero momentum and zero squared gradients. The count of steps (for
+    Adam's bias correction) becomes the largest of the workers', which is how often the average has
+    been updated. Other scalars in an optimizer's state stay each worker's own.
     """
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._agreed = (
-            False  # all have state for all parameters, and nothing counts steps: it stays so
-        )
+        # True once all workers have state for all parameters and no state counts steps. Then there
+        # is nothing to agree on any more.
+        self._agreed = False
 
     def average(self, replica: ReplicaLike, share: float) -> None:
-        """s <- sum_p share_p s_p for every tensor of the state, in the same order on all
-        workers.
-        """
+        """s <- sum_p share_p s_p for every tensor of the state, in the same order on all workers."""
         if self._ctx.workers == 1:
             return
         if not self._agreed:
@@ -87,8 +85,9 @@ class OptimizerAverage:
                 state[parameter][key].copy_(whole)
 
     def _agree(self, replica: ReplicaLike) -> None:
-        """Make state wherever any worker has some. One small all-reduce (the largest of each
-        number) tells where that is.
+        """Make state for each parameter that any worker has state for.
+
+        One small all-reduce (maximum) finds those parameters.
         """
         optimizer, parameters = replica.optimizer, parameters_of(replica.optimizer)
         kinds = [_kind(p, optimizer.state.get(p, {})) for p in parameters]
@@ -97,13 +96,13 @@ class OptimizerAverage:
         largest = [ABSENT if kind is None else kind for kind in kinds]
         smallest = [ABSENT if kind is None else -kind for kind in kinds]
         device = replica.regions[0].params.device
-        board = torch.tensor(
+        table = torch.tensor(
             [has, [1.0 - h for h in has], largest, smallest, steps],
             dtype=torch.float64,
             device=device,
         )
-        self._ctx.peers.all_reduce(board, "max")
-        some, lacking, largest, smallest, steps = board.tolist()
+        self._ctx.peers.all_reduce(table, "max")
+        some, lacking, largest, smallest, steps = table.tolist()
         make_state(
             optimizer,
             [
@@ -122,8 +121,8 @@ class OptimizerAverage:
                     "a parameter",
                 )
                 raise BadRequest(
-                    f"optimizer_state=average: the workers' {type(optimizer).__name__} keep"
-                    f" different kinds of state for {name}: use optimizer_state=keep or"
+                    f"optimizer_state=average: the workers' {type(optimizer).__name__} optimizers"
+                    f" have different kinds of state for {name}: use optimizer_state=keep or"
                     " optimizer_state=reset"
                 )
             if any_has and step > _steps(state) >= 0:
@@ -139,8 +138,9 @@ ABSENT = -float(1 << 40)  # below any number that is compared
 
 
 def make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
-    """Give the optimizer the state for these parameters that gradients of zero make; parameters and
-    gradients stay.
+    """Make the optimizer's state for these parameters by a step with zero gradients.
+
+    Parameters and gradients are not changed.
     """
     if not parameters:
         return
@@ -152,14 +152,14 @@ def make_state(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> No
     try:
         for group in optimizer.param_groups:
             if "weight_decay" in group:
-                group["weight_decay"] = 0.0  # it would count as a gradient
+                group["weight_decay"] = 0.0  # otherwise the gradient would not be zero
         for parameter, data, _ in kept:
             if id(parameter) in wanted:
                 parameter.grad = None
                 parameter.data = data.clone()
                 parameter.grad = torch.zeros_like(parameter)
             else:
-                parameter.grad = None  # skipped
+                parameter.grad = None  # the optimizer skips it
         optimizer.step()
     finally:
         for parameter, data, grad in kept:
@@ -175,7 +175,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _averaged(parameter: Tensor, state: dict[str, Any]) -> list[str]:
-    """The keys of what is averaged: all but single numbers, unless the parameter is one itself."""
+    """The keys of the tensors to average: no scalars, unless the parameter is a scalar."""
     tensors = {
         key: value for key, value in state.items() if isinstance(value, Tensor) and key != "step"
     }
@@ -188,16 +188,12 @@ def _averaged(parameter: Tensor, state: dict[str, Any]) -> list[str]:
 
 
 def _kind(parameter: Tensor, state: dict[str, Any]) -> float | None:
-    """A number that stands for the names, shapes and types of what is averaged; None: there is
-    nothing.
-    """
+    """A hash of the names, shapes and types of the tensors to average; None: there are none."""
     keys = _averaged(parameter, state)
     described = [(key, tuple(state[key].shape), str(state[key].dtype)) for key in keys]
     return float(zlib.crc32(repr(described).encode())) if keys else None
 
 
 def _steps(state: dict[str, Any]) -> float:
-    """How many steps the optimizer has counted for a parameter; below zero: it does not
-    count them.
-    """
+    """The steps that the optimizer has counted for a parameter; below zero: it counts none."""
     return float(state["step"]) if "step" in state else ABSENT

@@ -1,8 +1,7 @@
-"""What all workers bring together: sums of gradients, means of weights, through the codec that was
-chosen.
+"""Sums of gradients and means of weights over all workers, through the run's codec.
 
-Weights are averaged through a codec by how far each worker has moved from what all had in common,
-for differences are small where weights are not:
+Through a codec, what is averaged is each worker's change since the last common weights, because
+changes are small where weights are not:
 
     d_p <- s_p (w_p - w) ;   w <- w + sum_p C(d_p) ;   w_p <- w
 """
@@ -23,8 +22,9 @@ from paceline.types import ReplicaLike
 
 
 class Exchange:
-    """One flat tensor per region, summed over the workers in place. `weights`: whether it also
-    averages weights.
+    """Sums one flat tensor per region over the workers, in place.
+
+    `weights`: allocate memory to average weights, too.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Exchange:
             weights.copy_(common.add_(moved))
 
     def rebase(self, replica: ReplicaLike) -> None:
-        """All workers have the same weights now: these are what differences are taken from."""
+        """Take the current weights, which are the same on all workers, as the common weights."""
         for common, region in zip(self._common, replica.regions, strict=False):
             common.copy_(trained(region.params, region.grads))
 

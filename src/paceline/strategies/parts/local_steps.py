@@ -1,6 +1,4 @@
-"""What local SGD and DiLoCo have in common: steps of one's own, and an exchange of weights every so
-many of them.
-"""
+"""The common part of local SGD and DiLoCo: local steps, and an exchange every few steps."""
 
 from __future__ import annotations
 
@@ -16,16 +14,14 @@ from paceline.types import Batch, ReplicaLike
 
 
 class LocalSteps(Strategy):
-    """A subclass has the options `every` and `collective`, and says what happens at an exchange."""
+    """A subclass has the options `every` and `collective`, and defines `synchronise`."""
 
     every: str
     collective: str
 
     exchanges = "weights"
     noise_adds_up = False
-    averages: ClassVar[bool] = (
-        True  # whether what comes of an exchange is the average of the weights itself
-    )
+    averages: ClassVar[bool] = True  # whether `synchronise` averages the weights through Exchange
 
     def __post_init__(self) -> None:
         interval(f"{self.name}: every", self.every)
@@ -41,20 +37,18 @@ class LocalSteps(Strategy):
         return None
 
     @abstractmethod
-    def exchange(self, replica: ReplicaLike, share: float) -> None:
-        """All workers come together; `share` is this worker's part of the samples since the last
-        time.
-        """
+    def synchronise(self, replica: ReplicaLike, share: float) -> None:
+        """Exchange with all workers; `share`: this worker's share of the samples since the last."""
 
     def step(self, replica: ReplicaLike, batch: Batch) -> None:
         replica.update()
         self._shares.add(batch.weight, batch.global_weight)
         if due(self.every, batch.step + 1, batch.epoch + 1, batch.ends_epoch):
-            self.exchange(replica, self._shares.take(self.ctx.workers))
+            self.synchronise(replica, self._shares.take(self.ctx.workers))
 
     def finish(self, replica: ReplicaLike) -> None:
         if self._shares.total:
-            self.exchange(replica, self._shares.take(self.ctx.workers))
+            self.synchronise(replica, self._shares.take(self.ctx.workers))
 
     def state(self) -> dict[str, Any]:
         return {"shares": self._shares.state(), "exchange": self._exchange.state()}

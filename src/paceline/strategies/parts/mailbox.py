@@ -1,8 +1,8 @@
-"""Numbers from one rank to one other, through a codec: what parameter servers and gossip send.
+"""Messages from one rank to another through a codec, for parameter servers and gossip.
 
-`Outbox` and `Inbox` are the two ends, each for some stretches of the weights at once. What is sent
-may be values (gradients), or, by `follow`, how far weights are from what the other side knows of
-them: whatever a message leaves out is then still in the next difference.
+An `Outbox` encodes and sends several spans of the weights at once; an `Inbox` receives and decodes
+them. The values are gradients, or, with `write_changes`, differences between weights and the
+receiver's copy of them. What one message of differences leaves out is still part of the next.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from paceline.transport.base import Work
 from paceline.transport.metered import Metered
 from paceline.types import Layout
 
-Stretch = tuple[Layout, Tensor]  # where its tensors lie, and something as long as it is
+Span = tuple[Layout, Tensor]  # the layout of a span's slots, and a tensor of its length and type
 
 
-class Wire:
-    """Messages about one stretch."""
+class EncodedSpan:
+    """Memory for one span's message and for its decoded values."""
 
-    def __init__(self, ctx: Context, codec: Codec, stretch: Stretch) -> None:
-        self.layout, like = stretch
+    def __init__(self, ctx: Context, codec: Codec, span: Span) -> None:
+        self.layout, like = span
         check_real(self.layout, like.dtype, codec.name)
         self.codec = codec
         self.message = ctx.transport.allocate(
@@ -40,68 +40,70 @@ class Wire:
         return self.message[: int(self.used)]
 
     def read(self) -> Tensor:
-        """What the message says; the tensor is used again by the next one."""
+        """Decode the message into `values`, which the next message overwrites."""
         with self.codec.timer.decoding():
             self.codec.decode(self.filled, self.layout, self.values)
         return self.values
 
 
 class Outbox:
-    def __init__(self, ctx: Context, codec: Codec, stretches: Sequence[Stretch]) -> None:
+    """Encodes values and sends them."""
+
+    def __init__(self, ctx: Context, codec: Codec, spans: Sequence[Span]) -> None:
         self.codec = codec
-        self.wires = [Wire(ctx, codec, stretch) for stretch in stretches]
-        self.states = [
-            codec.start(layout, ctx.random, ctx.shared_random) for layout, _ in stretches
-        ]
+        self.encoded = [EncodedSpan(ctx, codec, span) for span in spans]
+        self.states = [codec.start(layout, ctx.random, ctx.shared_random) for layout, _ in spans]
 
     def write(self, values: Sequence[Tensor]) -> None:
         with self.codec.timer.encoding():
-            for wire, state, own in zip(self.wires, self.states, values, strict=True):
-                wire.used.fill_(self.codec.encode(own, wire.layout, wire.message, state))
+            for span, state, own in zip(self.encoded, self.states, values, strict=True):
+                span.used.fill_(self.codec.encode(own, span.layout, span.message, state))
 
-    def follow(self, weights: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-        """Messages about how far the weights are from what the other side knows, which it then
-        knows.
-        """
-        for wire, own, theirs in zip(self.wires, weights, known, strict=True):
-            torch.sub(own, theirs, out=wire.values)
-        self.write([wire.values for wire in self.wires])
-        for wire, theirs in zip(self.wires, known, strict=True):
-            theirs.add_(wire.read())
+    def write_changes(self, weights: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+        """Encode the differences between the weights and the receiver's copy of them.
 
-    def send(self, line: Metered, to: int) -> list[Work]:
-        """All lengths before all messages, where they differ: the other side must know them to be
-        ready.
+        `known` is this side's record of that copy; the decoded differences are added to it.
         """
-        lengths = [line.isend(wire.used, to) for wire in self.wires] if self.codec.varies else []
-        return [*lengths, *(line.isend(wire.filled, to) for wire in self.wires)]
+        for span, own, theirs in zip(self.encoded, weights, known, strict=True):
+            torch.sub(own, theirs, out=span.values)
+        self.write([span.values for span in self.encoded])
+        for span, theirs in zip(self.encoded, known, strict=True):
+            theirs.add_(span.read())
+
+    def send(self, transport: Metered, to: int) -> list[Work]:
+        """Send all messages; if their lengths vary, send all lengths first."""
+        lengths = (
+            [transport.isend(span.used, to) for span in self.encoded] if self.codec.varies else []
+        )
+        return [*lengths, *(transport.isend(span.filled, to) for span in self.encoded)]
 
 
 class Inbox:
-    """Receives are made ready before (`listen`), and read when they are there (`read`)."""
+    """Receives messages: `listen` starts the receives, `read` waits for them and decodes."""
 
-    def __init__(self, ctx: Context, codec: Codec, stretches: Sequence[Stretch]) -> None:
+    def __init__(self, ctx: Context, codec: Codec, spans: Sequence[Span]) -> None:
         self.codec = codec
-        self.wires = [Wire(ctx, codec, stretch) for stretch in stretches]
+        self.encoded = [EncodedSpan(ctx, codec, span) for span in spans]
         self._coming: list[Work] = []
 
-    def listen(self, line: Metered, source: int) -> list[Work]:
+    def listen(self, transport: Metered, source: int) -> list[Work]:
         self._coming = [
-            line.expect(w.used if self.codec.varies else w.message, source) for w in self.wires
+            transport.expect(w.used if self.codec.varies else w.message, source)
+            for w in self.encoded
         ]
         return self._coming
 
-    def read(self, line: Metered, source: int) -> list[Tensor]:
+    def read(self, transport: Metered, source: int) -> list[Tensor]:
         for work in self._coming:
             work.wait()
         if self.codec.varies:
-            for work in [line.expect(wire.filled, source) for wire in self.wires]:
+            for work in [transport.expect(span.filled, source) for span in self.encoded]:
                 work.wait()
         self._coming = []
-        return [wire.read() for wire in self.wires]
+        return [span.read() for span in self.encoded]
 
 
 def load_states(outbox: Outbox, states: Sequence[dict[str, Any]]) -> None:
-    """What the codec remembered in an earlier run; nothing, where that was cut otherwise."""
+    """Load the codec's states of an earlier run, if that run had the same number of spans."""
     if len(states) == len(outbox.states):
         outbox.states = list(states)

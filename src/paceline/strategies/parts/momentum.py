@@ -1,11 +1,12 @@
-"""Momentum before a codec: each worker keeps its own velocity, and what travels is that.
+"""Momentum before a codec: each worker keeps its own velocity and sends that.
 
-    v_p <- m v_p + g_p (+ its share of the weight decay) ;   send C(v_p) ;   w <- w - lr * (sum of what arrived)
+    v_p <- m v_p + g_p (+ its share of the weight decay)
+    send C(v_p) ;   w <- w - lr * sum_p C(v_p)
 
-Plain SGD is linear, so the sum of the workers' velocities is the velocity of the sum: without a
-codec nothing changes. With a biased one it matters: momentum applied to what has been cut down and
-delayed keeps pushing where the gradient no longer points (Lin et al., "Deep Gradient Compression",
-2018).
+SGD with momentum is linear, so the sum of the workers' velocities is the velocity of the sum:
+without a codec the result is the same. With a biased codec it is not: momentum applied to
+compressed and delayed gradients keeps moving where the gradient no longer points (Lin et al., "Deep
+Gradient Compression", 2018).
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ class _Rule:
 
 
 class Velocity:
-    """The momentum and weight decay of an SGD optimizer, taken out of it."""
+    """Applies the momentum and weight decay of an SGD optimizer in place of the optimizer."""
 
     def __init__(self, replica: ReplicaLike) -> None:
         self._groups = replica.optimizer.param_groups
         self._slots = [region.grad_layout.slots for region in replica.regions]
         self._rules = [_Rule(0.0, False, 0.0) for _ in self._groups]
-        self._stretches: list[list[tuple[int, int, _Rule]]] = []
+        self._spans: list[list[tuple[int, int, _Rule]]] = []
         self.velocities = [torch.zeros_like(region.grads) for region in replica.regions]
         self._take()
 
     @classmethod
     def taken(cls, ctx: Context, replica: ReplicaLike) -> Velocity | None:
-        """Where the codec is biased and the optimizer is SGD with momentum; the optimizer then has
-        none.
+        """A `Velocity` if the codec is biased and the optimizer is SGD with momentum; else None.
+
+        It sets the optimizer's momentum and weight decay to 0.
         """
         optimizer = replica.optimizer
         if not ctx.codec.biased or ctx.workers == 1 or not isinstance(optimizer, torch.optim.SGD):
@@ -56,11 +58,12 @@ class Velocity:
         return cls(replica)
 
     def _take(self) -> None:
-        """What the optimizer has been told, also meanwhile: a schedule may write momentum again and
-        again.
+        """Take momentum and weight decay out of the optimizer.
+
+        Every step does it again, because a scheduler may have written them back.
         """
         found = [(g["momentum"], g["nesterov"], g["weight_decay"]) for g in self._groups]
-        if self._stretches and not any(momentum or decay for momentum, _, decay in found):
+        if self._spans and not any(momentum or decay for momentum, _, decay in found):
             return
         for index, (momentum, nesterov, decay) in enumerate(found):
             before = self._rules[index]
@@ -71,21 +74,24 @@ class Velocity:
             )
             self._rules[index] = _Rule(*rule)
             self._groups[index].update(momentum=0.0, nesterov=False, weight_decay=0.0)
-        self._stretches = [_stretches(slots, self._rules) for slots in self._slots]
+        self._spans = [_spans(slots, self._rules) for slots in self._slots]
 
     def advance(self, replica: ReplicaLike, share: float) -> None:
-        """The gradients, which are scaled by this worker's share, become what is to be sent."""
+        """Advance the velocities, and replace the gradients by what is to be sent.
+
+        The gradients are already multiplied by this worker's share.
+        """
         if replica.clip_norm is not None:
             raise BadRequest(
-                "clip_norm with a biased codec: momentum comes before it, clipping after: set"
-                " momentum=0"
+                "clip_norm cannot be combined with momentum and a biased codec, because momentum"
+                " would come before the clipping: use --momentum 0"
             )
         self._take()
-        for region, velocity, stretches in zip(
-            replica.regions, self.velocities, self._stretches, strict=True
+        for region, velocity, spans in zip(
+            replica.regions, self.velocities, self._spans, strict=True
         ):
             weights = trained(region.params, region.grads)
-            for low, high, rule in stretches:
+            for low, high, rule in spans:
                 grads, own = region.grads[low:high], velocity[low:high]
                 if rule.weight_decay:
                     grads.add_(weights[low:high], alpha=rule.weight_decay * share)
@@ -104,8 +110,8 @@ class Velocity:
             own.copy_(kept)
 
 
-def _stretches(slots: Any, rules: list[_Rule]) -> list[tuple[int, int, _Rule]]:
-    """Neighbours with the same rule are one stretch."""
+def _spans(slots: Any, rules: list[_Rule]) -> list[tuple[int, int, _Rule]]:
+    """Spans of consecutive slots with the same rule."""
     found: list[tuple[int, int, _Rule]] = []
     for slot in slots:
         rule = rules[slot.group]

@@ -1,12 +1,12 @@
-"""Two workers average their weights, as they are or through a codec.
+"""Two workers average their weights, uncompressed or through a codec.
 
-    both know r ;   a <- C(w_p - r), b <- C(w_q - r) are exchanged
+    both have the reference r ;   a <- C(w_p - r), b <- C(w_q - r) are exchanged
     w_p <- w_p + (b - a) / 2 ;   w_q <- w_q + (a - b) / 2 ;   r <- r + (a + b) / 2
 
-What one gains the other loses, so the sum over all workers stays what it was, whatever the codec
-leaves out; and what it leaves out is still in w - r, so it goes with a later message. One reference
-for each pair that meets. (After CHOCO-SGD, Koloskova et al., 2019, whose references are one for
-each worker.)
+Both workers' weights change by the same amount in opposite directions, so the sum over all workers
+is preserved, whatever the codec leaves out. What it leaves out is still part of w - r, so a later
+message sends it. Each pair of workers has its own reference. (After CHOCO-SGD, Koloskova et al.,
+2019, which has one reference per worker.)
 """
 
 from __future__ import annotations
@@ -26,92 +26,93 @@ from paceline.transport.metered import Metered
 from paceline.types import RegionLike
 
 
-class Meeting(Protocol):
-    """With one partner. Both sides prepare, send, hear and average; who asks does so first."""
+class Pairing(Protocol):
+    """Averages with one partner. Both sides prepare, send, receive and average.
+
+    In asynchronous pairs the worker that sends a request does so first.
+    """
 
     def prepare(self, weights: Sequence[Tensor]) -> None: ...
-    def listen(self, line: Metered, partner: int) -> list[Work]: ...
-    def send(self, line: Metered, partner: int) -> list[Work]: ...
-    def hear(self, line: Metered, partner: int) -> None: ...
+    def listen(self, transport: Metered, partner: int) -> list[Work]: ...
+    def send(self, transport: Metered, partner: int) -> list[Work]: ...
+    def receive(self, transport: Metered, partner: int) -> None: ...
     def average(self, weights: Sequence[Tensor]) -> None: ...
 
 
-def meeting(ctx: Context, codec: Codec, regions: Sequence[RegionLike]) -> Meeting:
-    return PlainMeeting(ctx, regions) if codec.lossless else CodedMeeting(ctx, codec, regions)
+def make_pairing(ctx: Context, codec: Codec, regions: Sequence[RegionLike]) -> Pairing:
+    return PlainPairing(ctx, regions) if codec.lossless else CodedPairing(ctx, codec, regions)
 
 
-class PlainMeeting:
-    """The weights themselves go to and fro."""
+class PlainPairing:
+    """Exchanges the weights themselves."""
 
     def __init__(self, ctx: Context, regions: Sequence[RegionLike]) -> None:
         own = [trained(r.params, r.grads) for r in regions]
         self._sent = [w.clone() for w in own]
-        self._heard = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
+        self._received = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         self._coming: list[Work] = []
 
     def prepare(self, weights: Sequence[Tensor]) -> None:
         for sent, own in zip(self._sent, weights, strict=True):
             sent.copy_(own)
 
-    def listen(self, line: Metered, partner: int) -> list[Work]:
-        self._coming = [line.irecv(heard, partner) for heard in self._heard]
+    def listen(self, transport: Metered, partner: int) -> list[Work]:
+        self._coming = [transport.irecv(received, partner) for received in self._received]
         return self._coming
 
-    def send(self, line: Metered, partner: int) -> list[Work]:
-        return [line.isend(sent, partner) for sent in self._sent]
+    def send(self, transport: Metered, partner: int) -> list[Work]:
+        return [transport.isend(sent, partner) for sent in self._sent]
 
-    def hear(self, line: Metered, partner: int) -> None:
+    def receive(self, transport: Metered, partner: int) -> None:
         for work in self._coming:
             work.wait()
 
     def average(self, weights: Sequence[Tensor]) -> None:
-        for own, heard, sent in zip(weights, self._heard, self._sent, strict=True):
-            own.add_(heard.sub_(sent), alpha=0.5)
+        for own, received, sent in zip(weights, self._received, self._sent, strict=True):
+            own.add_(received.sub_(sent), alpha=0.5)
 
 
-class CodedMeeting:
-    """What is far from what both know goes to and fro."""
+class CodedPairing:
+    """Exchanges encoded differences from a reference that both sides have."""
 
     def __init__(self, ctx: Context, codec: Codec, regions: Sequence[RegionLike]) -> None:
         some = [r for r in regions if r.grads.numel()]
         own = [trained(r.params, r.grads) for r in some]
         self._there = [bool(r.grads.numel()) for r in regions]
         self.references = [w.clone() for w in own]  # all start from the same weights
-        stretches = [(r.grad_layout, w) for r, w in zip(some, own, strict=True)]
+        spans = [(r.grad_layout, w) for r, w in zip(some, own, strict=True)]
         self._out, self._in = (
-            Outbox(ctx, codec.plain, stretches),
-            Inbox(ctx, codec.plain, stretches),
+            Outbox(ctx, codec.plain, spans),
+            Inbox(ctx, codec.plain, spans),
         )
 
     def prepare(self, weights: Sequence[Tensor]) -> None:
-        """What will be said: how far these weights are from what both know."""
-        for wire, own, reference in zip(
-            self._out.wires, self._some(weights), self.references, strict=True
+        """Encode the difference between these weights and the reference."""
+        for span, own, reference in zip(
+            self._out.encoded, self._some(weights), self.references, strict=True
         ):
-            torch.sub(own, reference, out=wire.values)
-        self._out.write([wire.values for wire in self._out.wires])
-        for wire in self._out.wires:
-            wire.read()
+            torch.sub(own, reference, out=span.values)
+        self._out.write([span.values for span in self._out.encoded])
+        for span in self._out.encoded:
+            span.read()
 
-    def listen(self, line: Metered, partner: int) -> list[Work]:
-        return self._in.listen(line, partner)
+    def listen(self, transport: Metered, partner: int) -> list[Work]:
+        return self._in.listen(transport, partner)
 
-    def send(self, line: Metered, partner: int) -> list[Work]:
-        return self._out.send(line, partner)
+    def send(self, transport: Metered, partner: int) -> list[Work]:
+        return self._out.send(transport, partner)
 
-    def hear(self, line: Metered, partner: int) -> None:
-        self._in.read(line, partner)
+    def receive(self, transport: Metered, partner: int) -> None:
+        self._in.read(transport, partner)
 
     def average(self, weights: Sequence[Tensor]) -> None:
-        """Half of what one is ahead of the other, in both directions; the same reference on both
-        sides, bit for bit.
-        """
+        """Move the weights by half of the difference; the references stay bit-identical."""
         pairs = zip(
-            self._some(weights), self.references, self._out.wires, self._in.wires, strict=True
+            self._some(weights), self.references, self._out.encoded, self._in.encoded, strict=True
         )
-        for own, reference, said, heard in pairs:
-            own.add_(heard.values, alpha=0.5).sub_(said.values, alpha=0.5)
-            reference.add_(said.values.add_(heard.values), alpha=0.5)
+        for own, reference, sent, received in pairs:
+            own.add_(received.values, alpha=0.5).sub_(sent.values, alpha=0.5)
+            reference.add_(sent.values.add_(received.values), alpha=0.5)
 
     def _some(self, weights: Sequence[Tensor]) -> list[Tensor]:
         return [w for w, there in zip(weights, self._there, strict=True) if there]

@@ -1,5 +1,5 @@
-"""A parameter server at work: notes that go with the tensors, who may go on, and what is applied
-when.
+"""A parameter server: the notes beside its messages, when it replies, and when it applies
+gradients.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ from torch import Tensor
 
 from paceline.errors import PeerLost, RunFailed
 from paceline.strategies.base import Context
-from paceline.strategies.parts.mailbox import Inbox, Outbox, Stretch, load_states
+from paceline.strategies.parts.mailbox import Inbox, Outbox, Span, load_states
 from paceline.strategies.parts.momentum import Velocity
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
 from paceline.types import RegionLike, ReplicaLike
 
 PUSH, PULL, STATE, TAKE, BYE = range(5)
-Part = tuple[int, int, int]  # (region, from, to), in elements of its gradients
+RegionSpan = tuple[int, int, int]  # (index of a region, start, stop): a span of its gradients
 
 
-class Parts:
-    """Which server holds what: tensors in order, cut at their boundaries into stretches of about
-    equal length.
-    """
+class ServerSpans:
+    """The spans that each server holds: whole tensors in order, about equally many numbers each."""
 
     def __init__(self, regions: Sequence[RegionLike], servers: int) -> None:
         total = sum(r.grads.numel() for r in regions)
-        self.of: list[list[Part]] = [[] for _ in range(servers)]
+        self.of: list[list[RegionSpan]] = [[] for _ in range(servers)]
         seen = 0
         for index, region in enumerate(regions):
             for slot in region.grad_layout.slots:
@@ -46,217 +44,224 @@ class Parts:
                 seen += slot.numel
 
 
-def stretches_of(regions: Sequence[RegionLike], parts: Sequence[Part]) -> list[Stretch]:
-    """A server's parts, as what messages are about."""
-    cuts = [(regions[region], low, high) for region, low, high in parts]
+def message_spans(regions: Sequence[RegionLike], spans: Sequence[RegionSpan]) -> list[Span]:
+    """A server's spans as an `Inbox` and an `Outbox` need them."""
+    cuts = [(regions[region], low, high) for region, low, high in spans]
     return [
         (region.grad_layout.cut(low, high), region.grads[low:high]) for region, low, high in cuts
     ]
 
 
 class Note:
-    """A few numbers beside the payload: what is wanted, clock, norm to clip to, learning rates; and
-    the server's answer.
+    """The few numbers that accompany the payload.
+
+    A request holds its kind, the clock, the norm to clip to and the learning rates. A reply holds
+    the worker's lead over the slowest worker and the number of updates since its last pull.
     """
 
     def __init__(self, groups: int) -> None:
-        self.question = torch.zeros(3 + groups, dtype=torch.float64)
-        self.answer = torch.zeros(2, dtype=torch.float64)
+        self.request = torch.zeros(3 + groups, dtype=torch.float64)
+        self.reply = torch.zeros(2, dtype=torch.float64)
 
-    def send(self, line: Metered, server: int, kind: int, numbers: Sequence[float]) -> Work:
-        self.question[0] = kind
-        self.question[1 : 1 + len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
-        return line.send_note(self.question, server)
+    def send(self, transport: Metered, server: int, kind: int, numbers: Sequence[float]) -> Work:
+        self.request[0] = kind
+        self.request[1 : 1 + len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+        return transport.send_note(self.request, server)
 
-    def listen(self, line: Metered, server: int) -> Work:
-        return line.recv_note(self.answer, server)
+    def listen(self, transport: Metered, server: int) -> Work:
+        return transport.recv_note(self.reply, server)
 
-    def fetch(self, line: Metered, server: int, kind: int) -> Tensor:
-        """Bytes that a server keeps."""
-        self.send(line, server, kind, []).wait()
-        self.listen(line, server).wait()
-        content = torch.zeros(int(self.answer[0]), dtype=torch.uint8)
-        line.recv_note(content, server).wait()
+    def fetch(self, transport: Metered, server: int, kind: int) -> Tensor:
+        """Request a server's state, as bytes."""
+        self.send(transport, server, kind, []).wait()
+        self.listen(transport, server).wait()
+        content = torch.zeros(int(self.reply[0]), dtype=torch.uint8)
+        transport.recv_note(content, server).wait()
         return content
 
-    def give(self, line: Metered, server: int, kind: int, content: Tensor) -> None:
-        self.send(line, server, kind, [float(content.numel())]).wait()
-        line.send_note(content, server).wait()
-        self.listen(line, server).wait()
+    def give(self, transport: Metered, server: int, kind: int, content: Tensor) -> None:
+        self.send(transport, server, kind, [float(content.numel())]).wait()
+        transport.send_note(content, server).wait()
+        self.listen(transport, server).wait()
 
-    def bye(self, line: Metered, server: int) -> None:
-        self.send(line, server, BYE, []).wait()
+    def bye(self, transport: Metered, server: int) -> None:
+        self.send(transport, server, BYE, []).wait()
 
 
 @dataclass
 class Client:
-    """What a server knows of a worker."""
+    """A server's view of one worker."""
 
     rank: int
-    question: Tensor
+    request: Tensor
     pushed: list[Tensor] = field(default_factory=list)
-    clock: int = 0  # gradients that it has pushed
-    waits: bool = False  # for an answer
-    version: int = 0  # of the weights that it has
-    here: bool = True
-    ear: Work | None = None  # its next note
-    coming: list[Work] = field(default_factory=list)  # its next gradients, made ready for
-    inbox: Inbox | None = None  # through a codec: how they come,
-    outbox: Outbox | None = None  # how it is told of the weights,
-    known: list[Tensor] = field(default_factory=list)  # and what it knows of them
+    clock: int = 0  # how many gradients it has pushed
+    waits: bool = False  # whether it waits for a reply
+    version: int = 0  # the version of the weights that it has
+    here: bool = True  # False: it has left or died
+    next_note: Work | None = None  # the receive of its next note
+    next_gradients: list[Work] = field(default_factory=list)  # the receives of its next gradients
+    inbox: Inbox | None = None  # with a codec: decodes this worker's gradients
+    outbox: Outbox | None = None  # with a codec: encodes changes of the weights for it
+    known: list[Tensor] = field(default_factory=list)  # with a codec: this worker's weights
 
 
 class Server:
-    """Holds one part of the weights. `ahead`: clocks that a worker may be ahead of the slowest."""
+    """Holds some spans of the weights.
+
+    `ahead`: the clocks that a worker may be ahead of the slowest. `adds`: workers push changes of
+    the weights, not gradients.
+    """
 
     def __init__(
         self,
         ctx: Context,
         replica: ReplicaLike,
-        parts: list[Part],
+        spans: list[RegionSpan],
         ahead: int,
         adds: bool,
         survives: bool,
     ) -> None:
         self.survives = survives
-        self.ctx, self.replica, self.parts, self.ahead, self.adds = ctx, replica, parts, ahead, adds
-        self.line = ctx.transport
-        self.clients = [
-            Client(rank, Note(len(replica.lrs)).question) for rank in range(ctx.workers)
-        ]
-        self.pending: dict[
-            int, list[Client]
-        ] = {}  # by clock: gradients that have come and are not yet applied
+        self.ctx, self.replica, self.spans, self.ahead, self.adds = ctx, replica, spans, ahead, adds
+        self.transport = ctx.transport
+        self.clients = [Client(rank, Note(len(replica.lrs)).request) for rank in range(ctx.workers)]
+        # By clock: the workers whose gradients have arrived and are not applied yet.
+        self.pending: dict[int, list[Client]] = {}
         self.version = 0
         for client in self.clients:
-            client.pushed = [self._place(part) for part in parts]
+            client.pushed = [self._place(span) for span in spans]
         for region in replica.regions:
-            region.grads.fill_(-0.0)  # nobody has touched what others hold
-        self._answer = torch.zeros(2, dtype=torch.float64)
-        Velocity.taken(ctx, replica)  # where momentum comes before a codec, it is the workers'
+            region.grads.fill_(-0.0)  # marks the parameters of other servers as untouched
+        self._reply = torch.zeros(2, dtype=torch.float64)
+        Velocity.taken(ctx, replica)  # if the workers apply momentum, the server must not
 
-    def _through_codec(self, client: Client) -> None:
-        stretches = stretches_of(self.replica.regions, self.parts)
+    def _use_codec(self, client: Client) -> None:
+        encoded_spans = message_spans(self.replica.regions, self.spans)
         codec = self.ctx.codec.plain
         client.inbox, client.outbox = (
-            Inbox(self.ctx, codec, stretches),
-            Outbox(self.ctx, codec, stretches),
+            Inbox(self.ctx, codec, encoded_spans),
+            Outbox(self.ctx, codec, encoded_spans),
         )
-        client.known = [part.clone() for part in self._weights()]
+        client.known = [span.clone() for span in self._weights()]
 
     def _weights(self) -> list[Tensor]:
-        return [self.replica.regions[region].params[low:high] for region, low, high in self.parts]
+        return [self.replica.regions[region].params[low:high] for region, low, high in self.spans]
 
-    def _place(self, part: Part) -> Tensor:
-        region, low, high = part
+    def _place(self, span: RegionSpan) -> Tensor:
+        region, low, high = span
         grads = self.replica.regions[region].grads
-        return self.line.allocate(high - low, grads.dtype, grads.device)
+        return self.transport.allocate(high - low, grads.dtype, grads.device)
 
     def run(self) -> None:
-        for region, low, high in self.parts:
-            self.line.recv(self.replica.regions[region].params[low:high], 0)
-        self.line.meter.phase = "train"
+        for region, low, high in self.spans:
+            self.transport.recv(self.replica.regions[region].params[low:high], 0)
+        self.transport.meter.phase = "train"
         for client in self.clients:
             if not self.ctx.codec.lossless:
-                self._through_codec(client)
+                self._use_codec(client)
             self._listen(client)
         while any(c.here for c in self.clients):
-            here = [c for c in self.clients if c.ear is not None]
+            here = [c for c in self.clients if c.next_note is not None]
             if not here:
-                raise RunFailed("a server has nobody left to listen to")
-            self._hear(here[self._next_question([c.ear for c in here if c.ear is not None])])
-            self._answer_all()
+                raise RunFailed(f"server {self.transport.rank} has no worker left to serve")
+            self._receive(
+                here[self._wait_for_note([c.next_note for c in here if c.next_note is not None])]
+            )
+            self._reply_to_all()
 
-    def _next_question(self, ears: list[Work]) -> int:
-        """Whose note has come. Nobody may have one for long (an evaluation, say); who keeps others
-        waiting is told.
+    def _wait_for_note(self, notes: list[Work]) -> int:
+        """The index of a note that has arrived.
+
+        None may arrive for a long time (during an evaluation). If workers wait for a reply
+        meanwhile, the slow ranks are reported.
         """
-        idle, patience = not any(c.waits for c in self.clients), self.line.patience
+        idle, patience = not any(c.waits for c in self.clients), self.transport.patience
         with patience.waiting("gradients", gives_up=False, idle=idle) as look:
-            while (which := self.line.wait_any(ears, patience.post_s)) is None:
+            while (which := self.transport.wait_any(notes, patience.post_s)) is None:
                 look()
         return which
 
     def _listen(self, client: Client) -> None:
-        client.ear = self.line.recv_note(client.question, client.rank)
-        if client.coming:
+        client.next_note = self.transport.recv_note(client.request, client.rank)
+        if client.next_gradients:
             return
         if client.inbox is not None:
-            client.coming = client.inbox.listen(self.line, client.rank)
+            client.next_gradients = client.inbox.listen(self.transport, client.rank)
         else:
-            client.coming = [self.line.expect(place, client.rank) for place in client.pushed]
+            client.next_gradients = [
+                self.transport.expect(place, client.rank) for place in client.pushed
+            ]
 
-    def _hear(self, client: Client) -> None:
-        assert client.ear is not None
-        ear, client.ear = client.ear, None
+    def _receive(self, client: Client) -> None:
+        assert client.next_note is not None
+        next_note, client.next_note = client.next_note, None
         try:
-            ear.wait()
-            if int(client.question[0]) == PUSH:
+            next_note.wait()
+            if int(client.request[0]) == PUSH:
                 if client.inbox is not None:
                     for place, values in zip(
-                        client.pushed, client.inbox.read(self.line, client.rank), strict=True
+                        client.pushed, client.inbox.read(self.transport, client.rank), strict=True
                     ):
                         place.copy_(values)
                 else:
-                    for work in client.coming:
+                    for work in client.next_gradients:
                         work.wait()
-                client.coming = []
+                client.next_gradients = []
         except PeerLost:
             if not self.survives:
                 raise
-            client.here = client.waits = False  # the others go on
+            client.here = client.waits = False  # the other workers go on
             return
-        kind = int(client.question[0])
+        kind = int(client.request[0])
         if kind == PUSH:
-            self.pending.setdefault(int(client.question[1]), []).append(client)
+            self.pending.setdefault(int(client.request[1]), []).append(client)
             client.clock += 1
             client.waits = True
         elif kind == PULL:
             self._apply()
-            with self.line.meter.during("evaluate"):
+            with self.transport.meter.during("evaluate"):
                 self._send_weights(client)
         elif kind == BYE:
             client.here = False
         else:
-            self._keep_or_take(client, kind)
+            self._send_or_load_state(client, kind)
 
-    def _answer_all(self) -> None:
-        """Whoever is allowed to go on is answered, with everything applied that has come."""
+    def _reply_to_all(self) -> None:
+        """Apply all gradients that have arrived and reply to every worker that may go on."""
         slowest = min((c.clock for c in self.clients if c.here), default=0)
         allowed = [c for c in self.clients if c.waits and c.clock - slowest <= self.ahead]
         if allowed:
             self._apply()
         for client in allowed:
-            self._answer[0] = client.clock - slowest
+            self._reply[0] = client.clock - slowest
             client.waits = False
             try:
                 self._send_weights(client, whole=client.outbox is None)
             except PeerLost:
                 if not self.survives:
                     raise
-                client.here, client.ear = False, None
+                client.here, client.next_note = False, None
 
     def _send_weights(self, client: Client, whole: bool = True) -> None:
-        """All of them, or what a codec makes of how far they are from what this worker knows."""
-        self._answer[1] = self.version - client.version
+        """Send the whole weights, or their encoded difference from this worker's copy of them."""
+        self._reply[1] = self.version - client.version
         client.version = self.version
-        works = [self.line.send_note(self._answer, client.rank)]
+        works = [self.transport.send_note(self._reply, client.rank)]
         if whole or client.outbox is None:
-            works += [self.line.isend(part, client.rank) for part in self._weights()]
+            works += [self.transport.isend(span, client.rank) for span in self._weights()]
         else:
-            client.outbox.follow(self._weights(), client.known)
-            works += client.outbox.send(self.line, client.rank)
+            client.outbox.write_changes(self._weights(), client.known)
+            works += client.outbox.send(self.transport, client.rank)
         for work in works:
             work.wait()
         self._listen(client)
 
     def _apply(self) -> None:
-        """The gradients of a clock are one update: summed in the workers' order, whatever order
-        they came in.
-        """
+        """Apply the gradients of each clock as one update, summed in the order of the ranks."""
         for clock in sorted(self.pending):
             clients = sorted(self.pending.pop(clock), key=lambda c: c.rank)
-            for index, (region, low, high) in enumerate(self.parts):
+            for index, (region, low, high) in enumerate(self.spans):
                 total = self.replica.regions[region].grads[low:high]
                 total.copy_(clients[0].pushed[index])
                 for client in clients[1:]:
@@ -264,26 +269,26 @@ class Server:
                 if self.adds:
                     self.replica.regions[region].params[low:high].add_(total)
             if not self.adds:
-                said = clients[0].question.tolist()
+                said = clients[0].request.tolist()
                 self.replica.clip_norm = said[2] or None
                 self.replica.set_lrs(said[3:])
                 self.replica.attach_gradients()
                 self.replica.update(marked=self.ctx.codec.lossless)
             self.version += len(clients)
 
-    def _keep_or_take(self, client: Client, kind: int) -> None:
+    def _send_or_load_state(self, client: Client, kind: int) -> None:
         if kind == STATE:
             told = [
                 {"known": c.known, "codec": c.outbox.states if c.outbox else []}
                 for c in self.clients
             ]
             content = to_bytes({"optimizer": self.replica.optimizer.state_dict(), "clients": told})
-            self._answer[0] = content.numel()
-            self.line.send_note(self._answer, client.rank).wait()
-            self.line.send_note(content, client.rank).wait()
+            self._reply[0] = content.numel()
+            self.transport.send_note(self._reply, client.rank).wait()
+            self.transport.send_note(content, client.rank).wait()
         else:
-            content = torch.zeros(int(client.question[1]), dtype=torch.uint8)
-            self.line.recv_note(content, client.rank).wait()
+            content = torch.zeros(int(client.request[1]), dtype=torch.uint8)
+            self.transport.recv_note(content, client.rank).wait()
             asked = [
                 {k: v for k, v in g.items() if k != "params"}
                 for g in self.replica.optimizer.param_groups
@@ -296,7 +301,7 @@ class Server:
                     own.known = told["known"]
             for group, options in zip(self.replica.optimizer.param_groups, asked, strict=True):
                 group.update(options)
-            self.line.send_note(self._answer, client.rank).wait()
+            self.transport.send_note(self._reply, client.rank).wait()
         self._listen(client)
 
 

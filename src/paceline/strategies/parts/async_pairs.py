@@ -1,0 +1,121 @@
+"""Asynchronous pairs: a worker sends a request, and a thread of its partner replies while the
+partner's worker computes.
+
+    request:  send w_p ; wait for w_q ; w_p <- w_p + (w_q - w_p as it was sent) / 2
+    reply:    receive w_p ; send w_q ; w_q <- w_q + (w_p - w_q) / 2
+
+Both workers' weights change by the same amount in opposite directions, so the sum over all workers
+is preserved, however many pairs overlap. Requests and replies have separate memory (`pairs.py`), so
+that two workers can send each other requests at the same time.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+from torch import Tensor
+
+from paceline.errors import PacelineError, PeerLost, RunFailed
+from paceline.strategies.base import Context
+from paceline.strategies.parts.averaging import trained
+from paceline.strategies.parts.pairs import make_pairing
+from paceline.transport.base import Work
+from paceline.transport.metered import Metered
+from paceline.types import ReplicaLike
+
+PATIENCE_S = 0.05  # how often the thread checks whether it has to stop
+
+
+class AsyncPairs:
+    """Sends one worker's requests and, on a thread, replies to the other workers' requests.
+
+    `lock` must be held while weights are changed.
+    """
+
+    def __init__(self, ctx: Context, replica: ReplicaLike) -> None:
+        self._ctx, self._replica, self.lock = ctx, replica, threading.Lock()
+        requests, replies = (
+            ctx.transport.inner.side("requests"),
+            ctx.transport.inner.side("replies"),
+        )
+        requests.tolerant = replies.tolerant = True
+        meter = ctx.transport.meter
+        self._requests_out, self._replies_in = (
+            Metered(requests, meter),
+            Metered(replies.twin(), meter),
+        )
+        self._requests_in, self._replies_out = Metered(requests.twin()), Metered(replies)
+        self._requests_in.tolerant = True
+        others = [p for p in range(ctx.workers) if p != ctx.worker_index]
+        aside = copy.deepcopy(ctx.codec)  # for the thread
+        self._own_pairings = {p: make_pairing(ctx, ctx.codec, replica.regions) for p in others}
+        self._their_pairings = {p: make_pairing(ctx, aside, replica.regions) for p in others}
+        self._stop = threading.Event()
+        self._failure: PacelineError | None = None
+        self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
+        ctx.peers.barrier()  # all workers have allocated their memory
+        self._thread.start()
+
+    def _weights(self) -> list[Tensor]:
+        return [trained(r.params, r.grads) for r in self._replica.regions]
+
+    def average_with(self, partner: int) -> None:
+        """Send a request to a partner and average with its reply."""
+        if self._failure is not None:
+            raise self._failure
+        pairing = self._own_pairings[partner]
+        with self.lock:
+            pairing.prepare(self._weights())
+        pairing.listen(self._replies_in, partner)
+        for work in pairing.send(self._requests_out, partner):
+            work.wait()  # before the reply: a send only makes progress while a thread waits for it
+        pairing.receive(self._replies_in, partner)
+        with self.lock:
+            pairing.average(self._weights())
+        # Count what the thread has sent since the last call.
+        self._ctx.transport.count(self._replies_out.meter.taken("setup"), 0.0)
+
+    def stop(self) -> None:
+        """End the thread; no worker sends requests any more."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        awaited = {p: self._listen(p) for p in self._their_pairings}
+        while not self._stop.is_set() and awaited:
+            order = list(awaited)
+            which = self._requests_in.wait_any([awaited[p] for p in order], PATIENCE_S)
+            if which is None:
+                continue
+            partner = order[which]
+            try:
+                del awaited[partner]
+                self._reply(partner)
+                awaited[partner] = self._listen(partner)
+            except PeerLost:
+                continue  # it will send no more requests
+            except PacelineError as error:
+                self._failure = error
+                return
+            except Exception as error:  # `average_with` raises it
+                self._failure = RunFailed(
+                    f"the reply to worker {partner} failed: {type(error).__name__}: {error}"
+                )
+                return
+
+    def _listen(self, partner: int) -> Work:
+        """Start the receives of a partner's next request; return the first of them."""
+        works = self._their_pairings[partner].listen(self._requests_in, partner)
+        return works[0]
+
+    def _reply(self, partner: int) -> None:
+        pairing = self._their_pairings[partner]
+        pairing.receive(self._requests_in, partner)
+        with self.lock:
+            pairing.prepare(self._weights())
+        works = pairing.send(self._replies_out, partner)
+        with self.lock:
+            pairing.average(self._weights())
+        for work in works:
+            work.wait()
