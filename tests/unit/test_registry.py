@@ -54,7 +54,7 @@ def test_what_has_no_default_is_injected(toys: Registry) -> None:
         ("car:kind=green", "allowed are fast, slow"),
         ("car:loud=perhaps", "not true or false"),
         ("car:wheels", "importing|key=value"),
-        (":x", "not a choice"),
+        (":x", "has no name: write NAME"),
     ],
 )
 def test_mistakes_name_the_fix(toys: Registry, text: str, message: str) -> None:
