@@ -1,6 +1,4 @@
-"""Codecs with every strategy: what composes learns, what does not is refused with the reason, and
-the mathematics is kept.
-"""
+"""Codecs with every strategy: combinations learn, or are refused with a reason; identities hold."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -113,9 +111,7 @@ def test_one_worker_sends_nothing_and_is_serial_bit_for_bit(
 def test_momentum_before_a_codec_that_leaves_nothing_out_is_plain_momentum(
     run_inproc: RunInproc, strategy: str, options: str
 ) -> None:
-    """top-k with ratio 1 is biased by name only: the velocities that travel add up to the velocity
-    of the sum.
-    """
+    """top-k with ratio 1 sends everything, so the sum of the velocities is the sum's velocity."""
     serial = run_inproc(batch_size=12, steps=15, optimizer=options, weight_decay=0.01, lr=0.05)
     coded = run_inproc(
         strategy=strategy,
@@ -189,7 +185,7 @@ def test_the_record_says_what_a_message_costs(run_inproc: RunInproc, codec: str)
 def test_a_compressed_run_resumes_bit_for_bit(
     run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str
 ) -> None:
-    """The error memory, the velocity, the draws: all of it is in the checkpoint."""
+    """The checkpoint holds the residuals, the velocities and the random draws."""
     assert resumes_exactly(run_inproc, tmp_path, strategy, codec)
 
 
@@ -206,7 +202,7 @@ def resumes_exactly(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec:
 def test_pairs_resume_bit_for_bit(
     run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str
 ) -> None:
-    """What each side knows of the other, and what its codec remembers, is in the checkpoint too."""
+    """The checkpoint holds each side's copy of the other's weights, and the codecs' states."""
     assert resumes_exactly(run_inproc, tmp_path, strategy, codec)
 
 
@@ -221,9 +217,7 @@ def test_another_codec_is_another_run(run_inproc: RunInproc, tmp_path: Path) -> 
 def test_local_steps_begin_where_averaging_every_step_ended(
     run_inproc: RunInproc, codec: str
 ) -> None:
-    """post: the first average takes differences from the weights of that moment, not from the
-    start.
-    """
+    """With `post`, differences are taken from the weights at step `post`, not from the start."""
     plain = run_inproc(strategy="local-sgd:every=2,post=8", workers=2, steps=12, lr=0.05)
     coded = run_inproc(
         strategy="local-sgd:every=2,post=8", workers=2, steps=12, lr=0.05, codec=codec
@@ -270,9 +264,7 @@ def test_a_compressed_server_resumes(run_inproc: RunInproc, tmp_path: Path) -> N
 
 
 def test_gossip_keeps_the_sum_whatever_a_codec_leaves_out(run_inproc: RunInproc) -> None:
-    """With lr 0 nobody moves, and what is averaged is what all had: a codec changes
-    nothing at all.
-    """
+    """With lr 0 all workers keep the same weights, so averaging through a codec changes nothing."""
     start = run_inproc(strategy="gossip", workers=4, steps=1, lr=0.0, batch_size=4)
     later = run_inproc(strategy="gossip", workers=4, steps=6, lr=0.0, batch_size=4, codec="sign")
     assert weights_distance(start.weights, later.weights) < 1e-6

@@ -109,9 +109,7 @@ def test_several_workers_follow_serial_for_50_steps(
 
 
 def test_untouched_parameters_follow_serial_too(run_inproc: RunInproc) -> None:
-    """Each row goes through one of two heads; steps where a head is used by one worker only, or by
-    none.
-    """
+    """Each row uses one of two heads; in some steps one worker or none uses a head."""
 
     class TwoHeads(nn.Module):
         def __init__(self) -> None:
@@ -145,9 +143,7 @@ def test_untouched_parameters_follow_serial_too(run_inproc: RunInproc) -> None:
 
 
 def test_batch_statistics_are_averaged_by_samples(run_inproc: RunInproc) -> None:
-    """One step, so the running mean is 0.1 x the mean input; uneven workers must average to the
-    mean over all rows.
-    """
+    """After one step the running mean is 0.1 times the mean over all rows of all workers."""
     rows = torch.arange(12.0).view(12, 1)
     options = {"data": (rows, torch.zeros(12, 1)), "steps": 1, "loss": "mse", "metric": "none"}
     make = lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))  # noqa: E731

@@ -1,6 +1,4 @@
-"""Which strategies are serial SGD on the whole batch, and when: what docs/strategies.md says, row
-by row.
-"""
+"""When strategies equal serial SGD on the whole batch: docs/strategies.md, row by row."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,7 @@ def adam(parameters: object) -> torch.optim.Optimizer:
 
 
 def from_serial(run_inproc: RunInproc, strategy: str, samples: int, **how: object) -> float:
-    """How far two workers' weights are from one's, after 30 steps."""
+    """The distance of two workers' weights from serial SGD's after 30 steps."""
     options = {
         "model": lambda: small_net(torch.float64),
         "data": make_pairs(samples, dtype=torch.float64),
@@ -54,9 +52,7 @@ def test_exchanged_gradients_are_serial_sgd_whatever_the_shares(
 def test_averaged_weights_are_serial_sgd_only_where_the_shares_stay(
     run_inproc: RunInproc, strategy: str
 ) -> None:
-    """If one of these bounds no longer holds, docs/strategies.md and the strategies' docstrings are
-    to be changed too.
-    """
+    """If a bound no longer holds, change docs/strategies.md and the strategies' docstrings, too."""
     assert from_serial(run_inproc, strategy, UNEVEN, lr=0.05, momentum=0.0) < 1e-12
     assert from_serial(run_inproc, strategy, EVEN, lr=0.05, momentum=0.9) < 1e-12
     assert from_serial(run_inproc, strategy, UNEVEN, lr=0.05, momentum=0.9) > 1e-3

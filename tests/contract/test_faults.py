@@ -1,4 +1,4 @@
-"""What goes wrong on purpose does, and shows in the record."""
+"""Injected faults take effect and show in the record."""
 
 import time
 from collections.abc import Callable
@@ -71,12 +71,12 @@ def test_a_link_takes_its_time() -> None:
     """100 kB at 8 Mbit/s: a tenth of a second per message."""
 
     def body(transport) -> float:
-        line = SlowLink(transport, 1e-6, 0.0)
+        link = SlowLink(transport, 1e-6, 0.0)
         began = time.perf_counter()
-        if line.rank == 0:
-            line.send(torch.zeros(25_000), 1)
+        if link.rank == 0:
+            link.send(torch.zeros(25_000), 1)
         else:
-            line.recv(torch.zeros(25_000), 0)
+            link.recv(torch.zeros(25_000), 0)
         return time.perf_counter() - began
 
     assert Hub(2).run(body)[0] >= 0.1

@@ -1,4 +1,4 @@
-"""What each way of keeping workers together is equal to, and how many bytes it takes."""
+"""What each strategy is mathematically equal to, and how many bytes it sends."""
 
 from collections.abc import Callable
 
@@ -46,9 +46,7 @@ def sent(run: Run, phase: str = "payload") -> int:
 def test_these_are_the_mean_gradient_in_every_step(
     run_inproc: RunInproc, strategy: str, batch_size: str
 ) -> None:
-    """With SGD and momentum, which are linear, averaging weights in every step is averaging
-    gradients (shares that stay).
-    """
+    """SGD with momentum is linear: with constant shares, averaging weights averages gradients."""
     workers, whole = batch_size.count(",") + 1, sum(map(int, batch_size.split(",")))
     serial = run_inproc(**DOUBLE, batch_size=whole, epochs=3, lr=0.05)
     many = run_inproc(
@@ -106,21 +104,18 @@ def test_psgd_workers_may_stop_each_when_it_has_converged(run_inproc: RunInproc)
     assert run.test_accuracy > 0.8
 
 
-# --- who is heard
+# --- partial averages
 
 
 def test_stepwise_holds_the_mean_till_each_worker(run_inproc: RunInproc) -> None:
-    """One step, literal: replicas differ by exactly who has been heard; the exact average at the
-    end is the serial step.
-    """
+    """After one step the exact average makes replicas equal; the first workers count less."""
     serial = run_inproc(**DOUBLE, batch_size=12, steps=1)
     for options in ("", ":chunked=false,rotate=false", ":exchange=gradients", ":full_every=1"):
         many = run_inproc(**DOUBLE, strategy=f"stepwise{options}", workers=3, batch_size=4, steps=1)
         distances = [w["replica_distance_max"] for w in many.record["workers"]]
         assert max(distances) < 1e-12  # the average at the end, or after the step
-        assert (
-            0 < weights_distance(serial.weights, many.weights) < 0.1
-        )  # the last workers in line count more than the first
+        # The later workers of the ring count more than the first ones.
+        assert 0 < weights_distance(serial.weights, many.weights) < 0.1
 
 
 def test_gossip_spreads_to_all(run_inproc: RunInproc) -> None:
@@ -142,7 +137,7 @@ def test_gossip_spreads_to_all(run_inproc: RunInproc) -> None:
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(2, 4))
-def test_nobody_runs_further_ahead_than_staleness_allows(
+def test_no_worker_runs_further_ahead_than_staleness_allows(
     run_inproc: RunInproc, seed: int, s: int, workers: int
 ) -> None:
     run = run_inproc(
@@ -164,9 +159,8 @@ def test_asynchronous_workers_miss_updates_and_it_is_recorded(run_inproc: RunInp
     assert max(w["missed_mean"] for w in own) > 0
     sync = run_inproc(strategy="ps", workers=3, steps=20, batch_size=4).record["workers"][:3]
     assert all(w["staleness_max"] == 0 for w in sync)
-    assert all(
-        w["missed_mean"] == 3 for w in sync
-    )  # everybody's gradient of the clock, its own too
+    # All three workers' gradients of the clock, including the worker's own.
+    assert all(w["missed_mean"] == 3 for w in sync)
 
 
 def test_hogwild_shares_one_set_of_weights(run_inproc: RunInproc) -> None:

@@ -1,6 +1,4 @@
-"""What optimizers remember (momentum, squared gradients): averaged among the workers, shared by
-them, resumed.
-"""
+"""The optimizers' state (momentum, squared gradients): averaged over workers, shared, resumed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,8 +48,9 @@ def averaged(
     rounds: int = 1,
     counts: bool = False,
 ) -> tuple[list[dict[str, dict[str, Tensor]]], list[dict[str, dict[str, Tensor]]], list[int]]:
-    """The optimizers' state of two workers before and after an average, and how many all-reduces it
-    took beyond one each.
+    """The state of two workers' optimizers before and after an average, and the extra all-reduces.
+
+    One all-reduce per tensor of the state is not counted as extra.
     """
 
     def body(transport: InprocTransport) -> tuple[dict, dict, int]:
@@ -127,11 +126,10 @@ def test_the_agreement_costs_one_small_all_reduce_until_all_have_all() -> None:
         return averaged((2, 3), OPTIMIZERS[optimizer], both_touch, rounds, counts=True)[2]
 
     assert extra("momentum", both_touch=True, rounds=4) == [1, 1]
-    assert extra("momentum", both_touch=False, rounds=3) == [
-        2,
-        2,
-    ]  # the second sees that all have all
-    assert extra("adam", both_touch=True, rounds=4) == [4, 4]  # the counts of steps go with it
+    # The second agreement finds that all workers have state for all parameters.
+    assert extra("momentum", both_touch=False, rounds=3) == [2, 2]
+    # Adam counts steps, so its workers agree at every average.
+    assert extra("adam", both_touch=True, rounds=4) == [4, 4]
 
 
 def test_making_state_changes_nothing_else() -> None:

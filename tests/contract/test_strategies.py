@@ -1,7 +1,6 @@
-"""What every strategy promises, checked over the registry on the in-process transport with many
-scheduler seeds.
+"""The contract of all registered strategies, checked in-process with many scheduler seeds.
 
-Strategies that need real processes (they say so) are checked in tests/multiprocess.
+Strategies that declare `needs_processes` are checked in tests/multiprocess.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ SEVERAL = [n for n in INPROC if strategies.entry(n).make.most_workers is None]
 
 
 def plain_loop(seed: int, epochs: int, dropout: float = 0.0) -> dict[str, torch.Tensor]:
-    """Serial SGD as anybody would write it, on the same order of samples."""
+    """Serial SGD as a plain loop, on the same order of samples."""
     inputs, targets = make_pairs(60)
     torch.manual_seed(seed)
     model = net_with_dropout(dropout)
@@ -132,9 +131,7 @@ def test_a_run_resumes_bit_for_bit(
 
 
 def test_metered_bytes_are_the_predicted_ones(run_inproc: RunInproc) -> None:
-    """All-reduce by ring bytes: summed over workers 2(P-1)*4n per step, per worker as the formula
-    says.
-    """
+    """A ring's bytes: 2(P-1)*4n per step summed over workers, and `ring_bytes` per worker."""
     for workers in (1, 2, 3, 4):
         run = run_inproc(strategy="allreduce", workers=workers, steps=5)
         n = sum(p.numel() for p in small_net().parameters())

@@ -124,7 +124,7 @@ def test_equal_starts_are_proved(tmp_path: Path) -> None:
         steps=1,
         init="broadcast",
     )
-    with pytest.raises(ReplicasDiffer, match="init=broadcast sends worker 0's"):
+    with pytest.raises(ReplicasDiffer, match="use init=broadcast, which sends worker 0's"):
         run(
             tmp_path / "seeded",
             model=NoisyStart,

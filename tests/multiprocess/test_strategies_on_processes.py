@@ -1,6 +1,4 @@
-"""Every strategy on real processes: it learns, and what happens when a worker or a server dies, or
-is slow.
-"""
+"""Every strategy on real processes: it learns, and it handles dead or slow workers and servers."""
 
 import os
 import signal
@@ -58,9 +56,9 @@ def wide_net() -> nn.Module:
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
-def test_whoever_asks_is_answered(tmp_path: Path, transport: str) -> None:
-    """Asynchronous gossip with messages so long that they wait until they are wanted: as many
-    answers as steps, for all.
+def test_every_request_gets_a_reply(tmp_path: Path, transport: str) -> None:
+    """Asynchronous gossip with messages so long that they wait for the receiver: every worker gets
+    as many replies as it takes steps.
     """
     options = {
         "strategy": "gossip:mode=async",
@@ -92,9 +90,7 @@ def test_hogwild_with_a_shared_optimizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_overlap_changes_nothing(tmp_path: Path, transport: str) -> None:
-    """Two workers, several buckets, a parameter that is never touched, an empty slice: the same
-    bits, the same bytes.
-    """
+    """The same bits and bytes, with several buckets, an untouched parameter and an empty batch."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -162,8 +158,8 @@ def test_the_others_go_on(tmp_path: Path, name: str, transport: str) -> None:
     if name == "gossip:mode=async" and transport == "inproc":
         pytest.skip("it needs processes")
     done = run(
-        tmp_path / "run", strategy=name, workers=3, transport=transport, epochs=8, checkpoint_every="epoch",
-        faults=["die:rank=1,step=3"],
+        tmp_path / "run", strategy=name, workers=3, transport=transport, epochs=8,
+        checkpoint_every="epoch", faults=["die:rank=1,step=3"],
     )  # fmt: skip
     assert done.record["status"] == "completed"
     assert done.record["lost"] == [1]
@@ -192,15 +188,14 @@ def test_a_dead_server_ends_the_run_and_leaves_a_checkpoint(
     assert '"status": "failed"' in (out / "run.json").read_text()
     (rescued,) = (out / "checkpoints").glob("step-*/model.safetensors")
     place = checkpoint.load_own(rescued.parent, 0)["batches"]
-    assert (
-        place["step"] == checkpoint.about(rescued.parent)["step"]
-    )  # the batch of the step that was not made comes again
+    # After a resume, the batch of the unfinished step comes again.
+    assert place["step"] == checkpoint.about(rescued.parent)["step"]
     monkeypatch.undo()
     resumed = paceline.train(model=small_net, data=data, resume=str(out), epochs=8, progress=False)
     assert resumed.test_accuracy > 0.8
 
 
-# --- who is slow, and who waits
+# --- slow workers
 
 
 def waited(done: paceline.Run, worker: int) -> float:
@@ -221,10 +216,10 @@ def test_the_counters_say_who_was_slow_and_who_waited(tmp_path: Path) -> None:
     sync = run(tmp_path / "sync", strategy="allreduce", **slow)
     compute = [w["compute_s"] for w in sync.record["workers"]]
     assert compute[1] > 2 * compute[0]
-    assert waited(sync, 0) > 1  # the fast one waits longer than it works
+    assert waited(sync, 0) > 1  # the fast worker waits longer than it computes
     assert waited(sync, 1) < 0.5
     free = run(tmp_path / "async", strategy="ps:consistency=async", **slow)
-    assert waited(free, 0) < waited(sync, 0)  # nobody is held up
+    assert waited(free, 0) < waited(sync, 0)  # the fast worker does not wait
 
 
 # --- again and again
@@ -259,8 +254,8 @@ QUICK = ("allreduce", "hogwild")
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
 )
 def test_accuracy_on_images(tmp_path: Path, name: str) -> None:
-    """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 79.5%, a worker that
-    hears nobody 76.3%.
+    """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 79.5%, and one worker
+    alone on its shard 76.3%.
     """
     images = {
         "data": "fashion-mini",

@@ -1,6 +1,4 @@
-"""What a transport promises, on real processes: the same results everywhere, order, groups, deaths,
-deadlines.
-"""
+"""The contract of transports on real processes: equal results, order, groups, deaths, deadlines."""
 
 import os
 import pickle
@@ -39,8 +37,9 @@ def on_processes(
     deadline_s: float = 20.0,
     end_together: bool = True,
 ) -> list[Any]:
-    """`body(transport)` in `size` forked processes; what each returned or raised, or the signal
-    that ended it.
+    """Run `body(transport)` in `size` forked processes.
+
+    Returns what each process returned or raised, or the signal that ended it.
     """
     children = []
     for rank in range(size):
@@ -112,7 +111,7 @@ def test_all_reduce_and_broadcast_of_every_size(name: str, size: int) -> None:
 
 @EACH
 def test_many_calls_in_a_row(name: str) -> None:
-    """Small and large, shared and not, back to back: nobody overtakes anybody."""
+    """Small and large, shared and not, back to back: no rank overtakes another."""
 
     def body(transport: Transport) -> float:
         large = transport.allocate(50_000, torch.float64, torch.device("cpu"))
@@ -132,7 +131,7 @@ def test_many_calls_in_a_row(name: str) -> None:
 
 @EACH
 def test_messages_keep_their_order_and_cross_each_other(name: str) -> None:
-    """Both send several megabytes at once before either receives: nobody may block for ever."""
+    """Both ranks send several megabytes before either receives: neither may block for ever."""
 
     def body(transport: Transport) -> list[float]:
         other = 1 - transport.rank
@@ -193,7 +192,7 @@ def test_a_killed_rank_is_lost_within_two_seconds(name: str, collective: str) ->
                 began = time.monotonic()
                 reduce.all_reduce(buffer)
         except PeerLost:
-            transport.close()  # as a worker does: the others learn at once
+            transport.close()  # as a worker does; its peers notice at once
             return time.monotonic() - began
         return -1.0
 
@@ -206,9 +205,7 @@ def test_a_killed_rank_is_lost_within_two_seconds(name: str, collective: str) ->
 
 
 def test_a_wait_has_a_deadline_where_nothing_tells_that_the_peer_lives() -> None:
-    """gloo without a launcher that watches the processes: the peer may be on a host that
-    is gone.
-    """
+    """gloo without a launcher that watches the processes: the peer's host may be down."""
 
     def body(transport: Transport) -> str:
         if transport.rank == 1:
@@ -226,9 +223,7 @@ def test_a_wait_has_a_deadline_where_nothing_tells_that_the_peer_lives() -> None
 
 
 def test_12_a_wait_for_a_process_that_lives_goes_on() -> None:
-    """Shared memory knows the processes of its peers: the deadline is when it says so, not when it
-    ends.
-    """
+    """shm watches its peers' processes: after the deadline it reports the wait and goes on."""
 
     def body(transport: Transport) -> tuple[float, list[str]]:
         told: list[str] = []
@@ -265,9 +260,7 @@ def different(transport: Transport, what: str) -> torch.Tensor:
 @EACH
 @pytest.mark.parametrize("collective", ["native", "ring"])
 def test_ranks_that_bring_different_things_are_told_so(name: str, collective: str) -> None:
-    """All ranks raise a clear error, at once, and say who brought what. gloo itself would end the
-    process.
-    """
+    """All ranks raise an error at once that lists each rank's call. gloo would end the process."""
     for what in ("length", "dtype", "device", "layout", "all on a wrong device", "nothing"):
 
         def body(transport: Transport, what: str = what) -> str:
@@ -374,11 +367,11 @@ def test_every_codec_travels(name: str) -> None:
     def body(transport: Transport) -> dict[str, torch.Tensor]:
         found = {}
         for choice in choices:
-            codec, line = build_codec(choice), choose("ring", transport)
+            codec, ring = build_codec(choice), choose("ring", transport)
             state = codec.start(LAYOUT, generator(0, "own", transport.rank), generator(0, "shared"))
             for step in range(3):
                 buffer = torch.randn(LAYOUT.numel, generator=generator(step, transport.rank))
-                codec.reduce(buffer, LAYOUT, line, state)
+                codec.reduce(buffer, LAYOUT, ring, state)
             found[choice] = buffer
         return found
 
@@ -390,8 +383,8 @@ def test_every_codec_travels(name: str) -> None:
 
 @EACH
 def test_hops_leave_collectives_alone(name: str) -> None:
-    """A schedule in which ranks receive differently often, and then an all-reduce: everybody's
-    memory is still found.
+    """After a schedule in which ranks receive differently often, an all-reduce still finds all
+    ranks' memory.
     """
 
     def body(transport: Transport) -> float:

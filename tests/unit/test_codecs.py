@@ -1,5 +1,5 @@
-"""The laws of codecs: nothing lost for good, right on average, as small as declared, the same bits
-on all ranks.
+"""The laws of codecs: error feedback loses nothing, unbiased codecs are exact on average, messages
+have the predicted length, and all ranks end with the same bits.
 """
 
 import copy
@@ -70,7 +70,7 @@ def started(codec: Codec, layout: Layout, rank: int = 0) -> dict[str, object]:
 def trip(
     codec: Codec, values: Tensor, layout: Layout, state: dict[str, object]
 ) -> tuple[Tensor, int]:
-    """There and back; and how many bytes it took."""
+    """Encode and decode; return the decoded values and the bytes used."""
     message = torch.zeros(codec.message_bytes(layout), dtype=torch.uint8)
     used = codec.encode(values, layout, message, state)
     arrived = torch.full_like(values, 77.0)
@@ -87,9 +87,7 @@ def trip(
 def test_sent_and_remembered_is_the_original(
     choice: str, shapes: list[tuple[int, ...]], seed: int
 ) -> None:
-    """Over several messages: what has arrived in all, and what is still remembered, is what went
-    in.
-    """
+    """Over several messages, the sum of the decoded values plus the residual is the input's sum."""
     layout = layout_of(*shapes)
     codec = build_codec(f"{choice}{',' if ':' in choice else ':'}feedback=true")
     state = started(codec, layout)
@@ -210,9 +208,8 @@ def test_a_rank_larger_than_every_matrix_is_refused() -> None:
     ):
         build_codec("powersgd:rank=31").fits(MODEL)
     build_codec("powersgd:rank=25").fits(MODEL)
-    assert build_codec("powersgd:rank=25").message_bytes(
-        MODEL
-    )  # fits one of them; what does not get smaller goes as it is
+    # It fits one matrix. The others would not get smaller and are sent uncompressed.
+    assert build_codec("powersgd:rank=25").message_bytes(MODEL)
 
 
 # --- packing
@@ -267,14 +264,14 @@ def test_sparse_messages_take_six_bytes_a_number() -> None:
 def reduced(
     choice: str, ranks: int, layout: Layout, collective: str = "ring", steps: int = 3, seed: int = 0
 ) -> list[list[Tensor]]:
-    """What each rank holds after each step; every step has new values."""
+    """Each rank's buffer after each step; every step has new values."""
 
     def body(transport: InprocTransport) -> list[Tensor]:
-        codec, line = build_codec(choice), choose(collective, transport)
+        codec, chosen = build_codec(choice), choose(collective, transport)
         state, found = started(codec, layout, transport.rank), []
         for step in range(steps):
             buffer = values_of(layout, 100 * step + transport.rank + seed)
-            codec.reduce(buffer, layout, line, state)
+            codec.reduce(buffer, layout, chosen, state)
             found.append(buffer)
         return found
 
@@ -305,14 +302,14 @@ def test_fine_codecs_are_nearly_the_sum(choice: str, ranks: int) -> None:
     "choice", ["sign", "topk:ratio=0.1", "threshold", "randomk:ratio=0.3", "powersgd:rank=2"]
 )
 def test_nothing_is_lost_for_good(choice: str) -> None:
-    """The sum of what all ranks were given = what all have received + what each still remembers."""
+    """The sum of all inputs = the sum of all results + the residuals of all ranks."""
 
     def body(transport: InprocTransport) -> tuple[Tensor, Tensor]:
-        codec, line = build_codec(choice), choose("ring", transport)
+        codec, ring = build_codec(choice), choose("ring", transport)
         state, arrived = started(codec, MODEL, transport.rank), torch.zeros(MODEL.numel)
         for step in range(6):
             buffer = values_of(MODEL, 100 * step + transport.rank)
-            codec.reduce(buffer, MODEL, line, state)
+            codec.reduce(buffer, MODEL, ring, state)
             arrived += buffer
         return arrived, state["error"]
 
@@ -338,35 +335,33 @@ def test_encoded_hops_follow_any_schedule(
 @pytest.mark.parametrize("choice", [c for c in CHOICES if not build_codec(c).varies])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bytes_metered_are_bytes_predicted(choice: str, ranks: int) -> None:
-    """Gather: P-1 messages each; linear: a ring of what is summed; hop: a ring of encoded
-    chunks.
-    """
+    """Gather: P-1 messages per rank; linear: a ring of sums; hop: a ring of encoded chunks."""
     kind, one = build_codec(choice).kind, build_codec(choice).message_bytes(MODEL)
 
     def body(transport: InprocTransport) -> int:
-        line = Metered(transport)
+        metered = Metered(transport)
         codec, state = build_codec(choice), {}
         state = started(codec, MODEL, transport.rank)
-        codec.reduce(values_of(MODEL, transport.rank), MODEL, choose("ring", line), state)
-        return line.meter.totals["setup"].sent_bytes
+        codec.reduce(values_of(MODEL, transport.rank), MODEL, choose("ring", metered), state)
+        return metered.meter.totals["setup"].sent_bytes
 
     sent = Hub(ranks).run(body)
     if kind == "gather":
         assert sent == [(ranks - 1) * one] * ranks
-    else:  # nobody writes a whole message: no seed in it, and its alignment is the chunks'
+    else:  # no rank writes a whole message: it holds no seed, and each chunk is aligned
         whole = one - 8 if choice == "randomk" else one
         assert sum(sent) == pytest.approx(2 * (ranks - 1) * whole, rel=0.02)
 
 
 def test_varying_messages_send_what_they_use() -> None:
     def body(transport: InprocTransport) -> tuple[int, int]:
-        line = Metered(transport)
+        metered = Metered(transport)
         codec = build_codec("threshold")
         values = values_of(MODEL, transport.rank)
         alone = trip(build_codec("threshold"), values, MODEL, started(codec, MODEL))[1]
-        codec.reduce(values, MODEL, choose("ring", line), started(codec, MODEL))
+        codec.reduce(values, MODEL, choose("ring", metered), started(codec, MODEL))
         lengths = sum(
-            t.sent_bytes for (_, kind, _), t in line.meter.tallies.items() if kind == "send"
+            t.sent_bytes for (_, kind, _), t in metered.meter.tallies.items() if kind == "send"
         )
         return alone, lengths
 
@@ -376,7 +371,7 @@ def test_varying_messages_send_what_they_use() -> None:
 
 @pytest.mark.parametrize("codec", ["fp16", "int8"])
 def test_half_a_ring_through_a_hop_codec(codec: str) -> None:
-    """What stepwise does: every rank holds, for each chunk, nearly the sum of those visited."""
+    """As in stepwise, every rank ends with about the sum over the ranks that each chunk visited."""
     schedule = schedule_of("stepwise", 3)
 
     def body(transport: InprocTransport) -> Tensor:
@@ -415,10 +410,8 @@ def test_many_small_halves_are_not_infinity() -> None:
     for choice in ("topk", "randomk", "threshold"):
         codec = build_codec(choice)
         arrived, _ = trip(codec, values, layout, started(codec, layout))
-        assert set(arrived.unique().tolist()) <= {
-            0.0,
-            0.5,
-        }, choice  # each is there as it was, or not yet
+        # Each number has arrived unchanged, or not yet.
+        assert set(arrived.unique().tolist()) <= {0.0, 0.5}, choice
 
 
 def test_a_copy_of_a_codec_has_memory_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""The drawings say what symbolic execution says."""
+"""The drawings show the states of symbolic execution."""
 
 import json
 import re
@@ -79,7 +79,7 @@ CHROMIUM = (
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_the_page_in_a_real_browser(tmp_path: Path) -> None:
-    """Ring with five ranks: press Next, Back and the keys; what is shown is the symbolic state."""
+    """Press Next, Back and the keys on a ring of five ranks: the page shows the symbolic state."""
     schedule = schedule_of("ring", 5)
     clicks = """<script>
     const said = [], look = () => said.push([document.getElementById("where").textContent,

@@ -1,4 +1,4 @@
-"""The baton: repeatable interleavings, deadlocks seen at once, peers that are gone."""
+"""The baton: repeatable interleavings, deadlocks detected at once, peers that have ended."""
 
 import random
 
@@ -29,9 +29,7 @@ def test_all_reduce_gives_every_rank_the_same_sum(size: int, seed: int, length: 
 
 
 def chatter(transport: InprocTransport) -> list[int]:
-    """Everybody sends to the next as fast as it likes; returns what was seen, in order, with random
-    numbers in between.
-    """
+    """Each rank sends to the next one; return the ranks in the order of their turns."""
     shared.append(transport.rank)
     for _ in range(3):
         transport.send(torch.tensor([transport.rank]), (transport.rank + 1) % transport.size)
@@ -133,9 +131,7 @@ def test_groups_have_ranks_of_their_own() -> None:
 
 @given(st.integers(2, 5), st.integers(0, 50))
 def test_groups_of_the_same_members_do_not_hear_each_other(size: int, seed: int) -> None:
-    """A fast rank may be in the second group's first call while a slow one has not left the first
-    group's.
-    """
+    """A fast rank may call the second group while a slow one is still in the first group's call."""
 
     def body(transport: InprocTransport) -> tuple[float, float]:
         first, second = torch.ones(1), torch.ones(3)

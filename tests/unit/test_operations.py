@@ -1,4 +1,4 @@
-"""What is no all-reduce: broadcast, gather, half a ring, ...: proved symbolically, then run."""
+"""Operations other than all-reduce (broadcast, gather, half a ring, ...), proved and run."""
 
 import math
 
@@ -74,9 +74,7 @@ def test_rounds_and_elements_are_the_formulas(ranks: int, length: int) -> None:
 
 @given(st.integers(1, 64), st.data())
 def test_stepwise_holds_the_stated_prefix(ranks: int, data: st.DataObject) -> None:
-    """Chunk c has visited the ranks c + start, c + start + 1, ..., p when it is with rank p: no
-    more, no less.
-    """
+    """At rank p, chunk c has visited exactly the ranks c + start, c + start + 1, ..., p."""
     start = data.draw(st.integers(0, ranks - 1))
     for rank, row in enumerate(states(schedule_of(f"stepwise:start={start}", ranks))[-1]):
         for chunk, holding in enumerate(row):

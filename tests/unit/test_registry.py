@@ -1,4 +1,4 @@
-"""Names, options, errors that name the fix, and things that are not ours."""
+"""Registries: names, options, errors that name the fix, and the user's own components."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The flat buffers: views that stay views, gradients in their place, untouched parameters
-skipped.
-"""
+"""Flat buffers: tensors stay views, gradients are in place, untouched parameters are skipped."""
 
 import copy
 
@@ -118,8 +116,8 @@ def test_steps_equal_a_plain_loop_with_untouched_parameters() -> None:
     )
 )
 def test_sums_tell_untouched_from_zero(ranks: list[list[float | None]]) -> None:
-    """After a sum in any order, a parameter is skipped exactly when no rank touched it (even where
-    gradients are ±0).
+    """After a sum in any order, exactly the parameters that no rank touched are skipped (also
+    where gradients are ±0).
     """
     totals, flats = None, []
     for grads in ranks:

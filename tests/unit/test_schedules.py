@@ -1,6 +1,4 @@
-"""Proofs by symbolic execution: what every schedule delivers, for any number of ranks and any
-length.
-"""
+"""Symbolic execution proves the result of every schedule for many numbers of ranks and lengths."""
 
 import math
 
@@ -76,9 +74,7 @@ def test_the_ring_starts_with_its_own_chunk() -> None:
     st.sampled_from(["sum", "max", "min"]),
 )
 def test_executed_on_inproc(name: str, ranks: int, length: int, seed: int, op: str) -> None:
-    """The same result as a float64 reference, bit-identical on all ranks, with the bytes that the
-    schedule says.
-    """
+    """The result of a float64 reference, bit-identical on all ranks, with the schedule's bytes."""
     inputs = torch.randn(ranks, length, generator=torch.Generator().manual_seed(seed))
 
     def body(transport: InprocTransport):

@@ -1,5 +1,5 @@
-"""The interface of codecs: they sum a buffer over all ranks, or send it from one rank to another, in
-fewer bytes than the buffer has.
+"""The interface of codecs: they sum a buffer over all ranks, or send it from one rank to another,
+in fewer bytes than the buffer has.
 
 There are four kinds, by how messages are summed:
 
@@ -40,7 +40,7 @@ ALIGNMENT = 8  # bytes
 
 @dataclass
 class CodecTimer:
-    """Measures the seconds spent in encoding and decoding, and counts messages of varying length."""
+    """Measures the seconds of encoding and decoding, and counts messages of varying length."""
 
     encode_s: float = 0.0
     decode_s: float = 0.0
@@ -166,7 +166,7 @@ class Codec(ABC):
         """
 
     def operations(self, transport: Transport) -> Operations:
-        """The collective operations over a transport; kept, because they keep compiled schedules."""
+        """The collective operations over a transport; kept, because they keep their executors."""
         if id(transport) not in self._operations:
             self._operations[id(transport)] = Operations(transport)
         return self._operations[id(transport)]

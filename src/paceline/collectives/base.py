@@ -84,7 +84,7 @@ def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
 
 
 def algorithm(name: str) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
-    """Register a function that makes an all-reduce schedule from the number of ranks and options."""
+    """Register a function that makes an all-reduce schedule from the number of ranks."""
 
     def decorate(make_schedule: Callable[..., Schedule]) -> Callable[..., Schedule]:
         SCHEDULES[name] = make_schedule

@@ -124,7 +124,7 @@ class Executor:
                 own.copy_(aside)
 
     def _rounds_for(self, buffer: Tensor, op: Op) -> list[BoundRound]:
-        """The rank's rounds on this buffer; kept, because a training step comes with the same one."""
+        """The rank's rounds on this buffer; kept, because training steps reuse their buffers."""
         shape = (buffer.numel(), buffer.dtype, buffer.device, buffer.is_contiguous(), op)
         place = (buffer.data_ptr() if buffer.device.type != "meta" else 0, *shape)
         bound = self._bound.get(place)

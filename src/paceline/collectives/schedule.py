@@ -36,7 +36,7 @@ class Schedule:
     phases: tuple[str, ...]  # for each round, the name of its phase
 
     def bounds(self, chunk: int, length: int) -> tuple[int, int]:
-        """A chunk's span of a buffer. It may be empty if the buffer has fewer elements than chunks."""
+        """A chunk's span of a buffer; empty ones occur if a buffer is shorter than `chunks`."""
         return chunk * length // self.chunks, (chunk + 1) * length // self.chunks
 
     def elements(self, transfer: Transfer, length: int) -> int:

@@ -156,7 +156,7 @@ class FlatModel:
             self.buckets.complete(self._names[id(parameter)])
 
     def settle_gradients(self) -> None:
-        """After a backward pass, make every `.grad` its view; mark untouched ones (negative zero)."""
+        """After a backward pass, make every `.grad` its view and mark untouched ones by -0."""
         if self.buckets is not None:  # touched gradients may have been summed already
             for parameter, place in self.trainable:
                 if id(parameter) not in self._touched:

@@ -189,7 +189,7 @@ class ParameterServer(Strategy):
             work.wait()
 
     def consensus(self, replica: ReplicaLike) -> list[Tensor] | None:
-        """The servers' weights after all workers have arrived: worker 0 pulls and broadcasts them."""
+        """The servers' weights after all workers' last step: worker 0 pulls and broadcasts them."""
         ctx = self.ctx
         ctx.peers.barrier()
         average_buffers(ctx, replica)

@@ -219,7 +219,7 @@ class InprocTransport(Transport):
     def _combine(
         self, tensor: Tensor, what: str, combine: Callable[[list[Tensor]], Tensor] | None = None
     ) -> Tensor:
-        """The combination of all ranks' tensors, which the last rank to call makes in rank order."""
+        """Combine all ranks' tensors in rank order; the last rank to call does it for all."""
         hub, key = self._hub, (self._place, self._calls)
         self._calls += 1
         brought = hub.brought.setdefault(key, {})

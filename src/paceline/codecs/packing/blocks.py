@@ -18,7 +18,7 @@ SMALLEST = 1e-30  # the least scale, which avoids division by zero
 
 
 class BlockSpan(NamedTuple):
-    """A span of a vector that holds `rows` blocks, one per row; the vector's last may be shorter."""
+    """A span of a vector: `rows` blocks, one per row. The vector's last block may be shorter."""
 
     start: int
     stop: int

@@ -1,4 +1,4 @@
-"""A codec's random numbers, drawn from a seed and a counter, which are all that a checkpoint saves."""
+"""A codec's random numbers, drawn from a seed and a counter, which a checkpoint saves."""
 
 from __future__ import annotations
 

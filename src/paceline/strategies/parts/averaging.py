@@ -72,7 +72,7 @@ class OptimizerAverage:
         self._agreed = False
 
     def average(self, replica: ReplicaLike, share: float) -> None:
-        """s <- sum_p share_p s_p for every tensor of the state, in the same order on all workers."""
+        """s <- sum_p share_p s_p for every tensor s of the state, in one order on all workers."""
         if self._ctx.workers == 1:
             return
         if not self._agreed:

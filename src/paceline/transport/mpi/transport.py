@@ -186,7 +186,7 @@ class MpiTransport(Transport):
             self._comm.Bcast([buffer_of(self._mpi, tensor), tensor.nbytes, self._mpi.BYTE], root)
 
     def _enter_together(self, operation: str, tensor: Tensor) -> None:
-        """Wait for all ranks, and raise on all of them unless all bring the same to the operation."""
+        """Wait for all ranks, and raise on all of them unless all make the same call."""
         own = hash_of(operation, tensor)
         self._signature[:SIGNATURE] = own
         self._signature[SIGNATURE:] = -own

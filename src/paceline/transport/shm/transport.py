@@ -162,7 +162,7 @@ class ShmTransport(Transport):
             tensor.view(-1).copy_(shared)
 
     def _enter_together(self, operation: str, tensor: Tensor) -> None:
-        """Wait for all ranks, and raise on all of them unless all bring the same to the operation.
+        """Wait for all ranks, and raise on all of them unless all make the same call.
 
         Each rank publishes a hash of its operation. It has two words for that and alternates
         between them. A rank overwrites word A only after the barrier on word B, and by then every
@@ -290,7 +290,7 @@ class ShmTransport(Transport):
         return work
 
     def _progress(self) -> None:
-        """Advance all pending messages as far as possible; messages of a channel keep their order."""
+        """Advance all pending messages; the messages of a channel keep their order."""
         blocked: set[tuple[int, bool]] = set()
         for work in self._pending:
             key = (work.channel, work.sending)
