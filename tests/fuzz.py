@@ -31,8 +31,8 @@ from paceline.errors import PacelineError, WorkerFailed
 from paceline.launch.run import run
 from paceline.registry import ALL
 from paceline.request.config import CHOICES, Config
-from paceline.studies.grid import Study
-from paceline.studies.runner import _Session
+from paceline.studies.grid import StudySpec
+from paceline.studies.runner import StudyFolder
 
 SMALL = {
     "data": "synthetic:samples=40,shape=1x4x4",
@@ -267,7 +267,7 @@ def study_toml(r: random.Random) -> None:
     Path("study.toml").write_text(
         "\n".join([*(f"{k} = {v}" for k, v in top.items()), *tables]), encoding="utf-8"
     )
-    study = Study.read("study.toml", r.choice(("", "", "short", "full")))
+    study = StudySpec.read("study.toml", r.choice(("", "", "short", "full")))
     study = study.changed(
         [f"{r.choice(('lr', 'workers', 'strategy.every', 'x'))}={text(r)}"]
         if r.random() < 0.2
@@ -389,7 +389,7 @@ def make_runs(folder: Path) -> None:
     private = {"privacy": "noise=1.0,delta=1e-5", "steps": 3, "out": str(folder / "private")}
     paceline.train(**options_here(**private), progress=False)
     base = {**options_here(steps=3), "data_share": 0.9}
-    plan = Study.make(
+    plan = StudySpec.make(
         {
             "base": base,
             "axes": {"strategy": ["serial", "local-sgd"], "workers": [1, 2]},
@@ -420,14 +420,14 @@ def study_of_damage(r: random.Random, runs: Path) -> None:
     shutil.copytree(runs / "study", "copy")
     damage_folder(r, Path("copy"), "study.json", "run.json")
     base = {**options_here(steps=3), "data_share": 0.9}
-    plan = Study.make(
+    plan = StudySpec.make(
         {
             "base": base,
             "axes": {"strategy": ["serial", "local-sgd"], "workers": [1, 2]},
             "all_cores": False,
         }
     )
-    session = _Session.open(plan, Path("copy"))
+    session = StudyFolder.open(plan, Path("copy"))
     from paceline.studies.runner import rounds_of
 
     [session.finished(p, False) for planned in rounds_of(plan) for p in planned]

@@ -28,11 +28,10 @@ from paceline.request.config import Config
 from paceline.request.earlier import load_config, run_folder
 from paceline.request.job import Job
 from paceline.request.prepare import prepare
-from paceline.studies.grid import BUILTIN
-from paceline.studies.grid import Study as Plan
+from paceline.studies.grid import BUILTIN, StudySpec
 from paceline.studies.runner import run_study
 from paceline.terminal.run import Watch
-from paceline.terminal.study import Board
+from paceline.terminal.study import StudyTable
 
 __all__ = ["Run", "compare", "load_data", "render", "study", "train"]
 
@@ -130,15 +129,15 @@ def study(
             print(line.label, line.workers, line.train_s, line.accuracy)
         found.folder / "report.html"
     """
-    plan = (
-        Plan.make(file, variant=variant)
+    spec = (
+        StudySpec.make(file, variant=variant)
         if isinstance(file, dict)
-        else Plan.read(file or BUILTIN, variant)
+        else StudySpec.read(file or BUILTIN, variant)
     )
-    plan = plan.changed(seeds=seeds, **base)
-    folder = Path(out) if out else Path("runs") / "-".join(x for x in (plan.name, variant) if x)
-    with Board(quiet=progress is False, live=progress) as board:
-        run_study(plan, folder, board)
+    spec = spec.changed(seeds=seeds, **base)
+    folder = Path(out) if out else Path("runs") / "-".join(x for x in (spec.name, variant) if x)
+    with StudyTable(quiet=progress is False, live=progress) as table:
+        run_study(spec, folder, table)
     render(folder)
     return read_study(folder)
 

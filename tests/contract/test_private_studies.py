@@ -12,8 +12,8 @@ from paceline.launch.run import Listen
 from paceline.privacy.accounting import Spent, epsilon_of
 from paceline.record.reader import read_run
 from paceline.request.job import Job
-from paceline.studies.grid import Study
-from paceline.studies.runner import Listener, Planned, run_study
+from paceline.studies.grid import StudySpec
+from paceline.studies.runner import Listener, PlannedRun, run_study
 
 BASE = {
     "data": "synthetic:samples=240,shape=6,classes=3", "model": "mlp:hidden=8",
@@ -29,7 +29,7 @@ class Hears(Listener):
     def __init__(self, interrupts: bool = False) -> None:
         self.interrupts, self.notices = interrupts, list[str]()
 
-    def begun(self, planned: Planned, job: Job) -> Listen:
+    def begun(self, planned: PlannedRun, job: Job) -> Listen:
         def hear(kind: str, content: dict[str, Any]) -> None:
             if self.interrupts and kind == "evaluation":
                 raise KeyboardInterrupt
@@ -40,8 +40,8 @@ class Hears(Listener):
         self.notices.append(text)
 
 
-def study(privacy: str, **more: Any) -> Study:
-    return Study.make(
+def study(privacy: str, **more: Any) -> StudySpec:
+    return StudySpec.make(
         {"all_cores": False, "base": {**BASE, "privacy": privacy, "strategy": "serial", **more}}
     )
 

@@ -213,11 +213,11 @@ def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) 
         "import sys, torch; torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
         "from paceline.report.render import render\n"
-        "from paceline.studies.grid import Study\n"
+        "from paceline.studies.grid import StudySpec\n"
         "from paceline.studies.runner import run_study\n"
         "for file in sys.argv[1:]:\n"
         "    folder = Path(Path(file).stem)\n"
-        "    run_study(Study.read(file, 'short'), folder, clean=True)\n"
+        "    run_study(StudySpec.read(file, 'short'), folder, clean=True)\n"
         "    render(folder, figures=False)\n"
     )
     files = [str(f) for f in chosen]

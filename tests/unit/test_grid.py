@@ -1,4 +1,4 @@
-"""Study files: the grid that follows from them, and what is refused."""
+"""StudySpec files: the grid that follows from them, and what is refused."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import BadRequest, UnknownName
 from paceline.record.machine import cores
-from paceline.studies.grid import BUILTIN, Study
+from paceline.studies.grid import BUILTIN, StudySpec
 from paceline.studies.runner import rounds_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -19,22 +19,22 @@ SMALL = {
 }
 
 
-def names(study: Study) -> list[tuple[str, int]]:
+def names(study: StudySpec) -> list[tuple[str, int]]:
     return [(s.label, s.workers) for s in study.settings()]
 
 
 def test_the_grid_is_the_product_and_serial_is_always_there() -> None:
-    found = names(Study.make(SMALL))
+    found = names(StudySpec.make(SMALL))
     assert found[0] == ("serial", 1)
     expected = {("serial", 1), ("allreduce", 1), ("allreduce", 2), ("psgd", 1), ("psgd", 2)}
     assert set(found) == expected | ({(f"serial, threads={cores()}", 1)} if cores() > 1 else set())
     assert len(found) == len(set(found))
-    assert len(names(Study.make({**SMALL, "all_cores": False}))) == 5
+    assert len(names(StudySpec.make({**SMALL, "all_cores": False}))) == 5
 
 
 def test_serial_is_not_multiplied_by_what_it_does_not_know() -> None:
     axes = {"strategy": ["serial", "allreduce"], "workers": [1, 2, 3], "transport": ["shm", "gloo"]}
-    found = names(Study.make({"axes": axes, "all_cores": False}))
+    found = names(StudySpec.make({"axes": axes, "all_cores": False}))
     assert found.count(("serial", 1)) == 1
     assert len(found) == 1 + 3 * 2
     assert ("allreduce, transport=gloo", 3) in found
@@ -42,7 +42,7 @@ def test_serial_is_not_multiplied_by_what_it_does_not_know() -> None:
 
 def test_serial_has_the_options_that_matter_to_it() -> None:
     axes = {"strategy": ["allreduce"], "workers": [2], "lr": [0.01, 0.1]}
-    found = names(Study.make({"axes": axes, "all_cores": False}))
+    found = names(StudySpec.make({"axes": axes, "all_cores": False}))
     assert set(found) == {
         ("serial, lr=0.01", 1),
         ("serial, lr=0.1", 1),
@@ -52,7 +52,7 @@ def test_serial_has_the_options_that_matter_to_it() -> None:
 
 
 def test_options_of_choices_are_axes_too() -> None:
-    study = Study.make(
+    study = StudySpec.make(
         {
             "axes": {"strategy.every": [4, 16]},
             "base": {"strategy": "local-sgd", "workers": 2},
@@ -63,23 +63,23 @@ def test_options_of_choices_are_axes_too() -> None:
 
 
 def test_more_settings_beside_the_grid() -> None:
-    study = Study.make(
+    study = StudySpec.make(
         {**SMALL, "also": [{"strategy": "ddp", "workers": [2, 3]}], "all_cores": False}
     )
     assert {("ddp", 2), ("ddp", 3)} <= set(names(study))
-    alone = Study.make({"also": [{"optimizer": "adam", "lr": [0.1, 0.2]}], "all_cores": False})
+    alone = StudySpec.make({"also": [{"optimizer": "adam", "lr": [0.1, 0.2]}], "all_cores": False})
     assert len(alone.settings()) == 2
 
 
 def test_every_run_has_one_thread_per_worker_the_same_batch_and_the_target() -> None:
-    study = Study.make({**SMALL, "target_accuracy": 0.5})
+    study = StudySpec.make({**SMALL, "target_accuracy": 0.5})
     for setting in study.settings():
         assert setting.options["threads"] == 1 or (
             setting.strategy == "serial" and setting.options["threads"] == cores()
         )
         assert setting.options["global_batch_size"] == 120
         assert setting.options["target_accuracy"] == 0.5
-    own_batch = Study.make({**SMALL, "base": {"batch_size": 10}})
+    own_batch = StudySpec.make({**SMALL, "base": {"batch_size": 10}})
     assert all("global_batch_size" not in s.options for s in own_batch.settings())
 
 
@@ -91,7 +91,7 @@ def test_variants_and_changes() -> None:
         "short": {"seeds": 1, "axes": {"workers": [2]}},
         "full": {"base": {"epochs": 9}},
     }
-    short, full = Study.make(table, variant="short"), Study.make(table, variant="full")
+    short, full = StudySpec.make(table, variant="short"), StudySpec.make(table, variant="full")
     assert (short.seeds, short.axes["workers"], short.axes["strategy"]) == (
         (0,),
         [2],
@@ -103,12 +103,12 @@ def test_variants_and_changes() -> None:
         "fashion-mini",
         "",
     )
-    changed = Study.make(table).changed(["lr=0.5", "workers=3"], seeds=2)
+    changed = StudySpec.make(table).changed(["lr=0.5", "workers=3"], seeds=2)
     assert {s.workers for s in changed.settings() if s.strategy != "serial"} == {3}
     assert all(float(s.options["lr"]) == 0.5 for s in changed.settings())
     assert changed.seeds == (0, 1)
     with pytest.raises(BadRequest, match=r"no \[full\]"):
-        Study.make(SMALL, variant="full")
+        StudySpec.make(SMALL, variant="full")
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_variants_and_changes() -> None:
 )
 def test_bad_studies_are_refused_with_a_sentence(table: dict, message: str) -> None:
     with pytest.raises((BadRequest, UnknownName), match=message):
-        Study.make(table)
+        StudySpec.make(table)
 
 
 def test_an_option_inside_a_choice_for_all_runs() -> None:
-    study = Study.make(
+    study = StudySpec.make(
         {
             "base": {"strategy": "local-sgd", "strategy.every": 4, "workers": "2"},
             "axes": {"lr": [0.1]},
@@ -173,7 +173,7 @@ def test_an_option_inside_a_choice_for_all_runs() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 @pytest.mark.parametrize("variant", ["", "short"])
 def test_the_study_files_are_valid(path: Path, variant: str) -> None:
-    study = Study.read(path, variant)
+    study = StudySpec.read(path, variant)
     settings = study.settings()
     assert study.title
     assert study.question
@@ -182,7 +182,7 @@ def test_the_study_files_are_valid(path: Path, variant: str) -> None:
 
 
 def test_the_built_in_study_has_everything_that_was_promised() -> None:
-    study = Study.read(BUILTIN)
+    study = StudySpec.read(BUILTIN)
     kinds = {s.strategy.split(":")[0] for s in study.settings()}
     assert kinds == {
         "serial",
@@ -198,13 +198,13 @@ def test_the_built_in_study_has_everything_that_was_promised() -> None:
     for consistency in ("sync", "async", "ssp"):
         assert any(f"consistency={consistency}" in s.strategy for s in study.settings())
     assert study.cut
-    assert not Study.read(BUILTIN, "full").cut
+    assert not StudySpec.read(BUILTIN, "full").cut
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True))
 def test_rounds_hold_every_run_once_in_an_order_of_their_own(seeds: list[int]) -> None:
-    rounds = rounds_of(Study.make({**SMALL, "seeds": seeds}))
+    rounds = rounds_of(StudySpec.make({**SMALL, "seeds": seeds}))
     assert [r[0].seed for r in rounds] == seeds
     every = [p.name for planned in rounds for p in planned]
     assert len(every) == len(set(every)) == len(seeds) * len(rounds[0])
-    assert rounds == rounds_of(Study.make({**SMALL, "seeds": seeds}))
+    assert rounds == rounds_of(StudySpec.make({**SMALL, "seeds": seeds}))

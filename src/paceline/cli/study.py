@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from paceline.report.lines import Spread
-    from paceline.studies.grid import Study
+    from paceline.studies.grid import StudySpec
 
 
 @click.command()
@@ -99,30 +99,30 @@ def study(
 
         from paceline.errors import BadRequest, Interrupted, RunFailed
         from paceline.report.render import render
-        from paceline.studies.grid import BUILTIN, Study
+        from paceline.studies.grid import BUILTIN, StudySpec
         from paceline.studies.runner import rounds_of, run_study
-        from paceline.terminal.study import Board
+        from paceline.terminal.study import StudyTable
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
 
     if short and full:
         raise BadRequest("--short or --full, not both")
-    planned = Study.read(file or BUILTIN, "short" if short else "full" if full else "")
-    planned = planned.changed(settings, seeds=seeds, data_dir=data_dir)
+    spec = StudySpec.read(file or BUILTIN, "short" if short else "full" if full else "")
+    spec = spec.changed(settings, seeds=seeds, data_dir=data_dir)
     messages, console = Console(stderr=True), Console()
     if fetch:
-        planned = _fetched(planned, data_dir, messages)
+        spec = _fetched(spec, data_dir, messages)
     if dry_run:
-        _list_runs(planned, console)
+        _list_runs(spec, console)
         return
     folder = (
         Path(out)
         if out
-        else Path("runs") / (planned.name + ("-short" if short else "-full" if full else ""))
+        else Path("runs") / (spec.name + ("-short" if short else "-full" if full else ""))
     )
     began = time.monotonic()
     try:
-        with Board(quiet=quiet, live=progress) as board:
-            records = run_study(planned, folder, board, retry_failed=retry_failed, clean=True)
+        with StudyTable(quiet=quiet, live=progress) as table:
+            records = run_study(spec, folder, table, retry_failed=retry_failed, clean=True)
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted; what was measured is in {folder}, and the same command goes on from"
@@ -140,7 +140,7 @@ def study(
         console.print(
             f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False
         )
-    asked = {p.name for p in itertools.chain(*rounds_of(planned)) if not p.setting.baseline}
+    asked = {p.name for p in itertools.chain(*rounds_of(spec)) if not p.setting.baseline}
     if not any(r["status"] == "completed" for name, r in records.items() if name in asked):
         raise RunFailed("no run that was asked for was completed: see above")
 
@@ -223,7 +223,7 @@ def _cell(spread: Spread | None, form: str, scale: float, narrow: bool) -> str:
     return f"{spread.mean * scale:{form}}"
 
 
-def _fetched(planned: Study, data_dir: str | None, messages: Console) -> Study:
+def _fetched(spec: StudySpec, data_dir: str | None, messages: Console) -> StudySpec:
     """With its data here, or with what is built in."""
     from paceline.data.fetch import RECIPES
     from paceline.data.fetch import fetch as bring
@@ -233,22 +233,22 @@ def _fetched(planned: Study, data_dir: str | None, messages: Console) -> Study:
         messages.print(text, highlight=False, soft_wrap=True, markup=False)
 
     for name in sorted(
-        {str(s.options.get("data", "mnist")) for s in planned.settings()} & set(RECIPES)
+        {str(s.options.get("data", "mnist")) for s in spec.settings()} & set(RECIPES)
     ):
         try:
             bring(name, data_dir or "data", say)
         except DataUnavailable as error:
             say(f"note: {str(error).split('. Copy')[0]}; going on with fashion-mini")
             built_in = replace(
-                planned,
+                spec,
                 target_accuracy=0.6,
                 cut="no network: 6,000 images of clothes that are built in",
             )
             return built_in.changed(["data=fashion-mini", "data_share=1.0"])
-    return planned
+    return spec
 
 
-def _list_runs(planned: Study, console: Console) -> None:
+def _list_runs(spec: StudySpec, console: Console) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -259,22 +259,22 @@ def _list_runs(planned: Study, console: Console) -> None:
     for heading in ("setting", "workers", "threads", "seeds", "about"):
         table.add_column(heading, justify="left" if heading == "setting" else "right")
     estimator, total = Estimator(), 0.0
-    for setting in planned.settings():
+    for setting in spec.settings():
         guess = estimator.seconds(setting)
-        total += (guess or 0.0) * len(planned.seeds)
+        total += (guess or 0.0) * len(spec.seeds)
         about = "?" if guess is None else f"{guess:.0f} s"
         table.add_row(
             Text(setting.label),
             str(setting.workers),
             str(setting.options["threads"]),
-            str(len(planned.seeds)),
+            str(len(spec.seeds)),
             about,
         )
     console.print(table)
-    runs = len(planned.settings()) * len(planned.seeds)
+    runs = len(spec.settings()) * len(spec.seeds)
     budget = (
-        f"; seeds after the first are left out after {planned.budget_s:.0f} s"
-        if planned.budget_s
+        f"; seeds after the first are left out after {spec.budget_s:.0f} s"
+        if spec.budget_s
         else ""
     )
     about = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} minutes"

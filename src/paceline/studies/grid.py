@@ -72,7 +72,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Study:
+class StudySpec:
     title: str = ""
     question: str = ""
     base: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Study:
     name: str = "study"
 
     @classmethod
-    def read(cls, path: str | Path, variant: Literal["", "short", "full"] = "") -> Study:
+    def read(cls, path: str | Path, variant: Literal["", "short", "full"] = "") -> StudySpec:
         path = Path(path)
         return cls.make(read_toml(path), path.stem if path != BUILTIN else "study", variant)
 
@@ -97,7 +97,7 @@ class Study:
         given: Mapping[str, Any],
         name: str = "study",
         variant: Literal["", "short", "full"] = "",
-    ) -> Study:
+    ) -> StudySpec:
         """From a table as TOML gives it: names, kinds and sizes are checked here."""
         table = dict(given)
         if not table:
@@ -130,7 +130,7 @@ class Study:
 
     def changed(
         self, settings: Iterable[str] = (), *, seeds: int | None = None, **base: Any
-    ) -> Study:
+    ) -> StudySpec:
         """With other options for all runs: `lr=0.1`, `strategy.every=8`; an axis of that name is
         gone then.
         """

@@ -36,12 +36,12 @@ from paceline.record.writer import write_json
 from paceline.request.config import Config
 from paceline.request.job import Job
 from paceline.request.prepare import prepare
-from paceline.studies.grid import Setting, Study, alone
+from paceline.studies.grid import Setting, StudySpec, alone
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One run of a study."""
+class PlannedRun:
+    """One run of a spec."""
 
     setting: Setting
     seed: int
@@ -55,29 +55,29 @@ class Listener:
     """What a study tells while it goes on; silent by default."""
 
     def planned(
-        self, study: Study, rounds: list[list[Planned]], done: dict[str, dict[str, Any]]
+        self, spec: StudySpec, rounds: list[list[PlannedRun]], done: dict[str, dict[str, Any]]
     ) -> None: ...
-    def begun(self, planned: Planned, job: Job) -> Listen:
+    def begun(self, planned: PlannedRun, job: Job) -> Listen:
         return lambda kind, content: None
 
-    def ended(self, planned: Planned, record: dict[str, Any]) -> None: ...
+    def ended(self, planned: PlannedRun, record: dict[str, Any]) -> None: ...
     def notice(self, text: str) -> None: ...
 
 
-def rounds_of(study: Study) -> list[list[Planned]]:
+def rounds_of(spec: StudySpec) -> list[list[PlannedRun]]:
     """One round per seed, each in a random order of its own (the same whenever the study is started
     again).
     """
     rounds = []
-    for seed in study.seeds:
-        planned = [Planned(setting, seed) for setting in study.settings()]
+    for seed in spec.seeds:
+        planned = [PlannedRun(setting, seed) for setting in spec.settings()]
         random.Random(f"order {seed}").shuffle(planned)
         rounds.append(planned)
     return rounds
 
 
 def run_study(
-    study: Study,
+    spec: StudySpec,
     out: Path,
     listener: Listener | None = None,
     *,
@@ -90,14 +90,14 @@ def run_study(
     not).
     """
     refuse_inside_a_launcher(find_seat())
-    listener, rounds = listener or Listener(), rounds_of(study)
+    listener, rounds = listener or Listener(), rounds_of(spec)
     _claim(out)
     try:
         with alone_in(
             out, "this study is being run by another process"
         ):  # which would take its unfinished run for a leftover
-            session = _Session.open(study, out)
-            return _run_rounds(study, session, rounds, listener, retry_failed, clean)
+            session = StudyFolder.open(spec, out)
+            return _run_rounds(spec, session, rounds, listener, retry_failed, clean)
     except DataUnavailable as error:
         if not (out / "runs").exists():  # nothing was measured: leave nothing behind
             shutil.rmtree(out)
@@ -123,9 +123,9 @@ def _claim(out: Path) -> None:
 
 
 def _run_rounds(
-    study: Study,
-    session: _Session,
-    rounds: list[list[Planned]],
+    spec: StudySpec,
+    session: StudyFolder,
+    rounds: list[list[PlannedRun]],
     listener: Listener,
     retry_failed: bool,
     clean: bool,
@@ -135,18 +135,18 @@ def _run_rounds(
         for p in itertools.chain(*rounds)
         if (r := session.finished(p, retry_failed)) is not None
     }
-    listener.planned(study, rounds, records)
+    listener.planned(spec, rounds, records)
     if (
-        text := _of_privacy([p for p in itertools.chain(*rounds) if p.name not in records], study)
+        text := _privacy_notice([p for p in itertools.chain(*rounds) if p.name not in records], spec)
     ) is not None:
         listener.notice(text)
     for number, planned_runs in enumerate(rounds):
         left = [p for p in planned_runs if p.name not in records]
-        if left and number and not _fits(study, records, len(left)):
+        if left and number and not _fits(spec, records, len(left)):
             seeds = f"{number} of {len(rounds)} seeds"
             session.note(cut_seeds=seeds)
             listener.notice(
-                f"another round would take longer than the {study.budget_s:.0f} s that this study"
+                f"another round would take longer than the {spec.budget_s:.0f} s that this study"
                 f" has: {seeds} were run"
             )
             break
@@ -157,24 +157,24 @@ def _run_rounds(
     return records
 
 
-def _fits(study: Study, records: dict[str, dict[str, Any]], runs: int) -> bool:
+def _fits(spec: StudySpec, records: dict[str, dict[str, Any]], runs: int) -> bool:
     """Whether so many further runs fit into the study's time, as long as those so far took."""
-    if study.budget_s is None:
+    if spec.budget_s is None:
         return True
     spent = float(sum(r["result"]["wall_s"] for r in records.values()))
-    return spent + runs * spent / max(1, len(records)) <= study.budget_s
+    return spent + runs * spent / max(1, len(records)) <= spec.budget_s
 
 
 @dataclass
-class _Session:
+class StudyFolder:
     """The study's folder: its definition, what was chosen for all runs, and the runs."""
 
-    study: Study
+    spec: StudySpec
     out: Path
     about: dict[str, Any]
 
     @classmethod
-    def open(cls, study: Study, out: Path) -> _Session:
+    def open(cls, spec: StudySpec, out: Path) -> StudyFolder:
         path = out / "study.json"
         if path.exists():
             about = read_record(path, "study", STUDY_SCHEMA, STUDY)
@@ -182,14 +182,14 @@ class _Session:
                 raise BadRequest(
                     f"{path} is not a study that can go on ({wrong}): choose another --out"
                 )
-            planned = _listed(study)
+            planned = _runs_of(spec)
             before = {run["name"]: run["options"] for run in about["runs"]}
             changed = sorted(
                 {
                     k
                     for run in planned
                     if run["name"] in before
-                    for k in _apart(run["options"], before[run["name"]])
+                    for k in _differing(run["options"], before[run["name"]])
                 }
             )
             if about["environment"]["cores"] != cores():
@@ -201,24 +201,24 @@ class _Session:
                 what = f"it differs in {', '.join(changed)}" if changed else "no run is in both"
                 raise BadRequest(f"{out} holds another study ({what}): choose another --out")
             session = cls(
-                study, out, about
+                spec, out, about
             )  # the same, or one with more seeds, more values, more settings
-            session.note(definition=study.described(), runs=planned)
+            session.note(definition=spec.described(), runs=planned)
             return session
         session = cls(
-            study,
+            spec,
             out,
             {
                 "schema": STUDY_SCHEMA,
-                "name": study.name,
-                "definition": study.described(),
+                "name": spec.name,
+                "definition": spec.described(),
                 "started": time.time(),
             },
         )
         session.note(
             environment=environment(),
             memory_format={},
-            runs=_listed(study),
+            runs=_runs_of(spec),
         )
         return session
 
@@ -226,10 +226,10 @@ class _Session:
         self.about.update(fields)
         write_json(self.out / "study.json", self.about)
 
-    def folder(self, planned: Planned) -> Path:
+    def folder(self, planned: PlannedRun) -> Path:
         return self.out / "runs" / planned.name
 
-    def finished(self, planned: Planned, retry_failed: bool) -> dict[str, Any] | None:
+    def finished(self, planned: PlannedRun, retry_failed: bool) -> dict[str, Any] | None:
         """The record of a run that need not be repeated."""
         try:
             record = read_run(self.folder(planned))
@@ -242,7 +242,7 @@ class _Session:
             else None
         )
 
-    def perform(self, planned: Planned, listener: Listener, clean: bool) -> dict[str, Any]:
+    def perform(self, planned: PlannedRun, listener: Listener, clean: bool) -> dict[str, Any]:
         """A run that fails is a record that says so; the rest goes on."""
         folder = self.folder(planned)
         options = {**planned.setting.options, "seed": planned.seed, "out": str(folder)}
@@ -252,7 +252,7 @@ class _Session:
         started, job = time.perf_counter(), None
         _clear(folder)  # of what a study that was stopped has left of it
         try:
-            config = Config.make(_scaled(options, self.study))
+            config = Config.make(_scaled(options, self.spec))
             spent = tuple(line for line in read_account(folder) if line.steps)
             if not spent:
                 shutil.rmtree(folder / "privacy", ignore_errors=True)
@@ -273,7 +273,7 @@ class _Session:
         except PacelineError as error:
             if (
                 isinstance(error, DataUnavailable)
-                and len({str(s.options.get("data")) for s in self.study.settings()}) == 1
+                and len({str(s.options.get("data")) for s in self.spec.settings()}) == 1
             ):
                 raise  # no other run would fare better
             if (folder / "run.json").is_file():
@@ -333,7 +333,7 @@ def _prepared(
     return job
 
 
-def _of_privacy(planned: list[Planned], study: Study) -> str | None:
+def _privacy_notice(planned: list[PlannedRun], spec: StudySpec) -> str | None:
     """What people should know before several private runs on the same of them begin."""
     private = [
         p
@@ -343,38 +343,38 @@ def _of_privacy(planned: list[Planned], study: Study) -> str | None:
     added = sum(p.setting.baseline for p in private)
     if not added:
         return None
-    fewer = "; all_cores = false leaves some of them out" if study.all_cores and cores() > 1 else ""
+    fewer = "; all_cores = false leaves some of them out" if spec.all_cores and cores() > 1 else ""
     return (
         f"privacy: {len(private)} private runs on the same people, whose epsilons add up; {added}"
         f" of them are serial runs that a study adds by itself, to compare with{fewer}"
     )
 
 
-def _listed(study: Study) -> list[dict[str, Any]]:
+def _runs_of(spec: StudySpec) -> list[dict[str, Any]]:
     """The runs as study.json has them, in the order of the grid."""
     return [
         {
-            "name": Planned(setting, seed).name,
+            "name": PlannedRun(setting, seed).name,
             "label": setting.label,
             "workers": setting.workers,
             "seed": seed,
             "varied": setting.varied,
             "options": {k: str(v) for k, v in setting.options.items()},
         }
-        for setting in study.settings()
-        for seed in study.seeds
+        for setting in spec.settings()
+        for seed in spec.seeds
     ]
 
 
-def _apart(one: dict[str, str], other: dict[str, str]) -> list[str]:
+def _differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
     return [k for k in one.keys() | other.keys() if one.get(k) != other.get(k)]
 
 
-def _scaled(options: dict[str, Any], study: Study) -> dict[str, Any]:
+def _scaled(options: dict[str, Any], spec: StudySpec) -> dict[str, Any]:
     """Strong scaling needs nothing. Weak: a worker has the batch and the number of steps that
     serial has.
     """
-    if study.scaling == "strong":
+    if spec.scaling == "strong":
         return options
     lone = prepare(Config.make({**alone(options), "threads": 1}), lambda c: Path("."))
     if isinstance(lone.data.train, Stream):

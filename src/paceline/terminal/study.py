@@ -19,14 +19,14 @@ from rich.text import Text
 
 from paceline.launch.run import Listen
 from paceline.request.job import Job
-from paceline.studies.grid import Study
-from paceline.studies.runner import Listener, Planned
+from paceline.studies.grid import StudySpec
+from paceline.studies.runner import Listener, PlannedRun
 
 MOST_ROWS = 20
 REFRESH_S = 0.25
 
 
-class Board(Listener):
+class StudyTable(Listener):
     """Listens to a study."""
 
     def __init__(self, *, quiet: bool = False, live: bool | None = None) -> None:
@@ -35,14 +35,14 @@ class Board(Listener):
         self.live = (self.console.is_terminal if live is None else live) and not quiet
         self._display: Live | None = None
         self._records: dict[str, dict[str, Any]] = {}
-        self._planned: list[Planned] = []
-        self._current: Planned | None = None
+        self._planned: list[PlannedRun] = []
+        self._current: PlannedRun | None = None
         self._progress: dict[str, Any] = {}
         self._began = time.monotonic()
         self._done_before = 0
         self._last = 0.0
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> StudyTable:
         return self
 
     def __exit__(
@@ -58,9 +58,9 @@ class Board(Listener):
             self._display = None
 
     def planned(
-        self, study: Study, rounds: list[list[Planned]], done: dict[str, dict[str, Any]]
+        self, spec: StudySpec, rounds: list[list[PlannedRun]], done: dict[str, dict[str, Any]]
     ) -> None:
-        order = {setting.slug: number for number, setting in enumerate(study.settings())}
+        order = {setting.slug: number for number, setting in enumerate(spec.settings())}
         self._planned = sorted(
             (p for planned in rounds for p in planned), key=lambda p: order[p.setting.slug]
         )
@@ -68,7 +68,7 @@ class Board(Listener):
         self._done_before, self._began = len(done), time.monotonic()
         settings, seeds = len(rounds[0]), len(rounds)
         self._say(
-            f"{study.title or study.name}: {settings} settings x {seeds} seed{'s' * (seeds > 1)}"
+            f"{spec.title or spec.name}: {settings} settings x {seeds} seed{'s' * (seeds > 1)}"
         )
         if done:
             self._say(f"{len(done)} of {len(self._planned)} runs are here already")
@@ -78,12 +78,12 @@ class Board(Listener):
             )
             self._display.start()
 
-    def begun(self, planned: Planned, job: Job) -> Listen:
+    def begun(self, planned: PlannedRun, job: Job) -> Listen:
         self._current, self._progress = planned, {}
         self._refresh(force=True)
         return self._hear
 
-    def ended(self, planned: Planned, record: dict[str, Any]) -> None:
+    def ended(self, planned: PlannedRun, record: dict[str, Any]) -> None:
         self._records[planned.name], self._current = record, None
         if self.live:
             if record["status"] != "completed":
@@ -110,7 +110,7 @@ class Board(Listener):
             self._display.update(self._table(), refresh=True)
 
     @staticmethod
-    def _line(planned: Planned, record: dict[str, Any]) -> str:
+    def _line(planned: PlannedRun, record: dict[str, Any]) -> str:
         what, result = (
             f"{planned.setting.label} x {planned.setting.workers}, seed {planned.seed}",
             record["result"],
@@ -128,7 +128,7 @@ class Board(Listener):
     # --- the table: what was measured so far, by setting and number of workers
 
     def _table(self) -> Group:
-        cells: dict[tuple[str, int], list[Planned]] = defaultdict(list)
+        cells: dict[tuple[str, int], list[PlannedRun]] = defaultdict(list)
         for planned in self._planned:
             cells[planned.setting.label, planned.setting.workers].append(planned)
         labels, counts = list(dict.fromkeys(k[0] for k in cells)), sorted({k[1] for k in cells})
@@ -150,7 +150,7 @@ class Board(Listener):
             table.add_row(Text(f"... {len(labels) - MOST_ROWS} more", style="dim"))
         return Group(table, self._status())
 
-    def _cell(self, planned: list[Planned]) -> Text:
+    def _cell(self, planned: list[PlannedRun]) -> Text:
         if not planned:
             return Text("")
         records = [self._records[p.name] for p in planned if p.name in self._records]
