@@ -31,8 +31,8 @@ from paceline.errors import PacelineError, WorkerFailed
 from paceline.launch.run import run
 from paceline.registry import ALL
 from paceline.request.config import CHOICES, Config
+from paceline.studies.folder import StudyFolder
 from paceline.studies.grid import StudySpec
-from paceline.studies.runner import StudyFolder
 
 SMALL = {
     "data": "synthetic:samples=40,shape=1x4x4",
@@ -428,7 +428,7 @@ def study_of_damage(r: random.Random, runs: Path) -> None:
         }
     )
     session = StudyFolder.open(plan, Path("copy"))
-    from paceline.studies.runner import rounds_of
+    from paceline.studies.plan import rounds_of
 
     [session.finished(p, False) for planned in rounds_of(plan) for p in planned]
 

@@ -1,4 +1,4 @@
-"""Private runs of a study: what an interrupted run has spent stays spent."""
+"""Private runs of a study: the privacy that an interrupted run spent stays spent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from paceline.privacy.accounting import Spent, epsilon_of
 from paceline.record.reader import read_run
 from paceline.request.job import Job
 from paceline.studies.grid import StudySpec
-from paceline.studies.runner import Listener, PlannedRun, run_study
+from paceline.studies.plan import PlannedRun
+from paceline.studies.runner import Listener, run_study
 
 BASE = {
-    "data": "synthetic:samples=240,shape=6,classes=3", "model": "mlp:hidden=8",
-    "transport": "inproc", "steps": 30, "global_batch_size": 12,
-    "evaluate_every": "15", "memory_format": "contiguous",
-}  # fmt: skip
+    "data": "synthetic:samples=240,shape=6,classes=3",
+    "model": "mlp:hidden=8",
+    "transport": "inproc",
+    "steps": 30,
+    "global_batch_size": 12,
+    "evaluate_every": "15",
+    "memory_format": "contiguous",
+}
 RUN = "serial-p1-s0"
 
 
 class Hears(Listener):
-    """Run a study; with `interrupts`, Ctrl-C comes at the first evaluation."""
+    """Collects notices; with `interrupts`, it raises Ctrl-C at the first evaluation."""
 
     def __init__(self, interrupts: bool = False) -> None:
         self.interrupts, self.notices = interrupts, list[str]()
@@ -47,7 +52,7 @@ def study(privacy: str, **more: Any) -> StudySpec:
 
 
 def interrupted(out: Path, privacy: str) -> int:
-    """Return the steps in a run's ledger when Ctrl-C comes."""
+    """Interrupt a run and return the steps in its account."""
     with pytest.raises(Interrupted):
         run_study(study(privacy), out, Hears(interrupts=True))
     record = read_run(out / "runs" / RUN)
@@ -65,10 +70,10 @@ def test_an_interrupted_private_run_stays_in_the_account_of_the_next(tmp_path: P
     assert record["privacy"]["epsilon"] == pytest.approx(
         epsilon_of([Spent(1.0, 0.05, made + 30)], 1e-5), rel=1e-3
     )
-    assert any("has spent epsilon" in text and "covers both" in text for text in told.notices)
+    assert any("spent epsilon" in text and "covers both" in text for text in told.notices)
 
 
-def test_so_it_does_when_it_is_interrupted_again_and_when_a_failed_one_is_tried_again(
+def test_attempts_add_up_over_two_interruptions_and_a_retry_after_a_failure(
     tmp_path: Path,
 ) -> None:
     made = [interrupted(tmp_path / "s", "noise=1.0") for _ in range(2)]
@@ -83,12 +88,12 @@ def test_so_it_does_when_it_is_interrupted_again_and_when_a_failed_one_is_tried_
 def test_a_budget_that_an_interrupted_run_has_used_is_not_given_twice(
     tmp_path: Path, privacy: str
 ) -> None:
-    """A run of 30 steps with noise 1.0 spends epsilon 2.24."""
+    """A single run of 30 steps with noise 1.0 spends epsilon 2.24."""
     interrupted(tmp_path / "s", privacy)
     record = run_study(study(privacy), tmp_path / "s")[RUN]
     assert record["status"] == "failed"
-    assert "an earlier attempt at this run has spent epsilon" in record["error"]
-    assert f"delete {tmp_path / 's' / 'runs' / RUN}" in record["error"]
+    assert "an earlier attempt at this run spent epsilon" in record["error"]
+    assert f"Delete {tmp_path / 's' / 'runs' / RUN}" in record["error"]
     assert (tmp_path / "s" / "runs" / RUN / "privacy" / "worker-0.json").is_file()
 
 
@@ -99,7 +104,7 @@ def test_a_budget_with_room_for_both_is_used(tmp_path: Path) -> None:
     assert record["privacy"]["steps"] == made + 30
 
 
-def test_private_runs_that_a_study_adds_by_itself_are_told_of(tmp_path: Path) -> None:
+def test_a_notice_counts_the_private_serial_runs_that_a_study_adds(tmp_path: Path) -> None:
     told = Hears()
     run_study(study("noise=1.0", strategy="allreduce", workers=2), tmp_path / "s", told)
     assert [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.errors import BadRequest, UnknownName
 from paceline.record.machine import cores
 from paceline.studies.grid import BUILTIN, StudySpec
-from paceline.studies.runner import rounds_of
+from paceline.studies.plan import rounds_of
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = [BUILTIN, *sorted((ROOT / "studies").glob("*.toml"))]

@@ -100,7 +100,8 @@ def study(
         from paceline.errors import BadRequest, Interrupted, RunFailed
         from paceline.report.render import render
         from paceline.studies.grid import BUILTIN, StudySpec
-        from paceline.studies.runner import rounds_of, run_study
+        from paceline.studies.plan import rounds_of
+        from paceline.studies.runner import run_study
         from paceline.terminal.study import StudyTable
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
 
@@ -273,9 +274,7 @@ def _list_runs(spec: StudySpec, console: Console) -> None:
     console.print(table)
     runs = len(spec.settings()) * len(spec.seeds)
     budget = (
-        f"; seeds after the first are left out after {spec.budget_s:.0f} s"
-        if spec.budget_s
-        else ""
+        f"; seeds after the first are left out after {spec.budget_s:.0f} s" if spec.budget_s else ""
     )
     about = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} minutes"
     told = (

@@ -1,1 +1,1 @@
-"""A grid of runs, measured fairly."""
+"""Studies: grids of settings, run in a fair order and measured."""

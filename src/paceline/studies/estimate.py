@@ -1,8 +1,7 @@
-"""How long a study will take, before it is run: a short serial run of each model on each data set
-is timed, the rest follows.
+"""Estimate how long a study takes, from a short serial run of each model on each data set.
 
-An estimate, and shown as one: workers up to the number of cores are taken to help in full, more not
-at all.
+The estimate assumes that P workers are P times as fast up to the number of cores, and that further
+workers do not help.
 """
 
 from __future__ import annotations
@@ -37,40 +36,42 @@ CALIBRATES = (
 
 
 @dataclass(frozen=True)
-class Pace:
-    """What a short run showed."""
+class TrialSpeed:
+    """The speed of a short serial run."""
 
     samples_per_s: float
-    start_s: float  # until the first step, and after the last
+    start_s: float  # before the first step and after the last
     samples: int  # in one epoch
     batch: int
 
 
 class Estimator:
+    """Estimates runs; it tries out each model on each data set once."""
+
     def __init__(self) -> None:
-        self._paces: dict[str, Pace | None] = {}
+        self._speeds: dict[str, TrialSpeed | None] = {}
 
     def seconds(self, setting: Setting) -> float | None:
-        """None where the trial failed: the run will say why."""
+        """Return the time of one run; None where the trial failed (the run then says why)."""
         options = setting.options
         trial = {k: v for k, v in alone(options).items() if k in CALIBRATES}
         key = repr(sorted((k, str(v)) for k, v in trial.items()))
-        if key not in self._paces:
-            self._paces[key] = _try_out(trial)
-        pace = self._paces[key]
-        if pace is None:
+        if key not in self._speeds:
+            self._speeds[key] = _try_out(trial)
+        speed = self._speeds[key]
+        if speed is None:
             return None
         threads = options.get("threads", 1)
         helping = cores() if threads == "auto" else min(setting.workers * int(threads), cores())
-        samples: float = pace.samples * int(options.get("epochs") or 1)
+        samples: float = speed.samples * int(options.get("epochs") or 1)
         if options.get("steps"):
-            batch = pace.batch * (1 if options.get("global_batch_size") else setting.workers)
+            batch = speed.batch * (1 if options.get("global_batch_size") else setting.workers)
             by_steps = int(options["steps"]) * batch
             samples = min(samples, by_steps) if options.get("epochs") else by_steps
-        return pace.start_s + samples / (pace.samples_per_s * helping)
+        return speed.start_s + samples / (speed.samples_per_s * helping)
 
 
-def _try_out(options: dict[str, Any]) -> Pace | None:
+def _try_out(options: dict[str, Any]) -> TrialSpeed | None:
     with tempfile.TemporaryDirectory(prefix="paceline-estimate-") as folder:
         config = {
             **options,
@@ -86,7 +87,7 @@ def _try_out(options: dict[str, Any]) -> Pace | None:
         except PacelineError:
             return None
         samples = 0 if isinstance(job.data.train, Stream) else len(job.data.train)
-        return Pace(
+        return TrialSpeed(
             result["samples_per_s"],
             time.perf_counter() - began - result["train_s"],
             samples,

@@ -1,18 +1,18 @@
-"""A study as a person writes it (`study.toml`), and the grid of runs that follows from it.
+"""A study as a person writes it (`study.toml`), and the grid of settings that follows from it.
 
-title = "Which way is best here?"
-seeds = 3                       # or a list; every setting is run once with each
+title = "Which strategy is best here?"
+seeds = 3                       # or a list of seeds; every setting is run once with each
 target_accuracy = 0.95
 [base]                          # options of `train` that all runs share
 model = "cnn"
 global_batch_size = 120
-[axes]                          # every combination of these; any option of `train`, also inside a choice ("strategy.every")
-strategy = ["allreduce", "local-sgd:every=8"]
+[axes]                          # options to vary: every combination of their values is a setting
+strategy = ["allreduce", "local-sgd:every=8"]       # "strategy.every" varies a strategy's option
 workers = [1, 2, 4]
-[[also]]                        # further settings that are not in the grid; lists are axes of their own
+[[also]]                        # further settings beside the grid; a list is an axis of this group
 strategy = "ddp"
 workers = 2
-[short]                         # what `--short` puts in the place of the above
+[short]                         # what `--short` replaces
 seeds = 1
 """
 
@@ -47,11 +47,11 @@ MOST_RUNS = 10_000
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid: the options of its runs, but for the seed."""
+    """One point of the grid: the options of its runs except the seed."""
 
     options: dict[str, Any]
-    varied: dict[str, str]  # those that differ between settings, as a person reads them
-    baseline: bool = False  # not asked for: serial, to compare with
+    varied: dict[str, str]  # the options that differ between settings, as text
+    baseline: bool = False  # the study added this serial setting to compare with
 
     @property
     def strategy(self) -> str:
@@ -63,7 +63,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """What it is called, but for the number of workers."""
+        """The setting's name, without the number of workers."""
         return label_of(self.varied) or self.strategy
 
     @property
@@ -73,6 +73,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class StudySpec:
+    """A study as a person wrote it."""
+
     title: str = ""
     question: str = ""
     base: dict[str, Any] = field(default_factory=dict)
@@ -81,9 +83,9 @@ class StudySpec:
     seeds: tuple[int, ...] = (0,)
     scaling: Literal["strong", "weak"] = "strong"
     target_accuracy: float | None = None
-    budget_s: float | None = None  # seeds after the first are begun only while there is time
-    all_cores: bool = True  # one line of serial with all cores
-    cut: str = ""  # what was left out to be quick, in words, for the report
+    budget_s: float | None = None  # a further round begins only if it fits into this time
+    all_cores: bool = True  # add a serial setting with a thread for every core
+    cut: str = ""  # what the study leaves out to be quick, in words, for the report
     name: str = "study"
 
     @classmethod
@@ -98,7 +100,7 @@ class StudySpec:
         name: str = "study",
         variant: Literal["", "short", "full"] = "",
     ) -> StudySpec:
-        """From a table as TOML gives it: names, kinds and sizes are checked here."""
+        """Return the study of a TOML table; refuse unknown names and values out of range."""
         table = dict(given)
         if not table:
             raise BadRequest(
@@ -131,16 +133,16 @@ class StudySpec:
     def changed(
         self, settings: Iterable[str] = (), *, seeds: int | None = None, **base: Any
     ) -> StudySpec:
-        """With other options for all runs: `lr=0.1`, `strategy.every=8`; an axis of that name is
-        gone then.
+        """Return the study with other options for all runs, such as `lr=0.1` or
+        `strategy.every=8`.
+
+        An option that is given here is no longer an axis.
         """
         settings = list(settings)
         given = {k: v for k, v in base.items() if v is not None}
         options = apply_settings({**self.base, **given}, settings)
-        whole = {
-            *given,
-            *(s.partition("=")[0].strip().replace("-", "_") for s in settings),
-        }  # `workers`, `strategy.every`
+        # names of the options that are set, such as `workers` and `strategy.every`
+        whole = {*given, *(s.partition("=")[0].strip().replace("-", "_") for s in settings)}
 
         def kept(table: dict[str, Any]) -> dict[str, Any]:
             return {
@@ -189,8 +191,8 @@ class StudySpec:
             raise BadRequest(f"all_cores={self.all_cores!r} is not true or false")
         if self.scaling not in ("strong", "weak"):
             raise BadRequest(
-                f"scaling={self.scaling}: strong (the same work for every number of workers) or"
-                " weak (each has the same)"
+                f"scaling={self.scaling}: use strong (the same work for every number of workers) or"
+                " weak (the same work for each worker)"
             )
         for name, low, high in (("target_accuracy", 0.0, 1.0), ("budget_s", 1.0, 1e9)):
             value = getattr(self, name)
@@ -211,7 +213,7 @@ class StudySpec:
     # --- the grid
 
     def settings(self) -> list[Setting]:
-        """Every setting once: the grid, what is added to it, and the serial baselines."""
+        """Return every setting once: the serial baselines, the grid, and `also`."""
         points = [*_product(self.base, self.axes)] if self.axes or not self.also else []
         for extra in self.also:
             axes = {k: v for k, v in extra.items() if isinstance(v, list)}
@@ -225,8 +227,8 @@ class StudySpec:
         asked, all_points = _once(points), _once([*baselines, *points])
         if len(all_points) * len(self.seeds) > MOST_RUNS:
             raise BadRequest(
-                f"{len(all_points) * len(self.seeds):,} runs: at most {MOST_RUNS:,}; take fewer"
-                " values"
+                f"the study has {len(all_points) * len(self.seeds):,} runs; at most"
+                f" {MOST_RUNS:,} are allowed: give fewer values or seeds"
             )
         names = sorted({k for p in all_points for k in p}, key=list(Config.options()).index)
         varied = [
@@ -255,9 +257,7 @@ class StudySpec:
         return [Setting(p, differs(p), p not in asked) for p in all_points]
 
     def _completed(self, point: dict[str, Any]) -> dict[str, Any]:
-        """With the defaults of a study: one thread per worker, one global batch, serial with one
-        worker.
-        """
+        """Add a study's defaults: one thread per worker and a global batch."""
         workers = Config.make({"workers": point.get("workers", 1)}).workers
         whole = {
             "strategy": "allreduce" if workers > 1 else "serial",
@@ -275,7 +275,7 @@ class StudySpec:
         return {**alone(point), "threads": threads}
 
     def described(self) -> dict[str, Any]:
-        """As JSON can hold it: two studies are the same when these are."""
+        """Return the study as JSON values."""
         return {
             name: getattr(self, name) if name != "seeds" else list(self.seeds)
             for name in self.__dataclass_fields__
@@ -294,7 +294,10 @@ class StudySpec:
 
 
 def alone(options: dict[str, Any]) -> dict[str, Any]:
-    """The same with one worker and nobody to talk to; uneven batches are one batch then."""
+    """Return the options of the serial run on the same work.
+
+    Its batch is the sum of the workers' batches where those are given one by one.
+    """
     kept = {k: v for k, v in options.items() if k not in SERIAL_DOES_NOT_KNOW} | {
         "strategy": "serial",
         "workers": 1,
@@ -329,20 +332,19 @@ def _check_option(name: str, options: Mapping[str, Any], kind: str) -> None:
 
 def _seeds(given: Any) -> tuple[int, ...]:
     if isinstance(given, bool) or not isinstance(given, (int, list, tuple)):
-        raise BadRequest(f"seeds={given!r}: a number of seeds, or a list of them")
+        raise BadRequest(f"seeds={given!r}: write a number of seeds, or a list of seeds")
     if isinstance(given, int) and given > MOST_RUNS:
-        raise BadRequest(f"seeds={given}: at most {MOST_RUNS:,} runs; take fewer seeds")
+        raise BadRequest(f"seeds={given}: a study has at most {MOST_RUNS:,} runs; give fewer seeds")
     seeds = tuple(range(given)) if isinstance(given, int) else tuple(given)
     plain = all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
     if not seeds or not plain or len(set(seeds)) < len(seeds):
-        raise BadRequest(f"seeds={given!r}: one or more different whole numbers")
+        raise BadRequest(f"seeds={given!r}: write one or more different whole numbers")
     return seeds
 
 
 def _product(base: dict[str, Any], axes: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    inside = {
-        name: [value] for name, value in base.items() if "." in name
-    }  # `strategy.every` for all of them
+    # an option inside a choice, such as `strategy.every`, is an axis with one value
+    inside = {name: [value] for name, value in base.items() if "." in name}
     base, axes = (
         {name: value for name, value in base.items() if name not in inside},
         {**inside, **axes},
@@ -352,16 +354,14 @@ def _product(base: dict[str, Any], axes: dict[str, list[Any]]) -> list[dict[str,
         point = dict(base)
         for name, value in sorted(zip(axes, values, strict=True), key=lambda pair: "." in pair[0]):
             outer, dot, inner = name.partition(".")
-            chosen = (
-                point.get(outer) or Config.options()[outer].default or strategy_for(2)
-            )  # as `--set` has it
+            chosen = point.get(outer) or Config.options()[outer].default or strategy_for(2)
             point[outer] = _with(chosen, inner, value) if dot else value
         points.append(point)
     return points
 
 
 def _with(choice: Any, key: str, value: Any) -> Spec:
-    """`local-sgd:every=8` with every=16 is `local-sgd:every=16`."""
+    """Set an option of a choice: `local-sgd:every=8` with every=16 is `local-sgd:every=16`."""
     spec = Spec.of(choice)
     pairs = [p.partition("=") for p in spec.rest.split(",")] if "=" in spec.rest else []
     options = {**{k.strip(): v for k, _, v in pairs}, **spec.options, key: value}

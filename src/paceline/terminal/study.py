@@ -20,7 +20,8 @@ from rich.text import Text
 from paceline.launch.run import Listen
 from paceline.request.job import Job
 from paceline.studies.grid import StudySpec
-from paceline.studies.runner import Listener, PlannedRun
+from paceline.studies.plan import PlannedRun
+from paceline.studies.runner import Listener
 
 MOST_ROWS = 20
 REFRESH_S = 0.25
