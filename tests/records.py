@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.report.lines import read_study
+from paceline.report.reading import read_study
 from paceline.report.render import tables_of
 
 

@@ -22,7 +22,8 @@ from paceline.record import checkpoint
 from paceline.record.reader import read_run
 from paceline.registry import sources
 from paceline.report.compare import compare
-from paceline.report.lines import Study, read_study
+from paceline.report.lines import Study
+from paceline.report.reading import read_study
 from paceline.report.render import render
 from paceline.request.config import Config
 from paceline.request.earlier import load_config, run_folder

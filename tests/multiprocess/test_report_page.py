@@ -11,7 +11,7 @@ from tests.records import recompute, run, write_study
 
 from paceline.errors import BadRequest
 from paceline.report.compare import compare
-from paceline.report.lines import read_study
+from paceline.report.reading import read_study
 from paceline.report.render import render, tables_of
 
 
@@ -168,4 +168,4 @@ def test_a_comparison_says_what_else_differs(tmp_path: Path) -> None:
     text = compare(one, other, tmp_path / "c.html").read_text()
     assert "<code>lr</code> (0.1, then 0.2)" in text
     assert "accuracy -50.00 points" in text
-    assert "Completed in one of them only, or in none: <code>hogwild x 2</code>" in text
+    assert "completed in one study only, or in none: <code>hogwild x 2</code>" in text

@@ -15,7 +15,7 @@ import pytest
 from tests.browser import CHROMIUM, look
 from tests.records import recompute
 
-from paceline.report.lines import read_study
+from paceline.report.reading import read_study
 from paceline.report.render import render
 from paceline.studies.grid import BUILTIN
 from paceline.testbed.build import missing

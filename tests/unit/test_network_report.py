@@ -6,10 +6,12 @@ from typing import Any
 from tests.records import run, write_study
 
 from paceline.report.answer import answer
-from paceline.report.commentary import comments
-from paceline.report.lines import Study, read_study
+from paceline.report.charts.network_map import network_rows
+from paceline.report.commentary.all import comments
+from paceline.report.lines import Study
 from paceline.report.messages import messages_table
-from paceline.report.networks import network_rows, rate_of
+from paceline.report.networks import rate_of
+from paceline.report.reading import read_study
 from paceline.report.render import render
 
 
@@ -85,10 +87,13 @@ def test_the_answer_begins_with_the_networks(tmp_path: Path) -> None:
 def test_it_says_who_wins_and_that_compression_does_not_pay(tmp_path: Path) -> None:
     found = said(grid(tmp_path / "s", FAST_ONLY_WHERE_SLOW), "network")
     assert any(
-        "links of 10mbit `allreduce, sign x 4` reached the accuracy 10.00x as soon" in text
+        "links of 10mbit, `allreduce, sign x 4` reached the target accuracy 10.00x as soon" in text
         for text in found
     )
-    assert any("Without a limit on the links nothing was clearly sooner" in text for text in found)
+    assert any(
+        "On unlimited links, no setting reached the target accuracy clearly sooner" in text
+        for text in found
+    )
     assert any(
         "compression does not pay: the best codec, `sign`, took 1.25x the time" in text
         for text in found
@@ -126,7 +131,7 @@ def test_messages_are_told_against_a_plain_ring(tmp_path: Path) -> None:
     )  # 30,000 bytes in 10 steps; a ring of 4 sends 48,000 a step
     assert "<td>2.00 ms</td><td>3.00 ms</td>" in page
     assert any(
-        "spends more time on making and reading messages (5.0 ms a step)" in text
+        "spent more time on encoding and decoding (5.0 ms per step)" in text
         for text in said(study, "codec")
     )
     assert messages_table(grid(tmp_path / "t", {("10mbit", "none"): 1.0})) == ""
@@ -144,6 +149,6 @@ def test_random_k_is_told_of(tmp_path: Path) -> None:
 def test_the_page_has_both(tmp_path: Path) -> None:
     grid(tmp_path / "s", FAST_ONLY_WHERE_SLOW)
     page = render(tmp_path / "s").read_text()
-    assert "At which bandwidth does what win" in page
+    assert "What is fastest at which bandwidth" in page
     assert "What a message costs" in page
     assert (tmp_path / "s" / "figures" / "network_map.png").stat().st_size > 5000

@@ -10,10 +10,12 @@ from typing import Any
 from tests.records import run, write_study
 
 from paceline.report.answer import answer
-from paceline.report.commentary import comments
-from paceline.report.lines import Study, read_study
+from paceline.report.columns import measured
+from paceline.report.commentary.all import comments
+from paceline.report.lines import Study
 from paceline.report.privacy import privacy_table
-from paceline.report.tables import measured, write_results
+from paceline.report.reading import read_study
+from paceline.report.results import write_results
 
 
 def private(workers: int, accuracy: float, trust: str = "peers", **told: Any) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def test_what_it_costs_is_told(tmp_path: Path) -> None:
     ]
     found = said(study(tmp_path / "s", *runs, plain=plain))
     assert any(
-        "without privacy `serial x 1` came to 95.00%: privacy cost 2.0 points in all 3 rounds"
+        "without privacy `serial x 1` reached 95.00%: privacy cost 2.0 points in all 3 rounds"
         in text
         for text in found
     )
@@ -78,7 +80,7 @@ def test_what_it_costs_is_told(tmp_path: Path) -> None:
 def test_one_run_each_says_neither_what_privacy_costs_nor_why(tmp_path: Path) -> None:
     found = said(study(tmp_path / "s", private(2, 0.948), private(4, 0.942)))
     assert any(
-        "one run each cannot tell what privacy cost (0.2 points lost)" in text for text in found
+        "one run each does not show what privacy cost (0.2 points lost)" in text for text in found
     )
     assert not any("adds the whole noise" in text for text in found)
     noisy = [
@@ -88,7 +90,7 @@ def test_one_run_each_says_neither_what_privacy_costs_nor_why(tmp_path: Path) ->
     ]
     found = said(study(tmp_path / "noisy", *noisy, plain=(0.93, 0.95, 0.97)))
     assert any(
-        "these runs cannot tell from noise what privacy cost (0.5 points lost)" in text
+        "these runs do not show beyond noise what privacy cost (0.5 points lost)" in text
         for text in found
     )
     assert not any("adds the whole noise" in text for text in found)
@@ -102,7 +104,7 @@ def test_privacy_is_compared_with_the_same_setting(tmp_path: Path) -> None:
     ]
     found = said(study(tmp_path / "s", *plain, *(private(2, 0.94 + s) for s in seeds)))
     assert any(
-        "without privacy `allreduce x 2` came to 96.00%: privacy cost 2.0 points" in text
+        "without privacy `allreduce x 2` reached 96.00%: privacy cost 2.0 points" in text
         for text in found
     )
 

@@ -154,7 +154,7 @@ def show_study(folder: Path, console: Console) -> None:
 
     from paceline.cli.show import machine_line
     from paceline.report.answer import answer, best_lines
-    from paceline.report.lines import read_study
+    from paceline.report.reading import read_study
     from paceline.report.score import score_of
     from paceline.report.words import size, times, with_range
 

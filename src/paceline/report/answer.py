@@ -1,5 +1,5 @@
-"""The answer in a few sentences: the fastest, the fastest that keeps serial's score, what adding
-workers buys.
+"""The answer in a few sentences: the fastest, the fastest that keeps serial's score, and what more
+workers bring.
 
 Every setting is compared with serial on the same work: the same model, data, batch, learning rate.
 """
@@ -13,10 +13,11 @@ from paceline.report.networks import soonest
 from paceline.report.noise import Verdict, mean_of, speed
 from paceline.report.privacy import epsilon_of
 from paceline.report.score import lost, only_the_largest_class, score_of, standing
-from paceline.report.words import listed, pace_against, percent, seconds, times, workers
+from paceline.report.words import count, listed, pace_against, percent, seconds, times, workers
 
 
 def answer(study: Study) -> list[str]:
+    """Return the sentences that the page and the terminal begin with."""
     lines = compared(study)
     if not lines:
         return [*_answer_without_comparison(study), *_largest_class(study)]
@@ -30,7 +31,7 @@ def answer(study: Study) -> list[str]:
 
 
 def compared(study: Study) -> list[Line]:
-    """Settings with several workers whose serial was run."""
+    """Return the settings with several workers whose serial baseline was run."""
     return [
         x
         for x in study.lines
@@ -39,8 +40,9 @@ def compared(study: Study) -> list[Line]:
 
 
 def leader(study: Study, lines: list[Line]) -> Line:
-    """The setting that the first sentence is about: the fastest of those that are told to be faster
-    than serial, if any are.
+    """Return the setting that the first sentence is about.
+
+    It is the fastest of those that are faster than serial beyond noise, if there are any.
     """
     faster = [x for x in lines if _is_faster(study, x)]
     return max(
@@ -49,7 +51,7 @@ def leader(study: Study, lines: list[Line]) -> Line:
 
 
 def like_the_leader(study: Study, lines: list[Line]) -> list[Line]:
-    """Settings that cannot be told from the leader; none where nothing was run twice."""
+    """Return the settings that do not differ from the leader beyond noise; none of single runs."""
     best = leader(study, lines)
     verdicts = [
         (x, speed(study, x, best)) for x in lines if x is not best and x.context == best.context
@@ -58,9 +60,7 @@ def like_the_leader(study: Study, lines: list[Line]) -> list[Line]:
 
 
 def best_lines(study: Study) -> list[Line]:
-    """Each setting once, with its own best number of workers: serial first, then the
-    fastest first.
-    """
+    """Return each setting once, with its own best number of workers, by speed; serial is first."""
     found = []
     for label in study.series:
         own = [x for x in study.lines if x.label == label and x.sample_s]
@@ -116,12 +116,12 @@ def _fastest(study: Study, lines: list[Line]) -> str:
         return _none_faster(study, lines, best, serial, verdict)
     each_time = f", faster {verdict.each_time}" if verdict.split else ""
     others = len(like_the_leader(study, lines))
-    rest = f"; {others} other setting{'s' * (others > 1)} cannot be told from it" if others else ""
-    unsure = any(
-        mean_of(study.serial_speedup(x)) > gain for x in lines
-    )  # one that may be faster, or may not
+    rest = (
+        f"; {count(others, 'other setting')} did not differ from it beyond noise" if others else ""
+    )
+    unsure = any(mean_of(study.serial_speedup(x)) > gain for x in lines)
     return (
-        f"Fastest{' beyond noise' * unsure} was `{best.label}` with {workers(best.workers)}:"
+        f"The fastest{' beyond noise' * unsure} was `{best.label}` with {workers(best.workers)}:"
         f" {times(gain)} as fast as serial,"
         f" {pace_against(best, serial)}{each_time}{_ends(study, best, serial)}{verdict.seen}{rest}."
     )
@@ -130,7 +130,7 @@ def _fastest(study: Study, lines: list[Line]) -> str:
 def _none_faster(
     study: Study, lines: list[Line], best: Line, serial: Line, verdict: Verdict
 ) -> str:
-    """All were slower, or none is known to have been faster."""
+    """Say that all settings were slower, or that none was faster beyond noise."""
     gain, pace, ends = (
         mean_of(study.serial_speedup(best)),
         pace_against(best, serial),
@@ -140,7 +140,7 @@ def _none_faster(
     if all(mean_of(study.serial_speedup(x)) < 1 for x in lines):
         if not verdict.told and verdict.runs >= 2:
             return (
-                f"{none} faster than serial; the nearest, `{best.id}`, cannot be told from it:"
+                f"{none} faster than serial; the nearest, `{best.id}`, did not differ beyond noise:"
                 f" {pace}{ends}."
             )
         each_time = f", slower {verdict.each_time}" if verdict.split else ""
@@ -160,7 +160,7 @@ def _none_faster(
 
 
 def _ends(study: Study, line: Line, serial: Line) -> str:
-    """What came of it: the score beside serial's, and the privacy it was trained with."""
+    """`, ending at 95.00% (serial: 96.00%)`, with the epsilon of a private setting."""
     score = score_of(study)
     own, reference = score.spread(line), score.spread(serial)
     if own is None or reference is None:
@@ -190,16 +190,16 @@ def _keeps_score(study: Study, lines: list[Line]) -> str:
     ended = standing(study, kept, serial)
     if kept is best:
         return f"It ended {ended}."
-    little = "lost little" if lost(study, kept, serial) else "is not known to have lost"
-    what = "accuracy" if score.is_accuracy else f"in {score.name}"
+    loss = "with little loss" if lost(study, kept, serial) else "without a known loss"
+    what = "of accuracy" if score.is_accuracy else f"in {score.name}"
     return (
-        f"The fastest that {little} {what} was `{kept.label}` with {workers(kept.workers)}: "
+        f"The fastest {loss} {what} was `{kept.label}` with {workers(kept.workers)}: "
         f"{times(mean_of(study.serial_speedup(kept)))} as fast as serial, ending {ended}."
     )
 
 
 def _largest_class(study: Study) -> list[str]:
-    """Settings whose accuracy is that of a model which knows one class only."""
+    """Name the settings whose accuracy is that of a model that always answers one class."""
     found = {
         x.id: only_the_largest_class(x.completed[0].record) for x in study.lines if x.completed
     }
@@ -210,12 +210,12 @@ def _largest_class(study: Study) -> list[str]:
     return [
         f"The accuracy of {listed(list(same))}, {percent(accuracy.mean if accuracy else None)}, is"
         f" the share of the largest class ({next(iter(same.values()))}): a model that always"
-        " answers with that class has it, too."
+        " answers with that class reaches it, too."
     ]
 
 
 def _adding_workers(study: Study, lines: list[Line]) -> str:
-    """With how many workers each strategy was fastest, where the runs tell it."""
+    """Say with how many workers each strategy was fastest, where the runs show it."""
     best: dict[str, int] = {}
     unclear: list[str] = []
     once = False
@@ -239,12 +239,12 @@ def _adding_workers(study: Study, lines: list[Line]) -> str:
             else f"for any of the {len(unclear)} strategies"
         )
         return (
-            f"Which number of workers is fastest cannot be told {many} ({cores})."
+            f"These runs do not show which number of workers is fastest {many} ({cores})."
             if unclear
             else ""
         )
     rest = (
-        f" For {listed(unclear, 4)} these runs cannot tell which number is fastest."
+        f" These runs do not show which number is fastest for {listed(unclear, 4)}."
         if unclear
         else ""
     )
@@ -255,17 +255,21 @@ def _adding_workers(study: Study, lines: list[Line]) -> str:
         every = "every strategy" if all_of_them else listed(list(best), 4)
         was = "was" if all_of_them or len(best) == 1 else "were"
         if counts[0] == 1:
-            return f"Adding workers did not pay: {every} {was} fastest with one ({cores}).{rest}"
+            return (
+                f"Adding workers did not pay: {every} {was} fastest with one worker"
+                f" ({cores}).{rest}"
+            )
         more = ", the most that were tried" if counts[0] == tried else f"; up to {tried} were tried"
         return (
             f"{every[0].upper() + every[1:]} {was} fastest with {workers(counts[0])}{more}"
             f" ({cores}).{rest}"
         )
     common = max(counts, key=lambda c: sum(v == c for v in best.values()))
-    others = [f"{label} ({count})" for label, count in best.items() if count != common]
+    others = [f"{label} ({fastest})" for label, fastest in best.items() if fastest != common]
     alike = sum(v == common for v in best.values())
     share = (
         f"{alike} of {len(best)} strategies {'was' if alike == 1 else 'were'} fastest with"
         f" {workers(common)}"
     )
-    return f"{share} ({cores}); fastest with another number were {listed(others, 4)}.{rest}"
+    were = "was" if len(others) == 1 else "were"
+    return f"{share} ({cores}); {listed(others, 4)} {were} fastest with another number.{rest}"

@@ -1,4 +1,4 @@
-"""Two studies side by side: what has changed, and what of it is more than noise."""
+"""Two studies side by side: what changed from one to the other beyond noise."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from paceline.errors import BadRequest
 from paceline.record.writer import write_text
-from paceline.report import palette
-from paceline.report.lines import NOT_COMPARED, Line, Spread, Study, read_study
-from paceline.report.marks import NEUTRAL, Spec, quantity, tips
+from paceline.report.charts import palette
+from paceline.report.charts.base import ROW
+from paceline.report.charts.marks import NEUTRAL, Spec, names, quantity, tips
+from paceline.report.lines import Line, Spread, Study
 from paceline.report.noise import SPEED, judge
-from paceline.report.page import document, prose, table
+from paceline.report.page.markup import code, document, header, prose, table
+from paceline.report.reading import NOT_COMPARED, read_study
 from paceline.report.render import library
 from paceline.report.score import score_of
 from paceline.report.words import count, times, with_range
 
 
 def compare(one: str | Path, other: str | Path, path: str | Path) -> Path:
-    """A page on the settings that two studies (or runs, or folders of runs) both have, written to
-    `path`.
-    """
+    """Write a page on the settings that two studies, runs or folders of runs have in common."""
     path = Path(path)
     a, b = read_study(one), read_study(other)
     pairs = [
@@ -31,14 +31,14 @@ def compare(one: str | Path, other: str | Path, path: str | Path) -> Path:
     ]
     if not pairs:
         raise BadRequest(
-            f"{one} and {other} have no setting in common: there is nothing to compare"
+            f"{one} and {other} have no completed setting in common: nothing can be compared"
         )
     write_text(path, _page(a, b, pairs))
     return path
 
 
 def ratio(x: Line, y: Line) -> Spread:
-    """Samples per second of the second over the first's."""
+    """Return the samples per second of the second setting divided by those of the first."""
     assert x.train_s is not None
     assert y.train_s is not None
     scale = y.samples / x.samples if x.samples else 1.0
@@ -52,7 +52,7 @@ def ratio(x: Line, y: Line) -> Spread:
 
 
 def verdict(a: Study, b: Study, x: Line, y: Line) -> str:
-    """What can be said about the change in speed and in the score."""
+    """Say what changed beyond noise in speed and in the score."""
     told = []
     pace, score = judge(SPEED, a, b)(y, x), score_of(a, b)
     if pace is not None and pace.told:
@@ -79,8 +79,8 @@ def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
     up, down = [p for p in faster if ratio(*p).mean > 1], [p for p in faster if ratio(*p).mean < 1]
     told = [
         f"{count(len(pairs), 'setting')} {'are' if len(pairs) != 1 else 'is'} in both: {len(up)}"
-        f" became faster, {len(down)} slower, of {len(pairs) - len(faster)} these runs tell no"
-        " change."
+        f" became faster, {len(down)} became slower, and {len(pairs) - len(faster)} did not change"
+        " beyond noise."
     ]
     for name, group, pick in (("gain", up, max), ("loss", down, min)):
         if group:
@@ -92,8 +92,7 @@ def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
     others = changed_options(pairs)
     if others:
         told.append(
-            "They differ in more than time, so what changed may come from that:"
-            f" {', '.join(others)}."
+            f"The studies also differ in options, which may explain changes: {', '.join(others)}."
         )
     machines = [
         f"{s.environment.get('cpu')}, {s.environment.get('cores')} cores, torch"
@@ -102,14 +101,14 @@ def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
     ]
     if machines[0] != machines[1]:
         told.append(
-            f"They were measured on different machines ({machines[0]}; {machines[1]}): differences"
-            " may come from those."
+            f"The studies were measured on different machines ({machines[0]}; {machines[1]}), which"
+            " may explain changes."
         )
     return told
 
 
 def changed_options(pairs: list[tuple[Line, Line]]) -> list[str]:
-    """Options that are not the same in both, with their values."""
+    """Return the options that differ between the studies, with both values."""
     found: dict[str, tuple[str, str]] = {}
     for x, y in pairs:
         configs = [line.completed[0].record["config"] for line in (x, y)]
@@ -132,7 +131,7 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
         )
         cells.append(
             [
-                f"<code>{html.escape(x.id)}</code>",
+                code(x.id),
                 with_range(x.train_s, ".2f", 1, " s"),
                 with_range(y.train_s, ".2f", 1, " s"),
                 times(found.mean),
@@ -140,25 +139,23 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
                 html.escape(verdict(a, b, x, y)),
             ]
         )
-    names = [html.escape(s.folder.name) for s in (a, b)]
-    head = ["setting", f"training<br>{names[0]}", f"training<br>{names[1]}", "times<br>as fast"]
-    head += [*(f"{html.escape(score.name)}<br>{name}" for name in names), "verdict"]
+    titles = [html.escape(s.folder.name) for s in (a, b)]
+    head = ["setting", f"training<br>{titles[0]}", f"training<br>{titles[1]}", "times<br>as fast"]
+    head += [*(f"{html.escape(score.name)}<br>{name}" for name in titles), "verdict"]
     both = {x.id for x, _ in pairs}
     missing = list(dict.fromkeys(x.id for x in (*a.lines, *b.lines) if x.id not in both))
     left_out = (
-        "<p class=note>Completed in one of them only, or in none:"
+        "<p class=note>These settings were completed in one study only, or in none:"
         f" {prose(', '.join(f'`{m}`' for m in missing))}</p>"
         if missing
         else ""
     )
     body = (
-        f"<header><div><h1>{html.escape(title)}</h1><p"
-        f" class=soft>{html.escape(a.title)}</p></div><button id=theme type=button>light /"
-        " dark</button></header><main><section class=answer id=answer>"
+        f"{header(title, html.escape(a.title))}<main><section class=answer id=answer>"
         + "".join(f"<p>{prose(s)}</p>" for s in summary(a, b, pairs))
-        + f"</section><section><h2>Speed</h2><figure><h3>{names[1]} against {names[0]}</h3><div"
-        " class=chart data-chart=ratio></div><figcaption>Samples per second of the second over"
-        " the first's; 1 is no change. Lines are the range of the"
+        + f"</section><section><h2>Speed</h2><figure><h3>{titles[1]} against {titles[0]}</h3><div"
+        " class=chart data-chart=ratio></div><figcaption>Samples per second of the second study"
+        " divided by those of the first; 1 is no change. The lines show the range of the"
         f" runs.</figcaption></figure>{table(head, cells)}{left_out}</section></main>"
     )
     data: dict[str, Any] = {
@@ -169,17 +166,11 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
         "charts": {"ratio": {"table": "ratios", "spec": _chart([r["id"] for r in rows])}},
         "tables": {"ratios": rows, "lines": []},
     }
-    return document(title, body, data, library(), "page.js")
+    return document(title, body, data, library())
 
 
 def _chart(order: list[str]) -> Spec:
-    y = {
-        "field": "id",
-        "type": "nominal",
-        "title": None,
-        "sort": order,
-        "axis": {"labelLimit": 240},
-    }
+    y = names("id", order)
     x, colour = quantity("ratio", "times as fast", zero=False), {"value": palette.COLOURS[0]}
     tooltip = tips(
         ("id", "setting", ""),
@@ -205,4 +196,4 @@ def _chart(order: list[str]) -> Spec:
             "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
         },
     ]
-    return {"width": "container", "height": 24 * len(order), "params": [], "layer": layers}
+    return {"width": "container", "height": ROW * len(order), "params": [], "layer": layers}

@@ -1,9 +1,8 @@
-"""The records of a study, put together: one `Line` per setting, with what was measured over its
-seeds.
+"""What a study measured: one `Line` per setting and number of workers, with all its runs.
 
-Speedup of P workers is `train_s(1) / train_s(P)` of the same setting, and against serial with one
-thread; where the amount of work differs (weak scaling) both are per sample. Efficiency is speedup /
-P.
+The speedup of P workers is `train_s(1) / train_s(P)` of the same setting; the speedup against
+serial has the time of serial with one thread instead. Where the amount of work differs (weak
+scaling) both are per sample. Efficiency is speedup / P.
 """
 
 from __future__ import annotations
@@ -15,25 +14,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from paceline.common.values import is_path, shortened
-from paceline.errors import BadRequest
-from paceline.record.formats import STUDY
-from paceline.record.reader import STUDY_SCHEMA, Event, read_record, read_run, read_worker_events
-from paceline.request.config import SERIAL_DOES_NOT_KNOW, label_of
-
-NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "resume", "workers", "data_dir")
-FOLLOW = (
-    "batch_size",
-    "servers",
-    "overlap",
-    "transport",
-    "threads",
-)  # from strategy and workers, unless a person has said otherwise
+from paceline.record.reader import Event, read_worker_events
+from paceline.request.config import SERIAL_DOES_NOT_KNOW
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean and how far the runs lie apart."""
+    """The mean and the range of a number over runs."""
 
     mean: float
     low: float
@@ -44,21 +31,16 @@ class Spread:
     def of(cls, values: list[float]) -> Spread | None:
         return cls(fmean(values), min(values), max(values), len(values)) if values else None
 
-    @property
-    def relative(self) -> float:
-        """Half the range, relative to the mean."""
-        return (self.high - self.low) / 2 / abs(self.mean) if self.mean else 0.0
-
 
 @dataclass
 class RunRecord:
+    """One run: its `run.json`, and its events, which are read when they are first needed."""
+
     name: str
     seed: int
     record: dict[str, Any]
     folder: Path
-    damaged: list[str] = field(
-        default_factory=list
-    )  # its events that could not be read, once they have been
+    damaged: list[str] = field(default_factory=list)  # events that could not be read
 
     @cached_property
     def events(self) -> list[list[Event]]:
@@ -67,7 +49,7 @@ class RunRecord:
 
 @dataclass
 class Line:
-    """One setting."""
+    """One setting with one number of workers, and all its runs."""
 
     label: str
     workers: int
@@ -91,7 +73,7 @@ class Line:
 
     @property
     def errors(self) -> list[str]:
-        """Why runs did not come to their end."""
+        """The status and error of each run that was not completed."""
         return [
             f"{r.record['status']}: {r.record['error'] or 'no reason was recorded'}"
             for r in self.runs
@@ -100,10 +82,9 @@ class Line:
 
     @property
     def threads(self) -> int:
+        """Threads per worker; a run that was refused may have recorded none."""
         given = next((r.record["config"].get("threads") for r in self.runs), 1)
-        return (
-            given if isinstance(given, int) else 1
-        )  # a run that was refused may not have come so far
+        return given if isinstance(given, int) else 1
 
     @property
     def oversubscribed(self) -> bool:
@@ -111,7 +92,7 @@ class Line:
 
     @property
     def context(self) -> tuple[tuple[str, str], ...]:
-        """What serial would share with it."""
+        """The varied options that the serial run on the same work shares."""
         return tuple(
             sorted(
                 (k, v)
@@ -149,13 +130,13 @@ class Line:
 
     @property
     def reached(self) -> tuple[int, int]:
-        """In how many runs the target accuracy was reached, of how many."""
+        """The number of runs that reached the target accuracy, and the number of runs."""
         times = [r.record["result"]["time_to_accuracy_s"] for r in self.completed]
         return sum(t is not None for t in times), len(times)
 
     @property
     def time_to_accuracy(self) -> Spread | None:
-        """Only where every run got there: a mean over the lucky ones would be no mean."""
+        """Time to the target accuracy; None unless every run reached it."""
         reached, of = self.reached
         return self.result("time_to_accuracy_s") if of and reached == of else None
 
@@ -167,7 +148,7 @@ class Line:
     def over_workers(
         self, of: Callable[[dict[str, Any]], float | None], role: str = "worker"
     ) -> Spread | None:
-        """The mean over the workers of a run, then the spread over the runs."""
+        """Return the mean over the workers of a run, spread over the runs."""
         means = []
         for run in self.completed:
             found = [
@@ -178,7 +159,7 @@ class Line:
         return Spread.of(means)
 
     def per_step(self, key: str, scale: float = 1.0) -> Spread | None:
-        """A worker's seconds or bytes per step."""
+        """Return a worker's seconds or bytes per step."""
         return self.over_workers(
             lambda w: scale * w[key] / w["steps"] if w.get(key) is not None and w["steps"] else None
         )
@@ -191,7 +172,7 @@ class Line:
         )
 
     def sent_per_step(self) -> float | None:
-        """Payload of all ranks, servers included, for each step of a worker."""
+        """Return the payload of all ranks, servers included, per step of a worker."""
         found = []
         for run in self.completed:
             sent = [w.get("payload_sent_bytes") for w in run.record["workers"]]
@@ -201,7 +182,7 @@ class Line:
         return fmean(found) if found else None
 
     def share(self, key: str) -> float | None:
-        """The part of a worker's training time that `compute_s`, `sync_s` or `idle_s` is."""
+        """Return `compute_s`, `sync_s` or `idle_s` as a share of their sum."""
         parts = {k: self.per_step(k) for k in ("compute_s", "sync_s", "idle_s")}
         if any(p is None for p in parts.values()):
             return None
@@ -212,12 +193,12 @@ class Line:
 
 @dataclass(eq=False)
 class Study:
-    """What a report is made from."""
+    """What a study, or a folder of runs, measured."""
 
     title: str
     folder: Path
     lines: list[Line]
-    about: dict[str, Any]  # the study's own file; empty for runs that were not made by a study
+    about: dict[str, Any]  # the content of study.json; empty for runs without a study
     unreadable: list[str] = field(default_factory=list)  # records that are damaged
 
     @property
@@ -249,7 +230,7 @@ class Study:
 
     @property
     def series(self) -> list[str]:
-        """Labels, in the order in which they were asked for; serial first."""
+        """The labels in the order of the request; serial is first."""
         labels = list(dict.fromkeys(line.label for line in self.lines))
         return sorted(labels, key=lambda label: not label.startswith("serial"))
 
@@ -259,7 +240,7 @@ class Study:
         )
 
     def serial(self, line: Line) -> Line | None:
-        """Serial with one thread on the same work."""
+        """Return serial with one thread on the same work."""
         same = [
             x
             for x in self.lines
@@ -271,7 +252,7 @@ class Study:
         return same[0] if same else None
 
     def speedup(self, line: Line, base: Line | None) -> Spread | None:
-        """How many times as fast as `base`, per sample."""
+        """Return how many times as fast as `base` a setting was, per sample."""
         if (
             base is None
             or base.train_s is None
@@ -293,112 +274,9 @@ class Study:
         return self.speedup(line, self.serial(line))
 
     def efficiency(self, line: Line) -> Spread | None:
-        """Speedup over its own single worker (or serial, where that was not run) / P."""
+        """Return speedup / P, over one worker of the same setting (or serial without one)."""
         found = self.own_speedup(line) or self.serial_speedup(line)
-        return (
-            Spread(
-                found.mean / line.workers,
-                found.low / line.workers,
-                found.high / line.workers,
-                found.n,
-            )
-            if found
-            else None
-        )
-
-
-# --- reading
-
-
-def read_study(folder: str | Path) -> Study:
-    """A study, one run, or a folder of runs."""
-    if not is_path(str(folder)):
-        raise BadRequest(f"{shortened(str(folder))} is not a path")
-    folder = Path(folder)
-    if (folder / "study.json").is_file():
-        return _from_study(folder)
-    if (folder / "run.json").is_file():
-        return _from_runs(folder, [folder])
-    found = sorted(p.parent for p in folder.glob("*/run.json")) if folder.is_dir() else []
-    if not found:
-        raise BadRequest(
-            f"{folder} is not a study and holds no run: it has neither study.json nor run.json"
-        )
-    return _from_runs(folder, found)
-
-
-def _from_study(folder: Path) -> Study:
-    about = read_record(folder / "study.json", "study", STUDY_SCHEMA, STUDY)
-    lines: dict[tuple[str, int], Line] = {}
-    damaged: list[str] = []
-    for run in about["runs"]:
-        line = lines.setdefault(
-            (run["label"], run["workers"]), Line(run["label"], run["workers"], run["varied"])
-        )
-        own = folder / "runs" / run["name"]
-        record = _record(own, damaged)
-        if record is not None:
-            line.runs.append(RunRecord(run["name"], run["seed"], record, own))
-    there = [line for line in lines.values() if line.runs]
-    if not there:
-        raise BadRequest(f"{folder} holds no finished run yet")
-    return Study(
-        about.get("definition", {}).get("title") or about.get("name", folder.name),
-        folder,
-        there,
-        about,
-        damaged,
-    )
-
-
-def _record(folder: Path, damaged: list[str]) -> dict[str, Any] | None:
-    """None where there is none; a damaged one costs that run only."""
-    if not (folder / "run.json").is_file():
-        return None
-    try:
-        return read_run(folder)
-    except BadRequest as error:
-        if "has schema" in str(error):  # newer than this Paceline: all of them are
-            raise
-        damaged.append(str(error))
-        return None
-
-
-def _from_runs(folder: Path, folders: list[Path]) -> Study:
-    """Runs that nobody planned together: they are told apart by what differs in their
-    configurations.
-    """
-    damaged: list[str] = []
-    records = [(f, r) for f in folders if (r := _record(f, damaged)) is not None]
-    if not records:
-        raise BadRequest(damaged[0])
-    configs = [r["config"] for _, r in records]
-    names = [
-        k for k in dict.fromkeys(k for c in configs for k in c) if k not in (*NOT_COMPARED, *FOLLOW)
-    ]
-    differing = [k for k in names if len({str(c.get(k)) for c in configs}) > 1]
-    groups: dict[tuple[str, ...], list[tuple[Path, dict[str, Any]]]] = {}
-    for path, record in records:
-        config = record["config"]
-        groups.setdefault(
-            (str(config["workers"]), *(str(config.get(k)) for k in ("strategy", *differing))), []
-        ).append((path, record))
-    lines: dict[tuple[str, int], Line] = {}
-    for members in groups.values():
-        own = [k for k in FOLLOW if len({str(r["config"].get(k)) for _, r in members}) > 1]
-        for path, record in members:
-            config = record["config"]
-            varied = {"strategy": str(config["strategy"])} | {
-                k: str(config.get(k)) for k in (*differing, *own)
-            }
-            label = label_of(varied)
-            line = lines.setdefault(
-                (label, int(config["workers"])), Line(label, int(config["workers"]), varied)
-            )
-            line.runs.append(RunRecord(path.name, int(config.get("seed") or 0), record, path))
-    title = (
-        f"{configs[0].get('model')} on {configs[0].get('data')}"
-        if len(records) == 1
-        else folder.resolve().name
-    )
-    return Study(title, folder, list(lines.values()), {}, damaged)
+        if found is None:
+            return None
+        p = line.workers
+        return Spread(found.mean / p, found.low / p, found.high / p, found.n)

@@ -1,5 +1,5 @@
-"""What a message costs: its size, what a worker sends in a step against a plain ring, and the time
-to make and read it.
+"""The cost of a compressed message: its size, the bytes per step against a plain ring, and the time
+of encoding and decoding.
 """
 
 from __future__ import annotations
@@ -7,19 +7,21 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
-from paceline.report.comment import Comment
+from paceline.report.commentary.comment import Comment
 from paceline.report.lines import Line, Study
+from paceline.report.page.markup import table
 from paceline.report.words import percent, size
 
-HARDLY = 0.05  # accuracy below serial's or the best's: it hardly learned
+HARDLY = 0.05  # accuracy below the best of the study: it hardly learned
 
 
 def coded(study: Study) -> list[Line]:
+    """Return the settings with a codec."""
     return [x for x in study.lines if x.completed and x.completed[0].record.get("codec")]
 
 
 def ring_bytes(line: Line) -> float:
-    """What plain float32 costs a worker in one exchange by ring: 2(P-1)/P of it."""
+    """Return what a worker sends in a ring all-reduce of uncompressed float32: 2(P-1)/P of it."""
     return (
         2
         * (line.workers - 1)
@@ -29,7 +31,7 @@ def ring_bytes(line: Line) -> float:
 
 
 def messages_table(study: Study) -> str:
-    """HTML; empty where nothing was compressed."""
+    """Return the page's section on messages; empty where nothing was compressed."""
     lines = coded(study)
     if not lines:
         return ""
@@ -59,24 +61,19 @@ def messages_table(study: Study) -> str:
             f"{1e3 * decode.mean:.2f} ms" if decode else "–",
             percent(line.accuracy.mean if line.accuracy else None),
         )
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        rows.append(cells)
     note = (
-        "<p class=soft>A message is counted with everything in it: values, indices, scales."
-        " Messages that cannot be added up (sign, top-k, threshold, QSGD) go from everybody to"
-        " everybody, so what a worker sends grows with the number of workers; a ring's share stays"
-        " below twice the model. Where weights are exchanged every so many steps, the bytes are"
-        " spread over them.</p>"
+        "<p class=soft>The size of a message includes values, indices and scales. Messages that"
+        " cannot be added (sign, top-k, threshold, QSGD) go from every worker to every other, so"
+        " the bytes that a worker sends grow with the number of workers; with a ring they stay"
+        " below twice the model. Strategies that exchange weights every few steps spread the bytes"
+        " over those steps.</p>"
     )
-    titles = "".join(f"<th>{h}</th>" for h in head)
-    body = (
-        "<div"
-        f" class=scroll><table><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
-    return f"<section id=messages><h2>What a message costs</h2>{body}{note}</section>"
+    return f"<section id=messages><h2>What a message costs</h2>{table(head, rows)}{note}</section>"
 
 
 def what_compression_costs(study: Study) -> Iterator[Comment]:
-    """Random-k hardly learns at 1%; and whose encoding takes longer than what it saves."""
+    """Name settings that hardly learned with random-k, and those that encode longer than send."""
     best = max((x.accuracy.mean for x in study.lines if x.accuracy), default=0.0)
     for line in coded(study):
         codec = str(line.completed[0].record["config"].get("codec", ""))
@@ -85,15 +82,15 @@ def what_compression_costs(study: Study) -> Iterator[Comment]:
             yield Comment(
                 "codec",
                 f"`{line.id}` hardly learned ({percent(own.mean)} against {percent(best)}):"
-                " random-k sends each number about once in 1/ratio steps, and stale; it is here as"
-                " the baseline that top-k is better than.",
+                " random-k sends each number about once in 1/ratio steps, and then it is stale. It is"
+                " a baseline for top-k.",
             )
         encode, decode, sync = (line.per_step(k) for k in ("encode_s", "decode_s", "sync_s"))
         if encode and decode and sync and encode.mean + decode.mean > sync.mean > 0:
             spent = 1e3 * (encode.mean + decode.mean)
             yield Comment(
                 "codec",
-                f"`{line.id}` spends more time on making and reading messages ({spent:.1f} ms a"
-                f" step) than on sending them ({1e3 * sync.mean:.1f} ms): the network is too fast"
-                " for it to pay.",
+                f"`{line.id}` spent more time on encoding and decoding ({spent:.1f} ms per step)"
+                f" than on the exchange ({1e3 * sync.mean:.1f} ms): a cheaper codec can save"
+                " more time than smaller messages.",
             )

@@ -1,5 +1,5 @@
-"""At which bandwidth does what win: every way of training at every speed of the network, against
-plain all-reduce there.
+"""What is fastest at which bandwidth: every way of training on every network, against plain
+all-reduce on the same network.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ from collections.abc import Iterator
 
 from paceline.common.links import Links
 from paceline.errors import BadRequest
-from paceline.report.comment import Comment
+from paceline.report.commentary.comment import Comment
 from paceline.report.lines import Line, Study
-from paceline.report.marks import Row, Spec, tips
 from paceline.report.noise import TO_ACCURACY, judge
 from paceline.report.words import listed, seconds, times
 from paceline.request.config import label_of
 
-MAP_ROW, MAP_EDGE = 30, 8.0  # pixels; times as fast or as slow: the end of the colours
-FAST, SLOW, EQUAL = "#2166AC", "#B2182B", "#F2F2F2"
-
 
 def rate_of(network: str) -> float:
-    """Bits per second, to be put in order; unlimited comes last."""
+    """Return a network's bits per second, to sort by; unlimited comes last."""
     try:
         rate = Links.read(network).rate
     except BadRequest:
@@ -31,7 +27,7 @@ def rate_of(network: str) -> float:
 
 
 def way_of(line: Line) -> str:
-    """What a setting is called whatever the network."""
+    """Return a setting's name without its network."""
     own = {
         k: v
         for k, v in line.varied.items()
@@ -41,7 +37,7 @@ def way_of(line: Line) -> str:
 
 
 def is_plain(line: Line) -> bool:
-    """All-reduce with nothing left out."""
+    """Whether this is all-reduce of uncompressed gradients in every step."""
     config = line.completed[0].record["config"] if line.completed else {}
     whole = not any(word in line.strategy for word in ("exchange=weights", "when=epoch"))
     return (
@@ -52,99 +48,28 @@ def is_plain(line: Line) -> bool:
 
 
 def networks(study: Study) -> list[str]:
-    """Those that were compared, from slow to fast."""
+    """Return the networks of a study, from slow to fast."""
     return sorted(
         {line.varied["network"] for line in study.lines if "network" in line.varied}, key=rate_of
     )
 
 
 def plain_at(study: Study, line: Line) -> Line | None:
-    """Plain all-reduce with as many workers on the same network."""
+    """Return plain all-reduce with as many workers on the same network."""
     found = (x for x in study.lines if is_plain(x) and x.workers == line.workers and x.completed)
     return next((x for x in found if x.varied.get("network") == line.varied.get("network")), None)
 
 
-def network_rows(study: Study) -> list[Row]:
-    """One row per way and network: the time to the target accuracy, relative to plain all-reduce
-    there.
-    """
-    order = networks(study)
-    if len(order) < 2 or not any(is_plain(line) for line in study.lines):
-        return []
-    rows = []
-    for line in study.lines:
-        network, plain = line.varied.get("network"), plain_at(study, line)
-        if network is None or plain is None or not line.completed:
-            continue
-        own, theirs = line.time_to_accuracy, plain.time_to_accuracy
-        relative = own.mean / theirs.mean if own and theirs and theirs.mean else None
-        rows.append(
-            {
-                "way": way_of(line),
-                "network": network,
-                "place": order.index(network),
-                "seconds": float(f"{own.mean:.4g}") if own else None,
-                "relative": float(f"{relative:.4g}") if relative else None,
-                "shade": max(-1.0, min(1.0, math.log(relative, MAP_EDGE))) if relative else None,
-                "text": f"{relative:.2f}" if relative else "never" if own is None else "–",
-                "reached": "{} of {}".format(*line.reached),
-            }
-        )
-    return rows
-
-
-def map_layers(rows: list[Row]) -> list[Spec]:
-    """Colour = time to accuracy relative to plain all-reduce: blue is sooner, red is later."""
-    order = [r["network"] for r in sorted(rows, key=lambda r: r["place"])]
-    axis: Spec = {"labelAngle": 0, "grid": False, "labelLimit": 260}
-    x: Spec = {
-        "field": "network",
-        "type": "ordinal",
-        "title": "each host's link",
-        "sort": list(dict.fromkeys(order)),
-        "axis": axis,
-    }
-    ways = list(dict.fromkeys(r["way"] for r in rows))
-    y: Spec = {"field": "way", "type": "nominal", "title": None, "sort": ways, "axis": axis}
-    scale: Spec = {"domain": [-1, 0, 1], "range": [FAST, EQUAL, SLOW]}
-    known: Spec = {
-        "test": "isValid(datum.shade)",
-        "field": "shade",
-        "type": "quantitative",
-        "scale": scale,
-        "legend": None,
-    }
-    colour: Spec = {"condition": known, "value": "#999999"}
-    tooltip = tips(
-        ("way", "setting", ""), ("network", "link", ""), ("seconds", "seconds to the accuracy", ".2f"),
-        ("relative", "of plain all-reduce's", ".2f"), ("reached", "runs that reached it", ""),
-    )  # fmt: skip
-    dark = {
-        "condition": {
-            "test": "isValid(datum.shade) && abs(datum.shade) < 0.55",
-            "value": "#222222",
-        },
-        "value": "#ffffff",
-    }
-    return [
-        {
-            "mark": {"type": "rect", "stroke": "white"},
-            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
-        },
-        {
-            "mark": {"type": "text", "fontSize": 12},
-            "encoding": {"x": x, "y": y, "text": {"field": "text"}, "color": dark},
-        },
-    ]
+def compares_networks(study: Study) -> bool:
+    """Whether there are several networks and a plain all-reduce to compare with."""
+    return len(networks(study)) > 1 and any(is_plain(line) for line in study.lines)
 
 
 def soonest(study: Study) -> str:
-    """Which way was first at the accuracy on which links, in one sentence; nothing where networks
-    were not compared.
-    """
-    won: dict[str, list[str]] = {}
+    """Say which way reached the accuracy first on which links; empty without several networks."""
+    first: dict[str, list[str]] = {}
     once = False
-    for network in networks(study) if network_rows(study) else ():
+    for network in networks(study) if compares_networks(study) else ():
         timed = [
             x
             for x in study.lines
@@ -156,13 +81,12 @@ def soonest(study: Study) -> str:
         verdicts = {way_of(x): judge(TO_ACCURACY, study)(x, best) for x in timed if x is not best}
         same = [way for way, v in verdicts.items() if v is not None and not v.told]
         once |= any(v is not None and v.runs < 2 for v in verdicts.values())
-        won.setdefault(
-            f"`{way_of(best)}`"
-            + (f", from which {listed(same, 3)} cannot be told," if same else ""),
-            [],
-        ).append(network)
-    told = "; ".join(f"{way} on links of {' and '.join(where)}" for way, where in won.items())
-    return f"Soonest at the accuracy: {told}{' (seen in one run)' * once}." if told else ""
+        tied = f" (no clear difference to {listed(same, 3)})" if same else ""
+        first.setdefault(f"`{way_of(best)}`{tied}", []).append(network)
+    if not first:
+        return ""
+    ways = "; ".join(f"{way} on links of {' and '.join(where)}" for way, where in first.items())
+    return f"The first to reach the target accuracy was {ways}{' (seen in one run)' * once}."
 
 
 def _to_accuracy(line: Line) -> float:
@@ -170,10 +94,10 @@ def _to_accuracy(line: Line) -> float:
 
 
 def by_bandwidth(study: Study) -> Iterator[Comment]:
-    """Which way wins where; and whether sending less pays at all where the network is fast."""
-    rows = network_rows(study)
+    """Say which way is first on each network, and whether compression pays on the fastest."""
     counts = sorted({x.workers for x in study.lines if "network" in x.varied})
-    for network, workers in itertools.product(networks(study) if rows else (), counts):
+    compared = networks(study) if compares_networks(study) else []
+    for network, workers in itertools.product(compared, counts):
         here = [
             x
             for x in study.lines
@@ -183,61 +107,57 @@ def by_bandwidth(study: Study) -> Iterator[Comment]:
         timed = sorted((x for x in here if x.time_to_accuracy is not None), key=_to_accuracy)
         if plain is None or plain.time_to_accuracy is None or len(timed) < 2:
             continue
-        link = (
-            f"With links of {network}" if network != "unlimited" else "Without a limit on the links"
-        )
+        link = f"On links of {network}" if network != "unlimited" else "On unlimited links"
         yield _first_at(study, link, timed, plain)
         coded = [
             x
             for x in timed
             if x.varied.get("codec", "none") != "none" and x.strategy == plain.strategy
         ]
-        if coded and network == networks(study)[-1]:
+        if coded and network == compared[-1]:
             yield _pays(study, link, coded, plain)
 
 
 def _first_at(study: Study, link: str, timed: list[Line], plain: Line) -> Comment:
-    """The first at the accuracy, where it is told from plain all-reduce."""
+    """Name the first at the accuracy that differs clearly from plain all-reduce."""
     figures = {way_of(x): seconds(_to_accuracy(x)) for x in timed[:6]}
     for best in timed:
         verdict = judge(TO_ACCURACY, study)(best, plain)
         if verdict is not None and verdict.lower:
             own, theirs = _to_accuracy(best), _to_accuracy(plain)
             each_time = f", sooner {verdict.each_time}" if verdict.split else ""
-            text = (
-                f"{link} `{way_of(best)}` reached the accuracy {times(theirs / own)} as soon as"
-                " plain all-reduce"
-            )
             return Comment(
                 "network",
-                f"{text} ({seconds(own)} against {seconds(theirs)}{each_time}){verdict.seen}.",
+                f"{link}, `{way_of(best)}` reached the target accuracy {times(theirs / own)} as"
+                f" soon as plain all-reduce ({seconds(own)} against"
+                f" {seconds(theirs)}{each_time}){verdict.seen}.",
                 figures,
             )
     once = any(len(x.completed) < 2 for x in timed)
     return Comment(
         "network",
-        f"{link} nothing was clearly sooner at the accuracy than plain"
+        f"{link}, no setting reached the target accuracy clearly sooner than plain"
         f" all-reduce{' (seen in one run)' * once}.",
         figures,
     )
 
 
 def _pays(study: Study, link: str, coded: list[Line], plain: Line) -> Comment:
-    """Judged by what the sentence is about: the time to the accuracy."""
+    """Say whether compression shortens the time to the accuracy."""
     verdicts = [(x, v) for x in coded if (v := judge(TO_ACCURACY, study)(x, plain)) is not None]
     paid = [(x, v) for x, v in verdicts if v.lower]
     if paid:
         return Comment(
             "network",
-            f"{link} compression still pays:"
-            f" {listed([way_of(x) for x, _ in paid])}{paid[0][1].seen}.",
-            {},
+            f"{link}, compression still pays:"
+            f" {listed([way_of(x) for x, _ in paid])} reached the target accuracy sooner than"
+            f" plain all-reduce{paid[0][1].seen}.",
         )
     fastest, verdict = verdicts[0]
-    does = "does not pay" if verdict.higher else "makes no difference that these runs could tell"
+    does = "does not pay" if verdict.higher else "makes no clear difference"
     return Comment(
         "network",
-        f"{link} compression {does}: the best codec, `{fastest.varied['codec']}`, took"
+        f"{link}, compression {does}: the best codec, `{fastest.varied['codec']}`, took"
         f" {times(_to_accuracy(fastest) / _to_accuracy(plain))} the time of plain"
         f" all-reduce{verdict.seen}.",
         {way_of(x): seconds(_to_accuracy(x)) for x, _ in verdicts[:6]},

@@ -1,19 +1,23 @@
-"""Telling differences from noise. One function makes every verdict: the answer, the comments, the
-pair table, `results.csv`.
+"""Decide whether two settings differ beyond noise.
 
-A few runs say little about how much equal runs differ, but many settings together say it well: the
-noise is the standard deviation within settings, pooled over those that fit the cores and, apart
-from them, over those that are oversubscribed (of the logarithm for times, so that it is relative),
-robustly, so that a setting that diverges with some seeds does not hide what the others show. A
-setting whose own runs lie farther apart is judged by those.
+`Judge` makes every verdict of the report: those of the answer, the comments, the pair table and
+`results.csv`.
 
-Two settings are told apart when a t-test with that noise says so with 99% confidence, or when every
-run of one is below every run of the other (two runs each at least): ranges that do not overlap are
-never called noise. Where nothing was run twice a difference is told as seen once, and only where it
-is large (`Quantity.once`).
+The noise is the standard deviation of runs within a setting. Few runs of one setting show it
+badly, so it is pooled over settings: over those that fit the cores, and separately over those that
+are oversubscribed. For times it is the deviation of the logarithm, which makes it relative. Pooling
+is robust: a setting that diverges with some seeds does not hide what the others show. A setting
+whose own runs differ more than the pooled noise is judged by its own runs.
 
-Whether a difference is told and whether it is large are two questions: see `score.py` for the
-second.
+Two settings differ ("told") in one of three cases:
+
+- A t-test with that noise says so with 99% confidence.
+- Every run of one is below every run of the other, with at least two runs each: ranges that do not
+  overlap are never called noise.
+- No setting was run twice, and the difference is large (`Quantity.once`). The sentence then says
+  "seen in one run".
+
+Whether a difference that is told is also large is a separate question: see `score.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +30,11 @@ from statistics import fmean, median, variance
 
 from paceline.report.lines import Line, Spread, Study
 
-ONCE = 0.10  # a relative difference that is told although it was seen in one run each
-FEW = 5  # groups: fewer are pooled plainly
-WILD = 5.0  # times the pooled variance: a setting is then known from its own runs alone
-HAIR = 1e-12  # less is rounding
+ONCE = 0.10  # with one run each, a relative difference above this is told
+FEW = 5  # settings: the noise of fewer is a plain mean, of more a median
+WILD = 5.0  # times the pooled variance: such a setting is judged by its own runs alone
+HAIR = 1e-12  # a smaller difference is rounding
+# (degrees of freedom, two-sided 99% quantile of Student's t)
 T99 = (
     (1, 63.7),
     (2, 9.92),
@@ -47,17 +52,16 @@ T99 = (
 
 @dataclass(frozen=True)
 class Noise:
-    """How much equal runs differ: a standard deviation, and from how many degrees of freedom it is
-    known.
-    """
+    """The standard deviation of equal runs, and the degrees of freedom of that estimate."""
 
     deviation: float
     freedom: int
 
     @classmethod
     def pooled(cls, groups: list[list[float]]) -> Noise | None:
-        """Few groups: all deviations count. Many: the median of their variances, which a few wild
-        ones do not move.
+        """Pool the noise of groups of equal runs; None where no group has two runs.
+
+        Few groups: the mean of their variances. Many: the median, which a few outliers do not move.
         """
         several = [g for g in groups if len(g) > 1]
         freedom = sum(len(g) - 1 for g in several)
@@ -73,46 +77,47 @@ class Noise:
         )
 
     def threshold(self, one: int, other: int) -> float:
-        """Means of so many runs that are farther apart than this differ, with 99% confidence."""
+        """Return the distance above which means of so many runs differ with 99% confidence."""
         return quantile(self.freedom) * self.deviation * math.sqrt(1 / one + 1 / other)
 
 
 def quantile(freedom: float) -> float:
-    """Of Student's t for 99% confidence, rounded to the safe side."""
+    """Return Student's t for 99% confidence; between entries of the table, the larger one."""
     return next((t for known, t in reversed(T99) if known <= freedom), T99[0][1])
 
 
 def _median_of_variance(freedom: int) -> float:
-    """Of the variance of normal numbers whose true variance is 1 (Wilson and Hilferty's
-    approximation).
+    """Return the median of the sample variance of normal numbers whose variance is 1.
+
+    This is Wilson and Hilferty's approximation.
     """
     return float((1 - 2 / (9 * freedom)) ** 3)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something that settings are compared by."""
+    """A number of each run by which settings are compared.
+
+    `values` returns one number per completed run; nothing where one of them has no number.
+    `alone_is_serial`: single workers of all strategies do the same, so their runs are repeats.
+    """
 
     name: str
-    values: Callable[
-        [Line], Sequence[float]
-    ]  # one number per completed run; none where a run has no number
-    relative: bool = True  # ratios are judged, not differences
-    once: float = ONCE  # what is told although it was seen in one run each
-    alone_is_serial: bool = (
-        False  # strategies with one worker and no server are repeats of each other
-    )
+    values: Callable[[Line], Sequence[float]]
+    relative: bool = True  # compare ratios, not differences
+    once: float = ONCE  # with one run each, a difference above this is told
+    alone_is_serial: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say about two settings: `one` against `other`."""
+    """The comparison of two settings, `one` and `other`."""
 
     apart: float  # log(one / other), or one - other
-    limit: float  # equal settings are farther apart in 1% of all cases only
+    limit: float  # equal settings are farther apart in 1% of all cases
     beyond_noise: bool
-    split: bool  # every run of one lies below, or above, every run of the other
-    runs: int  # the fewest of the two
+    split: bool  # every run of one is below, or above, every run of the other
+    runs: int  # of the setting with fewer
     rounds: bool  # both have the same seeds
 
     @property
@@ -129,12 +134,12 @@ class Verdict:
 
     @property
     def seen(self) -> str:
-        """To be put behind a claim."""
+        """Qualifies a claim from single runs."""
         return "" if self.runs >= 2 else " (seen in one run)"
 
     @property
     def each_time(self) -> str:
-        """How often it came out so, where it always did."""
+        """`in all 3 rounds`, where every run of one is below every run of the other."""
         if not self.split:
             return ""
         if not self.rounds:
@@ -144,15 +149,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Known:
-    """What the runs of one setting say about a quantity, in logarithms where it is relative."""
+    """Statistics of one setting's runs; of their logarithms where the quantity is relative."""
 
     mean: float
     low: float
     high: float
     seeds: tuple[int, ...]
-    variance: float | None  # of one run; None: nothing was run twice
+    variance: float | None  # of one run; None where no setting was run twice
     freedom: int
-    source: object  # where the variance is known from
+    source: object  # the pool or the setting that the variance was estimated from
 
     @property
     def n(self) -> int:
@@ -160,7 +165,7 @@ class Known:
 
 
 class Judge:
-    """Verdicts about one quantity, with the noise of one study, or of several together."""
+    """Compares settings by one quantity, with the noise of one study or of several together."""
 
     def __init__(self, quantity: Quantity, *studies: Study) -> None:
         self.quantity = quantity
@@ -177,7 +182,7 @@ class Judge:
         self.noise = {crowded: Noise.pooled(group) or self.all for crowded, group in groups.items()}
 
     def __call__(self, one: Line, other: Line) -> Verdict | None:
-        """None where one of them has no such number."""
+        """Compare two settings; None where one of them lacks a number."""
         a, b = self.known(one), self.known(other)
         return self.compare(a, b) if a and b else None
 
@@ -217,7 +222,10 @@ class Judge:
 
 
 def _limit(a: Known, b: Known) -> float:
-    """Of a t-test by Welch; what two settings know from one source counts once."""
+    """Return the limit of Welch's t-test.
+
+    Two settings with the variance of the same pool share its degrees of freedom.
+    """
     assert a.variance is not None
     assert b.variance is not None
     one, other = a.variance / a.n, b.variance / b.n
@@ -257,7 +265,7 @@ def judge(quantity: Quantity, *studies: Study) -> Judge:
 
 
 def speed(study: Study, one: Line, other: Line | None) -> Verdict | None:
-    """Of the training times per sample: lower is faster."""
+    """Compare the training times per sample of two settings: lower is faster."""
     return judge(SPEED, study)(one, other) if other is not None else None
 
 

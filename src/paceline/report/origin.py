@@ -1,6 +1,4 @@
-"""From the raw table to the trained model, stage by stage: where prepared data came from, and what
-each stage took.
-"""
+"""From the raw table to the trained model: the source of prepared data and the time per stage."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import html
 from typing import Any
 
 from paceline.report.lines import Study
+from paceline.report.page.markup import table
 from paceline.report.words import percent
 
 STAGES = {
@@ -19,30 +18,23 @@ STAGES = {
 
 
 def origin_table(study: Study) -> str:
-    """HTML; empty where no data was prepared."""
+    """Return the page's section on prepared data; empty where no data was prepared."""
     runs = [r for line in study.lines for r in line.completed if r.record.get("data")]
     if not runs:
         return ""
     sets: dict[str, dict[str, Any]] = {r.record["config"]["data"]: r.record["data"] for r in runs}
     parts = [_prepared(name, about) for name, about in sets.items()]
     shown = runs[:12]
-    rows = "".join(_row(r.record) for r in shown)
-    head = "".join(
-        f"<th>{h}</th>"
-        for h in ("run", "preparing", "training", "all of the run", "metric", "accuracy", "epsilon")
-    )
-    table = (
-        "<div"
-        f" class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    head = ("run", "preparing", "training", "whole run", "metric", "accuracy", "epsilon")
+    runs_table = table(head, [_row(r.record) for r in shown])
     more = (
         f"<p class=soft>{len(runs) - len(shown)} more runs are in results.csv.</p>"
         if len(runs) > len(shown)
         else ""
     )
     return (
-        "<section id=origin><h2>From the table to the"
-        f" model</h2>{''.join(parts)}{table}{more}</section>"
+        f"<section id=origin><h2>From the table to the model</h2>{''.join(parts)}{runs_table}{more}"
+        "</section>"
     )
 
 
@@ -59,25 +51,24 @@ def _prepared(name: str, about: dict[str, Any]) -> str:
             else ""
         )
         came = f"{found['rows_in']:,} rows came in; {broken}{dropped}"
-    stages = "".join(
-        f"<tr><td>{html.escape(STAGES.get(stage, stage))}</td><td>{seconds:.2f} s</td></tr>"
+    stages = [
+        (html.escape(STAGES.get(stage, stage)), f"{seconds:.2f} s")
         for stage, seconds in about["seconds"].items()
-    )
+    ]
     where = f" at {html.escape(about['master'])}" if about["master"] else ""
     return (
         f"<p><b>{html.escape(name)}</b>: {html.escape(about['name'])}, prepared by"
         f" {html.escape(about['engine'])}{where} into "
         f"{html.escape(str(about['shards']))} shards. {came}{rows['train']:,} to train on,"
         f" {rows['test']:,} to test on.</p>"
-        "<div"
-        f" class=scroll><table><thead><tr><th>stage</th><th>time</th></tr></thead><tbody>{stages}</tbody></table></div>"
+        f"{table(('stage', 'time'), stages)}"
     )
 
 
-def _row(record: dict[str, Any]) -> str:
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
     result, config, metric = record["result"], record["config"], record["result"].get("metric")
     privacy = record.get("privacy")
-    cells = (
+    return (
         f"{html.escape(str(config['strategy']))} x {html.escape(str(config['workers']))}",
         f"{sum(record['data']['seconds'].values()):.2f} s",
         f"{result['train_s']:.2f} s",
@@ -90,4 +81,3 @@ def _row(record: dict[str, Any]) -> str:
         percent(result["test_accuracy"]),
         f"{privacy['epsilon']:.3g} (delta {privacy['delta']:g})" if privacy else "none",
     )
-    return "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"

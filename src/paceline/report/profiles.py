@@ -1,4 +1,4 @@
-"""Profiles of runs that were made with `--profile`: serial's table beside each worker's."""
+"""Profiles of runs with `--profile`: the table of serial beside that of each worker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 from typing import Any
 
 from paceline.report.lines import RunRecord, Study
+from paceline.report.page.markup import code, table
 
 MOST_ROWS, MOST_RUNS = 25, 4
 
@@ -13,7 +14,7 @@ Profile = dict[str, Any]
 
 
 def profiles_of(run: RunRecord) -> dict[str, Profile]:
-    """The tables of each worker of a run."""
+    """Return the profile of each worker of a run."""
     found = {}
     for own in run.events:
         for e in own:
@@ -23,7 +24,7 @@ def profiles_of(run: RunRecord) -> dict[str, Profile]:
 
 
 def profile_tables(study: Study) -> str:
-    """HTML; nothing where no run was profiled."""
+    """Return the page's section on profiles; empty where no run was profiled."""
     profiled = [
         (line, run, tables)
         for line in study.lines
@@ -37,8 +38,8 @@ def profile_tables(study: Study) -> str:
     )
     several = [p for p in profiled if p[0].strategy != "serial"] or profiled
     parts = [
-        "<section><h2>Profiles</h2><p class=note>Milliseconds of one step, own time; calls in one"
-        " step in brackets.</p>"
+        "<section><h2>Profiles</h2><p class=note>Times are milliseconds per step: a function's own"
+        " time (with its calls per step in brackets) and its total time.</p>"
     ]
     for line, _, tables in several[:MOST_RUNS]:
         columns = {
@@ -68,20 +69,15 @@ def _table(columns: dict[str, Profile], kind: str, steps: str) -> str:
                 row["total_s"] / count,
             )
     order = sorted(rows, key=lambda name: -max(v[0] for v in rows[name].values()))[:MOST_ROWS]
-    head = "".join(f"<th>{html.escape(c)}<br>own (calls)</th><th>total</th>" for c in columns)
+    head = ["", *(h for c in columns for h in (f"{html.escape(c)}<br>own (calls)", "total"))]
     body = []
     for name in order:
-        cells = []
+        cells = [code(name[:90])]
         for column in columns:
             value = rows[name].get(column)
             own = "–" if value is None else f"{1e3 * value[0]:.3f} ({value[1]:.3g})"
-            cells.append(
-                f"<td>{own}</td><td>{'–' if value is None else f'{1e3 * value[2]:.3f}'}</td>"
-            )
-        body.append(f"<tr><td><code>{html.escape(name[:90])}</code></td>{''.join(cells)}</tr>")
+            cells += [own, "–" if value is None else f"{1e3 * value[2]:.3f}"]
+        body.append(cells)
     if not body:
-        return "<p class=note>Too few steps were made for this one.</p>"
-    return (
-        "<div"
-        f" class=scroll><table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+        return "<p class=note>The run was too short for this table.</p>"
+    return table(head, body)

@@ -1,4 +1,4 @@
-"""From records to what a person opens: `report.html`, `figures/`, `results.csv`."""
+"""Write the report of a study: `report.html`, `figures/`, `results.csv`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 from paceline.errors import PacelineError, RunFailed
 from paceline.record.writer import write_text
-from paceline.report.charts import Chart, Charts, static_spec
-from paceline.report.lines import Study, read_study
-from paceline.report.page import page
+from paceline.report.charts.all import all_charts
+from paceline.report.charts.base import Chart, ChartData, static_spec
+from paceline.report.lines import Study
+from paceline.report.page.page import page
+from paceline.report.reading import read_study
+from paceline.report.results import write_results
 from paceline.report.tables import (
     Row,
     curve_rows,
     line_rows,
     resource_rows,
     worker_rows,
-    write_results,
 )
 
 Say = Callable[[str], None]
@@ -26,26 +28,25 @@ SCALE = 2  # of the PNGs
 
 
 def render(folder: str | Path, figures: bool = True, say: Say = lambda _: None) -> Path:
-    """Write the report of a study (or of a run, or of a folder of runs) into its own folder; the
-    page's path.
-    """
+    """Write the report of a study, a run or a folder of runs into its folder; return the page."""
     return write(read_study(folder), Path(folder), figures, say)
 
 
 def write(study: Study, folder: Path, figures: bool, say: Say) -> Path:
-    charts = Charts(study, tables_of(study))
-    drawn = charts.all()
+    """Write the report of a study into a folder; return the page."""
+    data = ChartData(study, tables_of(study))
+    drawn = all_charts(data)
     path = folder / "report.html"
     try:
         write_results(study, folder / "results.csv")
-        write_text(path, page(study, charts, drawn, library()))
+        write_text(path, page(study, data, drawn, library()))
         if figures:
             (folder / "figures").mkdir(exist_ok=True)
             for number, chart in enumerate(drawn):
                 say(f"figure {number + 1} of {len(drawn)}")
-                rows = charts.shown_at_first(chart)
+                rows = data.shown_at_first(chart)
                 if rows:
-                    draw(chart, charts, rows, folder / "figures")
+                    draw(chart, data, rows, folder / "figures")
     except OSError as error:
         raise RunFailed(f"the report cannot be written to {folder}: {error.strerror}") from None
     return path
@@ -60,17 +61,17 @@ def tables_of(study: Study) -> dict[str, list[Row]]:
     }
 
 
-def draw(chart: Chart, charts: Charts, rows: list[Row], folder: Path) -> None:
-    """The same chart as a picture, twice."""
+def draw(chart: Chart, data: ChartData, rows: list[Row], folder: Path) -> None:
+    """Write a chart as SVG and as PNG."""
     convert = _vl_convert()
-    svg = convert.vegalite_to_svg(static_spec(chart, charts, rows))
+    svg = convert.vegalite_to_svg(static_spec(chart, data, rows))
     (folder / f"{chart.name}.svg").write_text(svg)
     (folder / f"{chart.name}.png").write_bytes(convert.svg_to_png(svg, scale=SCALE))
 
 
 @cache
 def library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, so that the page needs no network."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script: the page needs no network."""
     return str(_vl_convert().javascript_bundle())
 
 

@@ -1,4 +1,4 @@
-"""How good a trained model is: by the metric that was asked for, else by accuracy."""
+"""The score of a trained model: the metric that was asked for, else the accuracy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.report.lines import Line, Spread, Study
 from paceline.report.noise import Quantity, Verdict, judge
 from paceline.report.words import percent
 
-POINTS = 0.005  # of accuracy: a loss or gain below it is called small
-TINY_POINTS = 0.0005  # ... is not spoken of
-SHARE = 0.01  # of another metric
+POINTS = 0.005  # a difference in accuracy below this is called small
+TINY_POINTS = 0.0005  # ... below this is not reported
+SHARE = 0.01  # the same for another metric, relative to its value
 TINY_SHARE = 0.001
-UNKNOWN_POINTS = 0.05  # of accuracy: less is not told where nothing was run twice
+UNKNOWN_POINTS = 0.05  # with one run per setting, a difference in accuracy below this is noise
 
 
 @dataclass(frozen=True)
 class Score:
-    """The number that the models of a study are compared by."""
+    """A number by which the models of a study are compared."""
 
     name: str
     higher_is_better: bool
@@ -66,15 +66,16 @@ class Score:
         return f"{100 * apart:.1f} points" if self.is_accuracy else f"{apart:.3g}"
 
     def worse(self, verdict: Verdict) -> float:
-        """By how much, in points (as a part of 1) or as a share; negative where it was better."""
+        """Return by how much a score is worse: a difference in accuracy, or a log ratio.
+
+        It is negative where the score is better.
+        """
         return -verdict.apart if self.higher_is_better else verdict.apart
 
 
 @cache
 def score_of(*studies: Study) -> Score:
-    """The metric that all runs were asked for; accuracy where that is it, or where runs have
-    several.
-    """
+    """Return the score of studies: their metric if all runs have the same one, else accuracy."""
     runs = [r.record for study in studies for line in study.lines for r in line.completed]
     found = [r["result"].get("metric") for r in runs]
     names = {m["name"] for m in found if m}
@@ -107,7 +108,7 @@ def _values(of: Callable[[dict[str, Any]], float | None]) -> Callable[[Line], li
 
 
 def _higher_is_better(metric: dict[str, Any]) -> bool:
-    """As the record says; records from before that are asked for by the metric's name."""
+    """Read it from the record; older records do not have it, and the registry is asked."""
     said = metric.get("higher_is_better")
     name = str(metric.get("name"))
     if said is None and name in metrics:
@@ -116,18 +117,18 @@ def _higher_is_better(metric: dict[str, Any]) -> bool:
 
 
 def scored(study: Study, line: Line, serial: Line | None) -> Verdict | None:
-    """A setting's score against serial's."""
+    """Compare a setting's score with serial's."""
     return judge(score_of(study).quantity, study)(line, serial) if serial is not None else None
 
 
 def lost(study: Study, line: Line, serial: Line | None, least: float = 0.0) -> bool:
-    """Whether it is told to be worse than serial, and by at least so much."""
+    """Whether the runs show that a score is worse than serial's by at least so much."""
     found, score = scored(study, line, serial), score_of(study)
     return found is not None and found.told and score.worse(found) >= max(least, score.tiny)
 
 
 def standing(study: Study, line: Line, serial: Line) -> str:
-    """How a setting ended against serial: whether it is told, and how large it is."""
+    """Say how a setting's score compares with serial's, and whether that is beyond noise."""
     score, found = score_of(study), scored(study, line, serial)
     if found is None:
         return ""
@@ -156,12 +157,12 @@ def _how(found: Verdict) -> str:
     if found.runs < 2:
         return " (seen in one run)" if found.told else " in one run, which may be chance"
     if not found.told:
-        return ", which these runs cannot tell from noise"
+        return ", which is within noise"
     return f", {found.each_time}" if found.split else ", which is more than noise"
 
 
 def largest_class(record: dict[str, Any]) -> tuple[str, float] | None:
-    """The largest class of the test set and its share, where the record counts the classes."""
+    """Return the largest class of the test set and its share, if the record counts classes."""
     classes = ((record.get("data") or {}).get("report") or {}).get("classes") or {}
     total = sum(c["test"] for c in classes.values())
     if not total:
@@ -171,9 +172,7 @@ def largest_class(record: dict[str, Any]) -> tuple[str, float] | None:
 
 
 def only_the_largest_class(record: dict[str, Any]) -> str:
-    """Its name, where the accuracy is that of a model which always answers with it (within half a
-    sample); else nothing.
-    """
+    """Return the largest class if the accuracy is its share, within half a sample; else ""."""
     found, accuracy = largest_class(record), record["result"]["test_accuracy"]
     if found is None or accuracy is None:
         return ""

@@ -1,38 +1,26 @@
-"""The tables behind every chart and every comparison: plain rows, computed once from the lines of a
-study.
-"""
+"""The tables behind the charts and comparisons: plain rows, computed once from a study's lines."""
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from paceline.record.reader import Event
-from paceline.record.writer import write_text
+from paceline.report.columns import BY_KEY, measured
 from paceline.report.lines import Line, RunRecord, Spread, Study
-from paceline.report.noise import Judge, Known, Quantity, Verdict, speed
+from paceline.report.noise import Judge, Known, Quantity, Verdict
 from paceline.report.score import UNKNOWN_POINTS, score_of
 from paceline.request.config import label_of
 
 Row = dict[str, Any]
 MOST_POINTS = 60  # of one worker's resources over time
-DODGE = (
-    0.035  # between series at the same number of workers, so that error bars do not hide each other
-)
-
-RESULT_COLUMNS = (
-    "test_accuracy", "test_loss", "train_loss", "steps", "samples", "train_s", "wall_s", "samples_per_s",
-    "time_to_accuracy_s", "steps_to_accuracy",
-)  # fmt: skip
+DODGE = 0.035  # between series at the same number of workers, so that their bars do not overlap
+TIMES = ("train_s", "samples_per_s", "speedup_serial")  # one worker of any strategy repeats serial
 
 
 def line_rows(study: Study) -> list[Row]:
-    """One row per setting: everything that is compared, as means with their ranges."""
+    """Return one row per setting: the mean of every column and the range over the runs."""
     rows = []
     series = study.series
     for line in study.lines:
@@ -55,50 +43,11 @@ def line_rows(study: Study) -> list[Row]:
     return rows
 
 
-def measured(study: Study, line: Line) -> dict[str, Spread | None]:
-    """What there is to compare about a setting."""
-    return {
-        "train_s": line.train_s,
-        "samples_per_s": line.result("samples_per_s"),
-        "metric": None if score_of(study).is_accuracy else score_of(study).spread(line),
-        "accuracy": line.accuracy,
-        "test_loss": line.result("test_loss"),
-        "epsilon": Spread.of(
-            [r.record["privacy"]["epsilon"] for r in line.completed if r.record.get("privacy")]
-        ),
-        "speedup": study.own_speedup(line),
-        "speedup_serial": study.serial_speedup(line),
-        "efficiency": study.efficiency(line),
-        "time_to_accuracy_s": line.time_to_accuracy,
-        "steps_to_accuracy": line.steps_to_accuracy,
-        "compute_ms": line.per_step("compute_s", 1e3),
-        "codec_ms": line.over_workers(_codec_ms),
-        "sync_ms": line.per_step("sync_s", 1e3),
-        "idle_ms": line.per_step("idle_s", 1e3),
-        "sent_bytes": line.per_step("payload_sent_bytes"),
-        "net_sent_bytes": line.per_step("net_sent_bytes"),
-        "memory_sent_bytes": line.per_step("memory_sent_bytes"),
-        "cpu_percent": line.over_workers(lambda w: w.get("cpu_percent")),
-        "rss_peak_bytes": line.over_workers(lambda w: w.get("rss_peak_bytes")),
-        "pss_peak_bytes": line.over_workers(lambda w: w.get("pss_peak_bytes")),
-        "disk_write_bytes": line.over_workers(lambda w: w.get("disk_write_bytes")),
-        "staleness": line.over_workers(lambda w: w.get("staleness_mean")),
-        "distance": line.over_workers(lambda w: w.get("replica_distance_max")),
-    }
-
-
-def _codec_ms(worker: Row) -> float | None:
-    """Encoding and decoding in one step; none where nothing was compressed."""
-    spent = (worker.get("encode_s") or 0.0) + (worker.get("decode_s") or 0.0)
-    return 1e3 * spent / worker["steps"] if spent and worker["steps"] else None
-
-
-TIMES = ("train_s", "samples_per_s", "speedup_serial")  # one worker of any strategy repeats serial
-
-
 def verdicts(study: Study) -> dict[str, list[str]]:
-    """Every pair of settings in every column: for each row of `line_rows` a letter per row before
-    it (see `letter`).
+    """Return the verdicts on every pair of settings, by column.
+
+    A column has one string per row of `line_rows`, with one letter (see `letter`) for each row
+    before it.
     """
     lines = [line for line in study.lines if line.completed]
     values: dict[str, dict[str, list[float]]] = {}
@@ -139,8 +88,10 @@ def _letter_of(judge: Judge, a: Known | None, b: Known | None) -> str:
 
 
 def letter(verdict: Verdict) -> str:
-    """`r` told, in all rounds; `t` told by a t-test; `o` told, seen once; `n` within noise; `1` one
-    run: cannot be told.
+    """Return a verdict as a letter, for the page.
+
+    They differ: `r` in every run; `t` by a t-test; `o` in the one run of each.
+    No difference was shown: `n` within noise; `1` one run each.
     """
     if verdict.told:
         return "o" if verdict.runs < 2 else "r" if verdict.split else "t"
@@ -158,7 +109,7 @@ def _spread(name: str, spread: Spread | None) -> Row:
 
 
 def curve_rows(study: Study) -> list[Row]:
-    """Accuracy and loss over training time and over samples, of every run."""
+    """Return one row per evaluation of every run."""
     rows = []
     for line in study.lines:
         for run in line.completed:
@@ -183,7 +134,7 @@ def curve_rows(study: Study) -> list[Row]:
 
 
 def _samples_by_step(events: list[list[Event]]) -> dict[int, int]:
-    """How many samples all workers together had seen after so many steps."""
+    """Return the number of samples that all workers together had seen after each step."""
     new: dict[int, float] = {}
     for own in events:
         for e in own:
@@ -197,7 +148,7 @@ def _samples_by_step(events: list[list[Event]]) -> dict[int, int]:
 
 
 def worker_rows(study: Study) -> list[Row]:
-    """Where each worker's time went: mean over the runs of a setting."""
+    """Return the parts of each worker's training time, as means over the runs of a setting."""
     rows = []
     for line in study.lines:
         ranks: dict[tuple[int, str], list[Row]] = {}
@@ -222,7 +173,7 @@ def worker_rows(study: Study) -> list[Row]:
 
 
 def resource_rows(study: Study) -> list[Row]:
-    """CPU, memory, network and disk of each worker over time, of the first run of each setting."""
+    """Return CPU, memory, network and disk of each worker over time, in a setting's first run."""
     rows = []
     for line in study.lines:
         if line.completed:
@@ -268,7 +219,10 @@ def _resources(run: RunRecord) -> list[Row]:
 
 
 def axis_rows(study: Study, axis: str) -> list[Row]:
-    """Along one numeric axis of the grid: one row per setting, in series of what else differs."""
+    """Return one row per setting that has a value on a numeric axis of the grid.
+
+    A series is made of the settings that agree in everything else.
+    """
     rows = []
     for line in study.lines:
         value = number(line.varied.get(axis))
@@ -277,19 +231,14 @@ def axis_rows(study: Study, axis: str) -> list[Row]:
         others = label_of({k: v for k, v in line.varied.items() if k != axis})
         name = others + (f" x {line.workers}" if line.workers > 1 else "")
         row: Row = {"series": name, "full": line.label, "value": value, "samples": line.samples}
-        for key, spread in (
-            ("metric", None if score_of(study).is_accuracy else score_of(study).spread(line)),
-            ("accuracy", line.accuracy),
-            ("train_s", line.train_s),
-            ("time_to_accuracy_s", line.time_to_accuracy),
-        ):
-            row |= _spread(key, spread)
+        for key in ("metric", "accuracy", "train_s", "time_to_accuracy_s"):
+            row |= _spread(key, BY_KEY[key].measure(study, line))
         rows.append(row)
     return rows
 
 
 def numeric_axes(study: Study) -> list[str]:
-    """Axes of the grid, other than the workers, that have numbers as values."""
+    """Return the axes of the grid, other than the workers, whose values are numbers."""
     names = list(
         dict.fromkeys(
             k for line in study.lines for k in line.varied if k not in ("strategy", "threads")
@@ -311,83 +260,6 @@ def number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def write_results(study: Study, path: Path) -> None:
-    """`results.csv`: one row per run."""
-    varied = list(dict.fromkeys(k for line in study.lines for k in line.varied if k != "strategy"))
-    file = io.StringIO(newline="")
-    writer = csv.writer(file)
-    head = [
-        "run",
-        "label",
-        "strategy",
-        "workers",
-        "threads",
-        *(v for v in varied if v != "threads"),
-        "seed",
-        "status",
-    ]
-    worker = [
-        "compute_s",
-        "encode_s",
-        "decode_s",
-        "sync_s",
-        "idle_s",
-        "payload_sent_bytes",
-        "net_sent_bytes",
-        "memory_sent_bytes",
-        "cpu_percent",
-        "rss_peak_bytes",
-    ]
-    writer.writerow(
-        [
-            *head,
-            "oversubscribed",
-            *RESULT_COLUMNS,
-            "metric",
-            "metric_value",
-            "epsilon",
-            "speedup",
-            "speedup_serial",
-            "setting_against_serial",
-            *(f"{w}_mean" for w in worker),
-            "error",
-        ]
-    )
-    for line in study.lines:
-        against = against_serial(study, line)
-        for run in line.runs:
-            alone = Line(line.label, line.workers, line.varied, [run])
-            own, serial = study.own_speedup(alone), study.serial_speedup(alone)
-            config, result = run.record["config"], run.record["result"]
-            means = [alone.over_workers(field_of(key)) for key in worker]
-            writer.writerow(
-                [
-                    run.name, line.label, config.get("strategy"), line.workers, config.get("threads"),
-                    *(line.varied.get(v, "") for v in varied if v != "threads"), run.seed, run.record["status"],
-                    bool(config.get("oversubscribed")), *(result[c] for c in RESULT_COLUMNS),
-                    *((result.get("metric") or {}).get(k) for k in ("name", "value")),
-                    (run.record.get("privacy") or {}).get("epsilon"),
-                    own.mean if own else "", serial.mean if serial else "", against,
-                    *(m.mean if m else "" for m in means), run.record["error"] or "",
-                ]
-            )  # fmt: skip
-    write_text(path, file.getvalue())
-
-
-def against_serial(study: Study, line: Line) -> str:
-    """The verdict on a setting's speed, in a word or three."""
-    found = speed(study, line, study.serial(line)) if line.strategy != "serial" else None
-    if found is None:
-        return ""
-    return (
-        "faster" if found.lower else "slower" if found.higher else "not told apart"
-    ) + found.seen
-
-
-def field_of(key: str) -> Callable[[Row], float | None]:
-    return lambda row: row.get(key)
-
-
 def _round(value: float | None) -> float | None:
-    """Five figures: more is noise, and the page is to be small."""
+    """Round to five digits: more would be noise, and would make the page larger."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Numbers and lists as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def times(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes with the unit that fits."""
+    """Return bytes with a fitting unit."""
     if value is None:
         return "–"
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -41,9 +41,7 @@ def size(value: float | None) -> str:
 
 
 def with_range(spread: Spread | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
-    """The mean, and the lowest and the highest run where there is more than one: `1.70 s
-    (1.41-1.90)`.
-    """
+    """Return the mean with the range over several runs: `1.70 s (1.41-1.90)`."""
     if spread is None:
         return "–"
     mean, low, high = (
@@ -76,7 +74,7 @@ def workers(number: int) -> str:
 
 
 def pace_against(line: Line, serial: Line) -> str:
-    """In seconds where the work is the same, else in samples per second."""
+    """Return both speeds: seconds where the work is the same, else samples per second."""
     if line.train_s is None or serial.train_s is None:
         return ""
     if math.isclose(line.samples, serial.samples, rel_tol=0.01):

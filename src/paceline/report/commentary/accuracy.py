@@ -1,28 +1,27 @@
-"""What was lost and what was gained against serial, in the metric that was asked for: is it told,
-and is it large?
+"""Comments on accuracy: what settings lost or gained against serial, in the metric asked for.
+
+A loss is reported only where the runs show it; a separate question is whether it is large.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.report.comment import Comment
+from paceline.report.commentary.comment import Comment
 from paceline.report.lines import Line, Study
 from paceline.report.noise import TO_ACCURACY, Verdict, judge
 from paceline.report.score import Score, score_of, scored
 from paceline.report.words import listed, seconds, workers
 
-UPDATES_ALONE = (
-    "hogwild",
-    "ps:consistency=async",
-    "ps:consistency=ssp",
-)  # every worker's gradient is an update of its own
+# strategies in which the gradient of each worker is an update by itself
+UPDATES_ALONE = ("hogwild", "ps:consistency=async", "ps:consistency=ssp")
+MOST_FIGURES = 12
 
 Found = tuple[Line, Line, Verdict]
 
 
 def accuracy_paid(study: Study) -> Iterator[Comment]:
-    """Losses: the large ones, else the small ones that are told all the same."""
+    """Report large losses; where there are none, small ones; else that there were none."""
     score, found = score_of(study), _against_serial(study)
     told = [f for f in found if score.worse(f[2]) > 0 and f[2].told]
     worse = [f for f in told if score.worse(f[2]) > score.tiny]
@@ -34,22 +33,20 @@ def accuracy_paid(study: Study) -> Iterator[Comment]:
     elif (several := [f for line, _, f in found if line.workers > 1]) and all(
         f.runs >= 2 for f in several
     ):
-        least = "0.05 points" if score.is_accuracy else "0.1%"
-        if not score.is_accuracy:
-            text = (
-                f"No strategy's {score.name} was worse than serial's by more than"
-                f" {least if told else 'noise'}."
-            )
-        elif told:
-            text = f"No strategy lost more than {least} of accuracy against serial training."
-        else:
-            text = (
-                "No strategy lost accuracy against serial training that could be told from noise."
-            )
-        yield Comment("accuracy", text)
+        yield Comment("accuracy", _no_loss(score, tiny=bool(told)))
+
+
+def _no_loss(score: Score, tiny: bool) -> str:
+    if not score.is_accuracy:
+        least = "0.1%" if tiny else "noise"
+        return f"No strategy's {score.name} was worse than serial's by more than {least}."
+    if tiny:
+        return "No strategy lost more than 0.05 points of accuracy against serial training."
+    return "No strategy lost accuracy against serial training beyond noise."
 
 
 def accuracy_gained(study: Study) -> Iterator[Comment]:
+    """Report large gains."""
     score = score_of(study)
     gained = [f for f in _against_serial(study) if f[2].told and -score.worse(f[2]) >= score.large]
     if gained:
@@ -67,30 +64,27 @@ def _against_serial(study: Study) -> list[Found]:
 
 
 def _told(study: Study, score: Score, found: list[Found], what: str) -> Comment:
-    """One sentence on the largest, the names of all, and the reason where the record shows it."""
+    """Name all settings, the largest difference, and the reason where the record shows it."""
     line, serial, verdict = max(found, key=lambda f: abs(score.worse(f[2])))
     names = listed(list(dict.fromkeys(x.label for x, _, _ in found)))
     gap, own = score.gap(line, serial), score.spread(line)
-    side = (
-        {"gained": "above"}.get(what, "below")
-        if score.is_accuracy
-        else {"gained": "better than"}.get(what, "worse than")
-    )
-    name = "Accuracy" if score.is_accuracy else score.name
-    start = {
-        "lost": f"{name} was lost against serial by {names}: up to",
-        "little": f"{name} was lost against serial by {names}, but little:",
-        "gained": f"{name} was gained against serial by {names}: up to",
-    }[what]
+    gained = what == "gained"
+    verb = "gained" if gained else "lost"
+    if score.is_accuracy:
+        start, side = f"{names} {verb} accuracy against serial", "above" if gained else "below"
+    else:
+        start = f"{names} {verb} in {score.name} against serial"
+        side = "better than" if gained else "worse than"
+    little = ", but little:" if what == "little" else ": up to"
     each_time = f", {verdict.each_time}" if verdict.split else ""
     text = (
-        f"{start} {gap} {side} serial (`{line.label}` with {workers(line.workers)},"
+        f"{start}{little} {gap} {side} serial (`{line.label}` with {workers(line.workers)},"
         f" {score.text(own.mean if own else None)}{each_time}){verdict.seen}."
     )
-    if what == "gained":
+    if gained:
         text += _sooner(study, line, serial) + _reason(line, serial)
-    sign = "+" if what == "gained" else "-"
-    order = sorted(found, key=lambda f: -abs(score.worse(f[2])))[:12]
+    sign = "+" if gained else "-"
+    order = sorted(found, key=lambda f: -abs(score.worse(f[2])))[:MOST_FIGURES]
     return Comment("accuracy", text, {x.id: f"{sign}{score.gap(x, s)}" for x, s, _ in order})
 
 
@@ -109,9 +103,7 @@ def _sooner(study: Study, line: Line, serial: Line) -> str:
 
 
 def _reason(line: Line, serial: Line) -> str:
-    """More updates: with the same global batch, each of the P workers updates the weights by
-    itself.
-    """
+    """Explain a gain by more updates, where workers update alone and the global batch is equal."""
     batches = [
         sum(x.completed[0].record["config"].get("batch_sizes") or [0]) for x in (line, serial)
     ]

@@ -1,4 +1,4 @@
-"""Pieces that charts are put together from, in Vega-Lite's own words."""
+"""Marks, axes and legends that charts are put together from, as Vega-Lite descriptions."""
 
 from __future__ import annotations
 
@@ -9,29 +9,24 @@ Row = dict[str, Any]
 NEUTRAL = "#888888"
 PLAIN_X: Spec = {"field": "p", "type": "quantitative", "scale": {"zero": False, "nice": False}}
 LEGEND: Spec = {"orient": "bottom", "columns": 4, "labelLimit": 240}
-AXIS_FORMATS = {
-    ".2%": ".4~%",
-    ".1%": ".4~%",
-    ".0%": ".4~%",
-    ".3s": "~s",
-    ".2e": "~g",
-}  # trimmed: as many digits as ticks need
+# by the format of a tooltip; ticks need as many digits as tell them apart
+AXIS_FORMATS = {".2%": ".4~%", ".1%": ".4~%", ".0%": ".4~%", ".3s": "~s", ".2e": "~g"}
 
 
 def quantity(field: str, title: str, number: str = "", **scale: Any) -> Spec:
-    """A number on an axis; `number` is how a tooltip shows it."""
+    """Return a number on an axis; `number` is the format in a tooltip."""
     axis = {"format": AXIS_FORMATS.get(number, ",.6~g"), "tickCount": 6}
     return {"field": field, "type": "quantitative", "title": title, "axis": axis, "scale": scale}
 
 
 def colours_of(field: str, mapping: dict[str, str], title: str | None = None) -> Spec:
-    """A colour or shape per name, with a legend."""
+    """Return a colour or shape per name, with a legend."""
     scale = {"domain": list(mapping), "range": list(mapping.values())}
     return {"field": field, "type": "nominal", "scale": scale, "legend": {"title": title, **LEGEND}}
 
 
 def tips(*fields: tuple[str, str, str]) -> list[Spec]:
-    """(field, title, format) as tooltips."""
+    """Return tooltips of (field, title, format)."""
     return [
         {"field": f, "title": title, **({"format": form} if form else {})}
         for f, title, form in fields
@@ -39,7 +34,7 @@ def tips(*fields: tuple[str, str, str]) -> list[Spec]:
 
 
 def only(name: str, series: str = "series") -> Spec:
-    """What is known, of the series that are chosen."""
+    """Keep the rows that have a value and whose series is chosen."""
     return {
         "transform": [
             {"filter": f"isValid(datum['{name}']) && indexof(shown, datum.{series}) >= 0"}
@@ -60,10 +55,8 @@ def ranged(
     colour: Spec,
     shape: Spec,
     tooltip: list[Spec],
-    *,
-    line: bool = True,
 ) -> list[Spec]:
-    """Means as points (hollow where oversubscribed), joined by lines, with the range of
+    """Return means as points (hollow where oversubscribed), joined by a line, with the range of
     the runs.
     """
     name = y["field"]
@@ -89,14 +82,14 @@ def ranged(
         "encoding": {"x": x, "y": y, "color": colour},
     }
     return [
-        *([joined] if line else []),
+        joined,
         {**here, "mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": span},
         {**here, "mark": {"type": "point", "size": 55, "strokeWidth": 1.5}, "encoding": marked},
     ]
 
 
 def dashed(points: list[Row]) -> Spec:
-    """A law to compare with."""
+    """Return a dashed curve to compare with."""
     return {
         "data": {"values": points},
         "mark": {"type": "line", "strokeDash": [5, 4], "color": NEUTRAL, "clip": True},
@@ -105,13 +98,13 @@ def dashed(points: list[Row]) -> Spec:
 
 
 def level(value: float) -> Spec:
-    """A dashed line at one height."""
+    """Return a dashed horizontal line."""
     mark = {"type": "rule", "color": NEUTRAL, "strokeDash": [4, 4]}
     return {"data": {"values": [{}]}, "mark": mark, "encoding": {"y": {"datum": value}}}
 
 
 def cores_line(cores: int, most: int) -> list[Spec]:
-    """Where workers begin to share cores."""
+    """Return a vertical line at the number of cores: beyond it workers share cores."""
     if cores >= most:
         return []
     data = {"values": [{"p": cores, "text": f"{cores} cores"}]}
@@ -131,8 +124,15 @@ def cores_line(cores: int, most: int) -> list[Spec]:
     ]
 
 
+def names(field: str, order: list[str]) -> Spec:
+    """Return an axis of names, in the given order if there is one."""
+    sort = {"sort": order} if order else {}
+    axis = {"labelLimit": 240}
+    return {"field": field, "type": "nominal", "title": None, "axis": axis, **sort}
+
+
 def with_legend(layer: Spec, legend: Spec) -> Spec:
-    """For a picture, which has no list of series beside it."""
+    """Return the layer with a legend: a picture has no list of series beside it."""
     encoding = dict(layer.get("encoding", {}))
     for channel in ("color", "shape", "fill"):
         if channel in encoding and encoding[channel].get("legend", 0) is None:

@@ -1,8 +1,8 @@
-"""One colour and one shape per series, the same in every chart, and told apart with any kind of
-colour vision.
+"""One colour and one shape per series, the same in every chart.
 
-Colours are Paul Tol's "bright" and "vibrant" schemes, which hold on white and on black; more series
-than those differ in shape.
+The colours are from Paul Tol's "bright" and "vibrant" schemes. Readers with any kind of colour
+vision can distinguish them, on white and on black. Series beyond the number of colours differ in
+shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLOURS = (
     "#5566EE",
 )
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
-TOGETHER = "computing and exchange, not told apart"
+TOGETHER = "computing and exchange, not separated"
 PARTS = {
     "compute": "#4477AA",
     "codec": "#228833",
@@ -35,8 +35,9 @@ PARTS = {
 
 
 def assign(series: list[str]) -> dict[str, tuple[str, str]]:
-    """(colour, shape) by label. The first of each strategy takes that strategy's own colour, the
-    others what is left.
+    """Return (colour, shape) by label.
+
+    The first series of each strategy has that strategy's colour, the others have the free ones.
     """
     order = [name for name in strategies.names() if name != "serial"]
     own = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(order)}

@@ -1,0 +1,1 @@
+"""Charts as Vega-Lite descriptions, one file per subject."""

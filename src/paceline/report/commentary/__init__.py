@@ -1,0 +1,1 @@
+"""What the data says, in sentences, one file per subject."""

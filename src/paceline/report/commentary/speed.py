@@ -1,0 +1,119 @@
+"""Comments on speed: slower than serial, close to the fastest, more workers than cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from paceline.report.answer import compared, leader, like_the_leader
+from paceline.report.commentary.comment import Comment
+from paceline.report.commentary.scaling import reasons
+from paceline.report.lines import Line, Study
+from paceline.report.noise import SPEED, Verdict, judge, speed
+from paceline.report.words import count, listed, pace_against, times, workers
+
+SLOWER = 0.03  # a smaller difference is not worth a sentence
+
+Ratio = tuple[str, Line, float]
+
+
+def slower_than_serial(study: Study) -> Iterator[Comment]:
+    """For each strategy slower than serial, say where it was slowest, and why."""
+    for label in study.series:
+        slower: list[tuple[Line, Line, float, Verdict]] = []
+        for line in (x for x in study.lines if x.label == label and x.workers > 1):
+            serial, gain = study.serial(line), study.serial_speedup(line)
+            verdict = speed(study, line, serial)
+            if serial is None or gain is None or verdict is None:
+                continue
+            if verdict.higher and verdict.apart > SLOWER:
+                slower.append((line, serial, gain.mean, verdict))
+        if not slower:
+            continue
+        line, serial, _, verdict = min(slower, key=lambda found: found[2])
+        because, figures = reasons(study, line)
+        shared = f"{_crowd(line)} shared {study.cores} cores." if line.oversubscribed else ""
+        each_time = f" {verdict.each_time}" if verdict.split else ""
+        first = (
+            f"`{label}` with {workers(line.workers)} was slower than serial{each_time}:"
+            f" {pace_against(line, serial)}{verdict.seen}."
+        )
+        against = {f"against serial, {workers(x.workers)}": times(g) for x, _, g, _ in slower}
+        text = " ".join(part for part in (first, shared, because) if part)
+        yield Comment("slower", text, {**against, **figures})
+
+
+def _crowd(line: Line) -> str:
+    """`4 workers with 2 threads each and 1 server`"""
+    threads = f" with {line.threads} threads each" if line.threads > 1 else ""
+    servers = f" and {count(line.servers, 'server')}" if line.servers else ""
+    return f"{workers(line.workers)}{threads}{servers}"
+
+
+def beyond_the_cores(study: Study) -> Iterator[Comment]:
+    """Name the strategies that more workers than cores made slower, or faster."""
+    ratios = [r for label in study.series if (r := _oversubscribed(study, label))]
+    worse, better = [r for r in ratios if r[2] > 1], [r for r in ratios if r[2] <= 1]
+    if worse:
+        label, line, ratio = max(worse, key=lambda found: found[2])
+        most = f". `{label}` lost most" if len(worse) > 1 else ""
+        yield Comment(
+            "oversubscribed",
+            f"More workers than the {study.cores} cores made {listed([w[0] for w in worse])}"
+            f" slower{most}: with {workers(line.workers)} it took {times(ratio)} as long for a"
+            " sample as at its best without oversubscription.",
+            {f"{name} x {x.workers}": times(r) for name, x, r in worse},
+        )
+    if better:
+        yield Comment(
+            "oversubscribed",
+            f"{listed([b[0] for b in better])} gained from more workers than cores.",
+            {f"{name} x {x.workers}": times(r) for name, x, r in better},
+        )
+
+
+def _oversubscribed(study: Study, label: str) -> Ratio | None:
+    """Return a strategy's time per sample with the most workers over its best on free cores."""
+    own = [x for x in study.lines if x.label == label and x.train_s]
+    fitting = [x for x in own if not x.oversubscribed]
+    more = [x for x in own if x.oversubscribed]
+    if not fitting or not more:
+        return None
+    best = min(fitting, key=lambda x: x.sample_s or math.inf)
+    last = max(more, key=lambda x: x.workers)
+    verdict = speed(study, last, best)
+    if not best.sample_s or not last.sample_s or verdict is None:
+        return None
+    large = verdict.told and abs(verdict.apart) > SLOWER
+    return (label, last, last.sample_s / best.sample_s) if large else None
+
+
+def within_noise(study: Study) -> Iterator[Comment]:
+    """Name the settings that do not differ beyond noise from the one that the answer names."""
+    lines = compared(study) or [
+        x for x in study.lines if x.train_s and x.strategy != "serial" and x.workers > 1
+    ]
+    if len(lines) < 2:
+        return
+    if judge(SPEED, study).all is None:
+        yield Comment(
+            "noise",
+            "No setting was run twice: differences in time below 10% are not reported. Use more"
+            " `--seeds`.",
+        )
+        return
+    best, same = leader(study, lines), like_the_leader(study, lines)
+    if same:
+        gain, least = study.serial_speedup(best), min(x.sample_s or math.inf for x in (best, *same))
+        is_fastest = best.sample_s == least and (gain is None or gain.mean > 1)
+        fastest = "the fastest, " if is_fastest else ""
+        yield Comment(
+            "noise",
+            f"{listed([x.id for x in same])} did not differ beyond noise from"
+            f" {fastest}`{best.id}`.",
+            {
+                x.id: f"{x.train_s.low:.2f} to {x.train_s.high:.2f} s"
+                for x in (best, *same)
+                if x.train_s
+            },
+        )
