@@ -340,12 +340,15 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
     when = {f: f.stat().st_mtime_ns for f in runs}
     code, out, err = cli("study", "--short", "--out", "s", "--no-figures")
     assert code == 0
-    assert f"{len(runs)} of {len(runs)} runs are here already" in err
+    assert f"{len(runs)} of {len(runs)} runs are in the folder already" in err
     assert {f: f.stat().st_mtime_ns for f in runs} == when  # nothing was run again
     code, _, err = cli(
         "study", "--short", "--out", "s", "--seeds", "2", "--no-figures"
     )  # more seeds: only those are run
-    assert (code, f"{len(runs)} of {2 * len(runs)} runs are here already" in err) == (0, True)
+    assert (code, f"{len(runs)} of {2 * len(runs)} runs are in the folder already" in err) == (
+        0,
+        True,
+    )
     assert {f: f.stat().st_mtime_ns for f in runs} == when
     code, _, err = cli("study", "--short", "--out", "s", "--set", "lr=0.5")
     assert (code, "holds another study (it differs in lr)" in err) == (2, True)
@@ -422,7 +425,7 @@ def test_a_study_without_a_network_goes_on_with_what_is_built_in(
     )
     code, _out, err = cli("study", str(file), "--fetch", "--no-figures")
     assert code == 0, err
-    assert "going on with fashion-mini" in err
+    assert "using fashion-mini instead" in err
     (record,) = [
         json.loads(f.read_text()) for f in (tmp_path / "runs" / "tiny" / "runs").glob("*/run.json")
     ]

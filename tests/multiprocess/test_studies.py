@@ -72,7 +72,7 @@ def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
         command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert f"{len(before)} of {len(planned)} runs are here already" in done.stderr
+    assert f"{len(before)} of {len(planned)} runs are in the folder already" in done.stderr
     after = records(tmp_path / "s")
     assert set(after) == planned
     assert all(r["status"] == "completed" for r in after.values())
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_a_study_with_a_sentence(tmp_path: Path) -> None:
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 130, err
-    assert "the same command goes on from there" in err
+    assert "the same command continues there" in err
     assert "Traceback" not in err
     assert not psutil.wait_procs(children, timeout=20)[1]
 
@@ -132,7 +132,7 @@ def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
         timeout=120,
         check=False,
     )
-    assert "4 of 5 runs are here already" in again.stderr
+    assert "4 of 5 runs are in the folder already" in again.stderr
 
 
 @pytest.mark.slow

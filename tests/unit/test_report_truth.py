@@ -21,7 +21,6 @@ from rich.console import Console
 from tests.records import run, write_study
 
 from paceline.cli.show import show_run
-from paceline.cli.study import show_study
 from paceline.report.answer import answer, best_lines, compared
 from paceline.report.charts.marks import quantity
 from paceline.report.commentary.all import comments
@@ -35,6 +34,7 @@ from paceline.report.results import write_results
 from paceline.report.score import score_of
 from paceline.report.tables import verdicts
 from paceline.report.words import with_range
+from paceline.terminal.results import show_study
 
 
 @pytest.fixture
@@ -374,7 +374,7 @@ def test_the_metric_that_was_asked_for_leads(study, tmp_path: Path) -> None:
     assert '["metric","test auc","","high"]' in page
     assert "<h3>Test auc</h3>" in page
     console = Console(width=120, record=True, file=io.StringIO())
-    show_study(tmp_path / "t", console)
+    show_study(read_study(tmp_path / "t"), console)
     printed = console.export_text()
     assert "auc" in printed
     assert "0.8705 (0.87-0.871)" in printed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 
@@ -13,17 +11,16 @@ import click
     "--out",
     default=None,
     metavar="FILE",
-    help="where the comparison of two studies goes  [default: compare.html]",
+    help="file of the comparison of two studies  [default: compare.html]",
 )
 @click.option(
     "--figures/--no-figures",
     default=True,
-    help="pictures of the charts as PNG and SVG  [default: yes]",
+    help="write the charts as PNG and SVG  [default: yes]",
 )
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def report(folders: tuple[str, ...], out: str | None, figures: bool, debug: bool) -> None:
-    """Make the report of a study, a run or a folder of runs again, from its records; or compare two
-    of them.
+    """Write the report of a study, a run or a folder of runs from its records, or compare two.
 
     \b
     Examples:
@@ -33,23 +30,26 @@ def report(folders: tuple[str, ...], out: str | None, figures: bool, debug: bool
     """
     from rich.console import Console
 
-    from paceline.cli.study import show_study
     from paceline.errors import BadRequest
     from paceline.report.compare import compare
+    from paceline.report.reading import read_study
     from paceline.report.render import render
+    from paceline.terminal.results import show_study
 
     if len(folders) > 2:
-        raise BadRequest(f"{len(folders)} folders: one to report on, or two to compare")
+        raise BadRequest(
+            f"{len(folders)} folders were given: give one to report on, or two to compare"
+        )
     console = Console()
     if len(folders) == 2:
         page = compare(folders[0], folders[1], out or "compare.html")
     else:
         if out:
             raise BadRequest(
-                "--out is for comparing two studies; the report of one goes into its own folder"
+                "--out needs two studies to compare; the report of one is written into its folder"
             )
         page = render(folders[0], figures=figures)
-        show_study(Path(folders[0]), console)
+        show_study(read_study(folders[0]), console)
     console.print(
         f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False
     )

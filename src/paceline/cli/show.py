@@ -1,4 +1,4 @@
-"""The honest table at the end of a run."""
+"""The tables that a command prints at its end: of a run, and of prepared data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from paceline.data.manifest import Manifest
 from paceline.data.prepare.report import as_text
 from paceline.report.score import only_the_largest_class
 from paceline.report.words import size
+from paceline.terminal.results import machine_line as machine_line
 from paceline.terminal.run import headline
 
 
 def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
-    """The honest table at the end."""
+    """Print the results of a run, its workers, and what qualifies the results."""
     console = Console(stderr=to_stderr)
     result, config = record["result"], record["config"]
-    if not console.is_terminal:  # on a terminal it stands above the bar already
+    if not console.is_terminal:  # on a terminal the headline is above the bar already
         console.print(headline(config, config["threads"]), style="bold", highlight=False)
     table = Table(show_header=False)
     table.add_column()
@@ -31,14 +32,14 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
         ("train loss, last epoch", number(result["train_loss"], ".4f")),
         ("steps", f"{result['steps']:,}"),
         ("samples", f"{result['samples']:,}"),
-        ("training", f"{result['train_s']:.2f} s"),
+        ("training time", f"{result['train_s']:.2f} s"),
         ("samples per second", number(result["samples_per_s"], ",.0f")),
-        ("all in all", f"{result['wall_s']:.2f} s"),
+        ("total (wall clock)", f"{result['wall_s']:.2f} s"),
     ]
     metric, private = result["metric"], record.get("privacy")
     if private:
         rows.insert(1, (f"epsilon at delta {private['delta']:g}", f"{private['epsilon']:.3g}"))
-    if metric and metric["name"] != "accuracy":  # what was asked for comes first
+    if metric and metric["name"] != "accuracy":  # the metric that was asked for is first
         rows.insert(0, (f"test {metric['name']}", number(metric["value"], ".4g")))
     target = config.get("target_accuracy") or config["until_accuracy"]
     if target is not None:
@@ -64,7 +65,7 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     if only:
         console.print(
             f"the accuracy is the share of the largest class ({only}): a model that always answers"
-            " with that class has it, too",
+            " with that class reaches it, too",
             style="yellow",
             markup=False,
         )
@@ -75,7 +76,8 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
         _profile(console, out)
     if record.get("lost"):
         console.print(
-            f"lost on the way: worker {', '.join(map(str, record['lost']))}; the others went on",
+            f"worker {', '.join(map(str, record['lost']))} was lost during the run; the others"
+            " continued",
             style="yellow",
         )
     if private:
@@ -94,7 +96,7 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
 
 
 def _profile(console: Console, out: Path) -> None:
-    """Worker 0's longest functions and operators."""
+    """Print the functions and operators of worker 0 that took most time."""
     from paceline.record.reader import read_worker_events
 
     found = [e for own in read_worker_events(out)[:1] for e in own if e["kind"] == "profile"]
@@ -136,7 +138,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
 
 
 def _apart(workers: list[dict[str, Any]]) -> str:
-    """How far the workers ran apart, in a line; nothing when they did not."""
+    """Return staleness, overlap and distance between replicas in one line; empty without any."""
     names = {
         "staleness_max": "staleness at most {:.0f}",
         "overlap_rate": "{:.0%} of the updates overlapped",
@@ -144,11 +146,6 @@ def _apart(workers: list[dict[str, Any]]) -> str:
     }
     found = {key: [w[key] for w in workers if w.get(key)] for key in names}
     return "; ".join(names[key].format(max(values)) for key, values in found.items() if values)
-
-
-def machine_line(env: dict[str, Any]) -> str:
-    told = {name: env.get(name, "?") for name in ("cpu", "cores", "torch", "python")}
-    return "{cpu}, {cores} cores, torch {torch}, Python {python}".format(**told)
 
 
 def percent(value: float | None) -> str:
@@ -164,7 +161,7 @@ def seconds(value: float | None) -> str:
 
 
 def show_prepared(manifest: Manifest, out: str, to_stderr: bool = False) -> None:
-    """The short data report, and what to type next."""
+    """Print the short report of prepared data, and the command that trains on it."""
     console = Console(stderr=to_stderr)
     text = as_text(manifest)
     console.print(

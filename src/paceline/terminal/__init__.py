@@ -1,1 +1,1 @@
-"""What a person sees while it runs: the bar of a run, the table of a study."""
+"""What a terminal shows: the bar of a run, the tables of a study."""

@@ -1,6 +1,4 @@
-"""What a person sees while a run goes on: a live bar on a terminal, plain lines otherwise, nothing
-when quiet.
-"""
+"""The progress of a run: a live bar on a terminal, plain lines otherwise, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -13,12 +11,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from paceline.request.job import Job
 
-LINE_EVERY_S = 10.0  # when piped: a plain line this often
+LINE_EVERY_S = 10.0
 
 
 class Watch:
-    """Listens to a run. `live`: a bar (None: when this is a terminal); `lines`: plain lines now and
-    then instead.
+    """Shows a run while it trains.
+
+    `live` shows a bar (None: if this is a terminal). Without a bar, `lines` prints a line every ten
+    seconds.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Watch:
             )
         elif kind == "chosen" and content["memory_format"] != "contiguous" and not self.label:
             self._say(
-                f"note: memory_format={content['memory_format']} was measured to be faster here,"
-                " and is used"
+                f"note: memory_format={content['memory_format']} is used: it was measured to be"
+                " faster here"
             )
 
     def _on_progress(self, content: dict[str, Any]) -> None:
         rate = f"{content['samples_per_s']:,.0f} samples/s"
         if self.live:
-            if self._progress is None:  # not before the workers are forked: it runs a thread
+            if self._progress is None:  # it runs a thread: the workers must be forked before
                 self._progress = _bar(self.console)
                 self._progress.start()
                 self._task = self._progress.add_task(
@@ -118,7 +118,7 @@ class Watch:
 
 
 def _shown(content: dict[str, Any]) -> str:
-    """The loss; of a private run what it has spent, and the loss only where it is revealed."""
+    """Return the loss, and the epsilon that a private run has spent; a private loss is hidden."""
     said = [f"epsilon {content['epsilon']:.2f}"] if content.get("epsilon") is not None else []
     if content["loss"] is not None:
         said.append(f"loss {content['loss']:.4f}")
@@ -139,6 +139,7 @@ def _bar(console: Console) -> Progress:
 
 
 def headline(config: dict[str, Any], threads: int) -> str:
+    """Return a run's model, data, strategy, workers and transport in one line."""
     workers = config["workers"]
     codec = f" with {config['codec']}" if config.get("codec", "none") != "none" else ""
     network = f" between hosts ({config['network']})" if config.get("network") else ""

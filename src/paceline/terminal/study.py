@@ -1,6 +1,6 @@
-"""What a person sees while a study goes on: a live table on a terminal, a line per run otherwise.
+"""The progress of a study: a live table on a terminal, one line per run otherwise.
 
-Nothing here runs a thread: workers are forked from this process while the table is shown.
+The table runs no thread, since workers are forked from this process while it is shown.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from paceline.launch.run import Listen
+from paceline.report.words import count, workers
 from paceline.request.job import Job
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun
 from paceline.studies.runner import Listener
+from paceline.terminal.fitting import WRAP, Column, drop, fit_table, shorten, wrap_name
 
 MOST_ROWS = 20
 REFRESH_S = 0.25
 
 
 class StudyTable(Listener):
-    """Listens to a study."""
+    """Shows a study while it runs."""
 
     def __init__(self, *, quiet: bool = False, live: bool | None = None) -> None:
         self.console = Console(stderr=True)
@@ -67,12 +69,10 @@ class StudyTable(Listener):
         )
         self._records = dict(done)
         self._done_before, self._began = len(done), time.monotonic()
-        settings, seeds = len(rounds[0]), len(rounds)
-        self._say(
-            f"{spec.title or spec.name}: {settings} settings x {seeds} seed{'s' * (seeds > 1)}"
-        )
+        settings, seeds = count(len(rounds[0]), "setting"), count(len(rounds), "seed")
+        self._say(f"{spec.title or spec.name}: {settings} x {seeds}")
         if done:
-            self._say(f"{len(done)} of {len(self._planned)} runs are here already")
+            self._say(f"{len(done)} of {len(self._planned)} runs are in the folder already")
         if self.live and len(done) < len(self._planned):
             self._display = Live(
                 self._table(), console=self.console, auto_refresh=False, transient=True
@@ -126,32 +126,38 @@ class StudyTable(Listener):
         many = ", oversubscribed" if record["config"].get("oversubscribed") else ""
         return f"{what}: {result['train_s']:.2f} s{accuracy}{many}"
 
-    # --- the table: what was measured so far, by setting and number of workers
-
     def _table(self) -> Group:
+        """Return the mean training times so far, by setting and number of workers."""
         cells: dict[tuple[str, int], list[PlannedRun]] = defaultdict(list)
         for planned in self._planned:
             cells[planned.setting.label, planned.setting.workers].append(planned)
         labels, counts = list(dict.fromkeys(k[0] for k in cells)), sorted({k[1] for k in cells})
-        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-        table.add_column("training time, mean")
-        for count in counts:
-            table.add_column(f"{count} worker{'s' * (count > 1)}", justify="right", no_wrap=True)
-        active = self._current.setting.label if self._current else None
-        start = (
-            max(0, min(len(labels) - MOST_ROWS, labels.index(active) - MOST_ROWS // 2))
-            if active in labels
-            else 0
-        )
-        for label in labels[start : start + MOST_ROWS]:
-            table.add_row(
-                Text(label), *(self._cell(cells.get((label, count), [])) for count in counts)
+        shown = self._shown(labels)
+        columns = [
+            Column(
+                workers(number),
+                [self._cell(cells.get((label, number), []), "{:.2f} s") for label in shown],
+                [self._cell(cells.get((label, number), []), "{:.3g}") for label in shown],
+                str(number),
             )
-        if len(labels) > MOST_ROWS:
-            table.add_row(Text(f"... {len(labels) - MOST_ROWS} more", style="dim"))
-        return Group(table, self._status())
+            for number in counts
+        ]
+        active = self._current.setting.workers if self._current else counts[0]
+        by_distance = sorted(zip(counts, columns, strict=True), key=lambda c: -abs(c[0] - active))
+        steps = [*map(shorten, columns), WRAP, *(drop(column) for _, column in by_distance)]
+        table = fit_table(self.console, "training time (s)", shown, columns, steps, _frame)
+        if len(labels) > len(shown):
+            table.add_row(Text(f"... {len(labels) - len(shown)} more", style="dim"))
+        return Group(table, *self._status())
 
-    def _cell(self, planned: list[PlannedRun]) -> Text:
+    def _shown(self, labels: list[str]) -> list[str]:
+        """Return the rows that fit, around the current setting."""
+        active = self._current.setting.label if self._current else None
+        middle = labels.index(active) - MOST_ROWS // 2 if active in labels else 0
+        start = max(0, min(len(labels) - MOST_ROWS, middle))
+        return labels[start : start + MOST_ROWS]
+
+    def _cell(self, planned: list[PlannedRun], form: str) -> Text:
         if not planned:
             return Text("")
         records = [self._records[p.name] for p in planned if p.name in self._records]
@@ -159,13 +165,14 @@ class StudyTable(Listener):
         running = self._current in planned
         if any(r["status"] != "completed" for r in records):
             return Text("failed", style="red")
-        text = f"{fmean(times):.2f} s" if times else "·"
+        text = form.format(fmean(times)) if times else "·"
         return Text(
             f"> {text}" if running else text,
             style="bold cyan" if running else "" if times else "dim",
         )
 
-    def _status(self) -> Table:
+    def _status(self) -> list[RenderableType]:
+        """Return a bar with the time left, and the current setting."""
         done, total = len(self._records), len(self._planned)
         here = (
             self._progress.get("step", 0) / self._progress["total"]
@@ -174,23 +181,24 @@ class StudyTable(Listener):
         )
         elapsed, new = time.monotonic() - self._began, done - self._done_before + here
         left = (
-            f", about {_clock(max(0.0, total - done - here) * elapsed / new)} left"
+            f", about {_minutes(max(0.0, total - done - here) * elapsed / new)} left"
             if new >= 1
             else ""
         )
-        row = Table.grid(padding=(0, 1))
-        running = (
-            f"{self._current.setting.label} x {self._current.setting.workers}"
-            if self._current
-            else ""
-        )
-        row.add_row(
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
             ProgressBar(total=total, completed=done + here, width=24),
-            f"{done}/{total} runs, {_clock(elapsed)}{left}",
-            running,
+            f"{done}/{total} runs, {_minutes(elapsed)}{left}",
         )
-        return row
+        if self._current is None:
+            return [bar]
+        name = f"running {self._current.setting.label} x {self._current.setting.workers}"
+        return [bar, Text(wrap_name(name, self.console.width))]
 
 
-def _clock(seconds: float) -> str:
+def _frame() -> Table:
+    return Table(box=None, padding=(0, 0, 0, 1), pad_edge=False, header_style="dim")
+
+
+def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
