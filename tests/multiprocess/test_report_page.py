@@ -38,9 +38,16 @@ def made_up(folder: Path) -> Path:
                     else {}
                 )
                 runs.append(
-                    run(strategy, workers, train_s, accuracy - 0.001 * seed, reached_s=train_s / 2, target=0.8,
-                        each=[{**parts, **extra}] * workers)
-                )  # fmt: skip
+                    run(
+                        strategy,
+                        workers,
+                        train_s,
+                        accuracy - 0.001 * seed,
+                        reached_s=train_s / 2,
+                        target=0.8,
+                        each=[{**parts, **extra}] * workers,
+                    )
+                )
     return write_study(folder, runs, events=True)
 
 
@@ -52,10 +59,27 @@ def test_the_page_draws_filters_and_needs_nothing(tmp_path: Path) -> None:
     found = look(page, tmp_path / "profile")
     names = {name for name, _, _ in found["charts"]}
     assert names >= {
-        "speedup", "speedup_serial", "efficiency", "train_s", "accuracy", "time_to_accuracy_s", "steps_to_accuracy",
-        "sent_bytes", "sync_ms", "staleness", "distance", "accuracy_over_train_s", "accuracy_over_samples",
-        "loss_over_train_s", "time_per_step", "time_per_worker", "cpu_percent", "memory_mb", "net_mb_per_s", "disk_mb_per_s",
-    }  # fmt: skip
+        "speedup",
+        "speedup_serial",
+        "efficiency",
+        "train_s",
+        "accuracy",
+        "time_to_accuracy_s",
+        "steps_to_accuracy",
+        "sent_bytes",
+        "sync_ms",
+        "staleness",
+        "distance",
+        "accuracy_over_train_s",
+        "accuracy_over_samples",
+        "loss_over_train_s",
+        "time_per_step",
+        "time_per_worker",
+        "cpu_percent",
+        "memory_mb",
+        "net_mb_per_s",
+        "disk_mb_per_s",
+    }
     assert (found["before"], found["without"], found["none"], found["all"]) == (9, 5, 0, 9)
     assert (found["serial_bars"], found["four_bars"]) == (3, 12)
     pair = {row[0]: row[1:] for row in found["pair"]}

@@ -44,8 +44,12 @@ def twice(*args: Any, by: float = 0.005, **known: Any) -> list[dict[str, Any]]:
 
 
 def test_the_fastest_is_named_with_its_figures(study) -> None:
-    found = study(*twice("serial", 1, 4.0, 0.97), *twice("allreduce", 1, 4.1, 0.97), *twice("allreduce", 2, 2.2, 0.97),
-                  *twice("psgd", 2, 2.0, 0.90))  # fmt: skip
+    found = study(
+        *twice("serial", 1, 4.0, 0.97),
+        *twice("allreduce", 1, 4.1, 0.97),
+        *twice("allreduce", 2, 2.2, 0.97),
+        *twice("psgd", 2, 2.0, 0.90),
+    )
     first, second, third = answer(found)
     assert (
         "The fastest was `psgd` with 2 workers: 2.00x as fast as serial, 2.00 s of training against"
@@ -144,8 +148,12 @@ def test_every_setting_is_compared_with_its_own_serial(study) -> None:
     def of(model: str, *args: Any) -> list[dict[str, Any]]:
         return twice(*args, varied={"model": model})
 
-    found = study(*of("mlp", "serial", 1, 1.0, 0.5), *of("cnn", "serial", 1, 8.0, 0.99), *of("mlp", "psgd", 2, 1.01, 0.5),
-                  *of("cnn", "psgd", 2, 4.0, 0.99))  # fmt: skip
+    found = study(
+        *of("mlp", "serial", 1, 1.0, 0.5),
+        *of("cnn", "serial", 1, 8.0, 0.99),
+        *of("mlp", "psgd", 2, 1.01, 0.5),
+        *of("cnn", "psgd", 2, 4.0, 0.99),
+    )
     first, second, *_ = answer(found)
     assert (
         "`psgd, model=cnn` with 2 workers: 2.00x as fast as serial, 4.00 s of training against"
@@ -167,8 +175,12 @@ def test_ddp_is_not_said_to_compute_longer(study) -> None:
 
 
 def test_weak_scaling_is_told_per_sample(study) -> None:
-    found = study(*twice("serial", 1, 4.0, 0.97), *twice("psgd", 1, 4.0, 0.97), *twice("psgd", 2, 4.4, 0.97, samples=4000),
-                  *twice("psgd", 4, 8.8, 0.97, samples=8000))  # fmt: skip
+    found = study(
+        *twice("serial", 1, 4.0, 0.97),
+        *twice("psgd", 1, 4.0, 0.97),
+        *twice("psgd", 2, 4.4, 0.97, samples=4000),
+        *twice("psgd", 4, 8.8, 0.97, samples=8000),
+    )
     assert "909 samples/s against serial's 500" in answer(found)[0]
     assert "Amdahl" not in said(found, "linear")
     assert said(found, "oversubscribed") == ""  # 4 workers: twice the time for twice the work

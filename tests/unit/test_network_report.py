@@ -21,9 +21,17 @@ def grid(folder: Path, times: dict[tuple[str, str], float | None], **known: Any)
     for (network, codec), seconds in times.items():
         for factor in (0.995, 1.005):
             record = run(
-                "allreduce", 4, 10.0 * factor, 0.9, reached_s=seconds and seconds * factor, target=0.85, codec=codec,
-                network=network, varied={"network": network, "codec": codec}, **known,
-            )  # fmt: skip
+                "allreduce",
+                4,
+                10.0 * factor,
+                0.9,
+                reached_s=seconds and seconds * factor,
+                target=0.85,
+                codec=codec,
+                network=network,
+                varied={"network": network, "codec": codec},
+                **known,
+            )
             if codec != "none":
                 record["codec"] = {"message_bytes": 1000, "plain_bytes": 32_000}
                 for worker in record["workers"]:
@@ -42,9 +50,13 @@ def said(study: Study, kind: str) -> list[str]:
 
 
 FAST_ONLY_WHERE_SLOW = {
-    ("unlimited", "none"): 4.0, ("unlimited", "sign"): 5.0, ("10mbit", "none"): 100.0, ("10mbit", "sign"): 10.0,
-    ("100mbit", "none"): 12.0, ("100mbit", "sign"): None,
-}  # fmt: skip
+    ("unlimited", "none"): 4.0,
+    ("unlimited", "sign"): 5.0,
+    ("10mbit", "none"): 100.0,
+    ("10mbit", "sign"): 10.0,
+    ("100mbit", "none"): 12.0,
+    ("100mbit", "sign"): None,
+}
 
 
 def test_networks_are_put_in_order() -> None:

@@ -23,9 +23,19 @@ def private(workers: int, accuracy: float, trust: str = "peers", **told: Any) ->
         "allreduce", workers, 2.0, accuracy, varied={"privacy": f"epsilon=3,trust={trust}"}
     )
     record["privacy"] = {
-        "epsilon": 2.9, "delta": 1e-5, "epsilon_rdp": 3.2, "noise": 1.1, "noise_per_worker": 1.1, "clip": 1.0, "steps": 500,
-        "sampling": "poisson", "trust": trust, "private": True, "guarantee": [f"First of {trust}.", "Second."], **told,
-    }  # fmt: skip
+        "epsilon": 2.9,
+        "delta": 1e-5,
+        "epsilon_rdp": 3.2,
+        "noise": 1.1,
+        "noise_per_worker": 1.1,
+        "clip": 1.0,
+        "steps": 500,
+        "sampling": "poisson",
+        "trust": trust,
+        "private": True,
+        "guarantee": [f"First of {trust}.", "Second."],
+        **told,
+    }
     return record
 
 

@@ -294,8 +294,11 @@ def test_a_small_loss_beyond_noise_is_told_as_such(study) -> None:
 
 def test_adding_workers_is_not_judged_within_noise(study) -> None:
     known = {"cores": 4}
-    found = study(*seeds("serial", 1, (3.8, 4.0, 4.2), **known), *seeds("allreduce", 1, (3.8, 4.0, 4.2), **known),
-                  *seeds("allreduce", 2, (3.81, 4.01, 4.21), **known))  # fmt: skip
+    found = study(
+        *seeds("serial", 1, (3.8, 4.0, 4.2), **known),
+        *seeds("allreduce", 1, (3.8, 4.0, 4.2), **known),
+        *seeds("allreduce", 2, (3.81, 4.01, 4.21), **known),
+    )
     told = " ".join(answer(found))
     assert "Adding workers did not pay" not in told
     assert "do not show which number of workers is fastest for `allreduce`" in told
@@ -336,8 +339,8 @@ def test_one_seed_that_is_far_apart_is_told_as_seen_once(study, tmp_path: Path) 
     found = on_links(study, seconds)
     text = said(found, "network")
     assert (
-        "reached the target accuracy 3.00x as soon as plain all-reduce (3.00 s against 9.00 s) (seen in"
-        " one run)" in text
+        "reached the target accuracy 3.00x as soon as plain all-reduce (3.00 s against 9.00 s) (seen"
+        " in one run)" in text
     )
     assert (
         "compression does not pay: the best codec, `sign`, took 2.00x the time of plain all-reduce"
@@ -362,8 +365,11 @@ def test_the_metric_that_was_asked_for_leads(study, tmp_path: Path) -> None:
         answer(alone)[0]
         == "`allreduce` with 2 workers trained for 12.62 s, to auc 0.8663 (76.38% accuracy)."
     )
-    several = study(*(measured("serial", 1, 4.0 + s, 0.87 + s) for s in (0, 0.001)),
-                    *(measured("psgd", 2, 2.0 + s, 0.80 + s) for s in (0, 0.001)), folder="t")  # fmt: skip
+    several = study(
+        *(measured("serial", 1, 4.0 + s, 0.87 + s) for s in (0, 0.001)),
+        *(measured("psgd", 2, 2.0 + s, 0.80 + s) for s in (0, 0.001)),
+        folder="t",
+    )
     assert "ending at auc 0.8005 (serial: 0.8705)" in answer(several)[0]
     assert answer(several)[1] == "Every setting that was faster than serial lost in auc."
     assert "`psgd` lost in auc against serial: up to 0.07 worse than serial" in said(
@@ -589,9 +595,13 @@ def test_numbers_of_a_hostile_record_are_escaped(study) -> None:
     record = run("serial", 1, 2.0)
     bad = "<img src=x onerror=alert(1)>"
     record["data"] = {
-        "name": "d", "engine": "polars", "master": None, "rows": {"train": 1, "test": 1}, "shards": bad,
+        "name": "d",
+        "engine": "polars",
+        "master": None,
+        "rows": {"train": 1, "test": 1},
+        "shards": bad,
         "seconds": {"read": 1.0},
-    }  # fmt: skip
+    }
     found = study(record)
     found.lines[0].runs[0].record["config"]["workers"] = bad
     assert "<img" not in origin_table(found)

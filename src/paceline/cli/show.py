@@ -13,6 +13,7 @@ from paceline.data.manifest import Manifest
 from paceline.data.prepare.report import as_text
 from paceline.report.score import only_the_largest_class
 from paceline.report.words import size
+from paceline.terminal.fitting import Column, drop, fit_table
 from paceline.terminal.results import machine_line as machine_line
 from paceline.terminal.run import headline
 
@@ -60,7 +61,7 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
             table.add_row(*row)
     console.print(table)
     if config["workers"] > 1:
-        console.print(_workers(record["workers"]))
+        console.print(_workers(record["workers"], console))
     only = only_the_largest_class(record)
     if only:
         console.print(
@@ -120,21 +121,23 @@ def _profile(console: Console, out: Path) -> None:
         console.print(table)
 
 
-def _workers(workers: list[dict[str, Any]]) -> Table:
-    table = Table()
-    for heading in ("worker", "samples", "compute", "sync", "idle", "sent", "CPU", "peak memory"):
-        table.add_column(heading, justify="right")
-    for w in workers:
-        serves = w["role"] == "server"
-        table.add_row(
-            f"server {w['rank']}" if serves else str(w["rank"]),
-            "" if serves else f"{w['samples']:,.0f}",
-            *("" if serves else seconds(w[key]) for key in ("compute_s", "sync_s", "idle_s")),
-            size(w["payload_sent_bytes"]),
-            number(w["cpu_percent"], ".0f") + "%",
-            size(w["rss_peak_bytes"]),
-        )
-    return table
+def _workers(workers: list[dict[str, Any]], console: Console) -> Table:
+    """Return a row per rank. A server has no samples, and its times are not those of training."""
+
+    def of_worker(worker: dict[str, Any], text: str) -> str:
+        return "" if worker["role"] == "server" else text
+
+    samples = Column("samples", [of_worker(w, f"{w['samples']:,.0f}") for w in workers])
+    parts = [
+        Column(part, [of_worker(w, seconds(w[f"{part}_s"])) for w in workers])
+        for part in ("compute", "sync", "idle")
+    ]
+    cpu = Column("CPU", [number(w["cpu_percent"], ".0f") + "%" for w in workers])
+    memory = Column("peak memory", [size(w["rss_peak_bytes"]) for w in workers])
+    sent = Column("sent", [size(w["payload_sent_bytes"]) for w in workers])
+    names = [f"{'server ' if w['role'] == 'server' else ''}{w['rank']}" for w in workers]
+    columns, steps = [samples, *parts, sent, cpu, memory], [drop(cpu), drop(samples), drop(memory)]
+    return fit_table(console, "worker", names, columns, steps, Table)
 
 
 def _apart(workers: list[dict[str, Any]]) -> str:

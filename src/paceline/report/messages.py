@@ -82,8 +82,8 @@ def what_compression_costs(study: Study) -> Iterator[Comment]:
             yield Comment(
                 "codec",
                 f"`{line.id}` hardly learned ({percent(own.mean)} against {percent(best)}):"
-                " random-k sends each number about once in 1/ratio steps, and then it is stale. It is"
-                " a baseline for top-k.",
+                " random-k sends each number about once in 1/ratio steps, and then it is stale. It"
+                " is a baseline for top-k.",
             )
         encode, decode, sync = (line.per_step(k) for k in ("encode_s", "decode_s", "sync_s"))
         if encode and decode and sync and encode.mean + decode.mean > sync.mean > 0:

@@ -67,7 +67,10 @@ def privacy_table(study: Study) -> str:
         "<p class=soft>Noise is in units of the clip norm. Epsilon holds for one run: the epsilons"
         " of several runs on the same people add up.</p>"
     )
-    return f"<section id=privacy><h2>What privacy promises</h2>{table(head, rows)}{meanings}{note}</section>"
+    return (
+        f"<section id=privacy><h2>What privacy promises</h2>{table(head, rows)}{meanings}{note}"
+        "</section>"
+    )
 
 
 def _meanings(lines: list[Line]) -> dict[str, str]:

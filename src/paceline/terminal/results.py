@@ -21,8 +21,8 @@ def show_study(study: Study, console: Console) -> None:
     lines = best_lines(study)
     console.print(_table(study, lines, console))
     notes = (
-        "Times are in seconds, accuracy is in per cent. The numbers are means, with the lowest and"
-        " the highest run in brackets. Each setting is shown at its own best number of workers."
+        "Times are in seconds, accuracy is in per cent. The numbers are means; brackets hold the"
+        " lowest and the highest run. Each setting is shown at its own best number of workers."
     )
     if any(line.oversubscribed for line in lines):
         notes += f" * oversubscribed: more workers and servers than the {study.cores} cores."

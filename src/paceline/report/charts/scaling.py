@@ -27,7 +27,8 @@ PLANS = (
         "speedup_serial",
         "Speed",
         "times as fast as serial, one thread",
-        "The dashed line is ideal: P workers are P times as fast. Hollow points are oversubscribed.",
+        "The dashed line is ideal: P workers are P times as fast. Hollow points are"
+        " oversubscribed.",
         law=IDEAL,
     ),
     _Plan(
