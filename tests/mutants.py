@@ -67,7 +67,13 @@ AREAS = {
         ("unit/test_checkpoint.py", "contract/test_strategies.py", "contract/test_regressions.py"),
     ),
     "verdicts": Area(
-        ("report/noise.py", "report/score.py", "report/answer.py", "report/accuracy.py"),
+        (
+            "report/noise.py",
+            "report/score.py",
+            "report/answer.py",
+            "report/accuracy.py",
+            "report/commentary/accuracy.py",
+        ),
         ("unit/test_report_truth.py", "unit/test_commentary.py"),
     ),
 }

@@ -15,7 +15,7 @@ from paceline.report.render import tables_of
 
 
 def worker(rank: int, **known: Any) -> dict[str, Any]:
-    """One worker's part of run.json."""
+    """Return one worker's part of run.json."""
     return {
         "rank": rank,
         "role": "worker",
@@ -71,7 +71,7 @@ def run(
     target: float | None = None,
     **config: Any,
 ) -> dict[str, Any]:
-    """One run.json."""
+    """Return the content of a run.json."""
     share = {"samples": samples / workers, "compute_s": train_s}
     found = [worker(r, **{**share, **(each[r] if each else {})}) for r in range(workers)]
     return {
@@ -119,8 +119,9 @@ def run(
 def write_study(
     folder: Path, runs: list[dict[str, Any]], events: bool = False, **about: Any
 ) -> Path:
-    """A study's folder: runs of the same strategy, workers and varied options are seeds of one
-    setting.
+    """Write a study's folder.
+
+    Runs with the same strategy, workers and varied options are seeds of one setting.
     """
     planned, seeds = [], {}
     for record in runs:
@@ -215,9 +216,7 @@ def _events(record: dict[str, Any], w: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def recompute(folder: Path) -> int:
-    """Speedup, efficiency, bytes and the parts of a step, computed from the run.json files alone;
-    how many settings " "there were.
-    """
+    """Check the report's figures against run.json files alone; return the number of settings."""
     about = json.loads((folder / "study.json").read_text())
     records = {
         p["name"]: json.loads((folder / "runs" / p["name"] / "run.json").read_text())
@@ -252,7 +251,7 @@ def recompute(folder: Path) -> int:
             assert row[f"{part}_ms"] == pytest.approx(
                 fmean(1e3 * w[f"{part}_s"] / w["steps"] for w in each), rel=1e-4
             )
-        for run_ in runs:  # a worker's parts are its training time
+        for run_ in runs:  # the parts of a worker's time add up to its training time
             slowest = max(
                 w["compute_s"] + w["sync_s"] + w["idle_s"]
                 for w in run_["workers"]

@@ -164,7 +164,7 @@ def test_records_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         read_study(tmp_path / "nowhere")
 
 
-def test_runs_that_nobody_planned_together_are_told_apart(tmp_path: Path) -> None:
+def test_runs_without_a_study_are_grouped_by_the_options_that_differ(tmp_path: Path) -> None:
     for number, (transport, batch, seed) in enumerate(
         (("gloo", 64, 0), ("shm", 64, 0), ("shm", 64, 1), ("shm", 512, 0))
     ):

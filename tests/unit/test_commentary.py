@@ -1,4 +1,4 @@
-"""Made-up records: what is said about them, and what is not."""
+"""What the report says about made-up records, and what it must not say."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from paceline.report.commentary.all import comments
 from paceline.report.commentary.costs import slope
 from paceline.report.commentary.scaling import amdahl
 from paceline.report.lines import Study
-from paceline.report.noise import SPEED, Noise, judge
+from paceline.report.noise import SPEED, Noise, judge, quantile
 from paceline.report.reading import read_study
 
 
@@ -32,7 +32,7 @@ def said(found: Study, kind: str) -> str:
 
 
 def twice(*args: Any, by: float = 0.005, **known: Any) -> list[dict[str, Any]]:
-    """Two seeds, a little apart."""
+    """Return two seeds whose times differ by twice `by`."""
     strategy, workers, train_s, accuracy = args
     known.setdefault("target", None)
     return [
@@ -83,7 +83,7 @@ def test_single_runs_are_told_as_such(study) -> None:
     assert "did not differ beyond noise" not in said(found, "noise")
     assert "No strategy lost accuracy" not in said(
         found, "accuracy"
-    )  # one run each does not carry that
+    )  # one run each does not show that
 
 
 def test_without_serial_or_workers_the_answer_is_modest(study) -> None:
@@ -114,7 +114,7 @@ def test_equal_settings_are_seldom_told_apart(study) -> None:
     verdict = judge(SPEED, found)
     noise = verdict.all
     assert noise is not None
-    assert noise.freedom == 40  # of 80: the median uses half of what is known
+    assert noise.freedom == 40  # of 80: the median uses half of the degrees of freedom
     assert noise.deviation == pytest.approx(0.1, rel=0.2)
     pairs = [(a, b) for i, a in enumerate(found.lines) for b in found.lines[:i]]
     assert sum(verdict(a, b).beyond_noise for a, b in pairs) <= 0.03 * len(pairs)
@@ -132,11 +132,11 @@ def test_few_runs_need_large_differences() -> None:
     assert two is not None
     assert three is not None
     assert two.deviation == pytest.approx(three.deviation)
-    assert two.threshold(2, 2) > 10 * three.threshold(2, 2)
+    assert quantile(two.freedom) > 10 * quantile(three.freedom)  # times the same deviation
 
 
 def test_one_wild_setting_does_not_hide_what_others_show(study) -> None:
-    """Three seeds at 10, 90 and 30% of one setting: ten points that another lost are still seen."""
+    """One setting has 10, 90 and 30%; the ten points that another lost are still reported."""
     calm = [r for n in range(6) for r in twice(f"s{n}", 2, 2.0, 0.95)]
     wild = [run("wild", 2, 2.0, a) for a in (0.1, 0.9, 0.3)]
     found = study(*twice("serial", 1, 4.0, 0.95), *calm, *wild, *twice("psgd", 2, 1.0, 0.85))
@@ -164,7 +164,7 @@ def test_every_setting_is_compared_with_its_own_serial(study) -> None:
 
 
 def test_ddp_is_not_said_to_compute_longer(study) -> None:
-    """Its exchange is inside the backward pass: nobody can tell."""
+    """Its exchange happens during the backward pass: its time is not measured separately."""
     hidden = [{"compute_s": 3.6, "sync_s": None, "idle_s": None}] * 2
     found = study(
         *twice("serial", 1, 4.0, 0.97),
@@ -281,10 +281,10 @@ def test_the_target_that_was_not_reached(study) -> None:
     found = study(run("serial", 1, 4.0, reached_s=2.0, target=0.9), run("psgd", 2, 2.0, target=0.9))
     assert "`psgd x 2` did not reach the target of 90% in every run" in said(found, "target")
     assert found.line("psgd", 2).time_to_accuracy is None
-    everybody = read_study(
+    reached = read_study(
         write_study(found.folder / "t", [run("serial", 1, 4.0, reached_s=2.0, target=0.9)])
     )
-    assert said(everybody, "target") == ""
+    assert said(reached, "target") == ""
 
 
 def test_what_cannot_be_told_from_the_fastest(study) -> None:

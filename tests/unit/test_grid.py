@@ -1,4 +1,4 @@
-"""StudySpec files: the grid that follows from them, and what is refused."""
+"""Study files: the grid that follows from them, and what is refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The map of bandwidths and the table of messages, from made-up records whose answer is known."""
+"""The map of networks and the table of messages, from made-up records with a known answer."""
 
 from pathlib import Path
 from typing import Any

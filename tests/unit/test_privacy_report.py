@@ -1,4 +1,4 @@
-"""What the report says of private runs, from made-up records whose answer is known."""
+"""What the report says about private runs, from made-up records with a known answer."""
 
 from __future__ import annotations
 

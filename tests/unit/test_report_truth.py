@@ -137,12 +137,12 @@ def overlap(one: Line, other: Line, key: str) -> bool:
 
 
 def apart(one: Line, other: Line, key: str = "train_s") -> bool:
-    """At least two runs each, and ranges that do not overlap."""
+    """Whether both have at least two runs, and their ranges do not overlap."""
     return min(len(one.completed), len(other.completed)) >= 2 and not overlap(one, other, key)
 
 
 def assert_true(found: Study) -> None:
-    """No sentence of the page contradicts the ranges of the runs."""
+    """Assert that no sentence of the page contradicts the ranges of the runs."""
     texts = [*answer(found), *(c.text for c in comments(found))]
     by_id = {line.id: line for line in found.lines}
     lines, serial = compared(found), by_id["serial x 1"]
@@ -220,7 +220,7 @@ def in_memory(runs: list[dict[str, Any]]) -> Study:
 def test_no_sentence_contradicts_the_runs(
     count: int, truths: list[tuple[float, float, float, int]], seed: int
 ) -> None:
-    """Known truths (equal, apart, heavy noise), one to four runs each."""
+    """The true times and noises are known; every setting has one to four runs."""
     luck = random.Random(seed)
     runs = [
         run("serial", 1, 4.0 * math.exp(luck.gauss(0, 0.02)), 0.9 + luck.gauss(0, 0.002))
@@ -267,7 +267,7 @@ def test_a_noisy_setting_is_judged_by_its_own_runs(study) -> None:
 
 
 def test_oversubscribed_settings_do_not_blur_the_others(study) -> None:
-    """A t-test tells 1.2x between calm settings on their own cores, whatever crowded ones do."""
+    """A t-test shows 1.2x between settings that fit the cores, however noisy the others are."""
     calm = [r for i in range(5) for r in seeds(f"s{i}", 2, (2.97, 3.0, 3.03))]
     crowded = [r for i in range(9) for r in seeds(f"s{i}", 4, (1.5, 3.0, 6.0))]
     found = study(*seeds("serial", 1, (3.56, 3.6, 3.64)), *calm, *crowded)
@@ -488,7 +488,7 @@ def test_gains_are_told_with_their_reason(study) -> None:
 def test_amdahl_is_left_out_where_it_says_nothing(
     study, strategy: str, sent: int, spread: float
 ) -> None:
-    """Nothing is sent; or the noise is larger than the share."""
+    """The strategy sends nothing, or the noise is larger than the share."""
     each = [{"payload_sent_bytes": sent}] * 2
     times = tuple(2.6 * (1 + s * spread) for s in (-1, 0, 1))
     alone = tuple(4.0 * (1 + s * spread) for s in (-1, 0, 1))
@@ -578,7 +578,7 @@ def test_one_run_is_one_run(study, tmp_path: Path) -> None:
 
 
 def test_labels_of_an_axis_differ() -> None:
-    """83.3% 83.3% 83.4% 83.4%: ticks that are close need more digits."""
+    """Ticks that are close need more digits than 83.3% 83.3% 83.4% 83.4%."""
     from vl_convert import vegalite_to_svg
 
     rows = [{"x": i, "y": 0.8331 + 0.0004 * i} for i in range(5)]
@@ -608,7 +608,7 @@ def test_numbers_of_a_hostile_record_are_escaped(study) -> None:
 
 
 def test_the_pages_words_are_those_of_the_answer(study, tmp_path: Path) -> None:
-    """The whole page of the user's study, figures left out."""
+    """The page of the shared machine's study, without figures."""
     found = study(*shared_machine())
     text = write(found, tmp_path / "s", False, lambda _: None).read_text()
     assert "faster in all 3 rounds" in text

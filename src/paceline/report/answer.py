@@ -56,7 +56,7 @@ def like_the_leader(study: Study, lines: list[Line]) -> list[Line]:
     verdicts = [
         (x, speed(study, x, best)) for x in lines if x is not best and x.context == best.context
     ]
-    return [x for x, v in verdicts if v is not None and v.runs >= 2 and not v.told]
+    return [x for x, v in verdicts if v is not None and v.runs >= 2 and not v.differs]
 
 
 def best_lines(study: Study) -> list[Line]:
@@ -138,7 +138,7 @@ def _none_faster(
     )
     none = "No setting with several workers was"
     if all(mean_of(study.serial_speedup(x)) < 1 for x in lines):
-        if not verdict.told and verdict.runs >= 2:
+        if not verdict.differs and verdict.runs >= 2:
             return (
                 f"{none} faster than serial; the nearest, `{best.id}`, did not differ beyond noise:"
                 f" {pace}{ends}."
@@ -203,7 +203,7 @@ def _largest_class(study: Study) -> list[str]:
     found = {
         x.id: only_the_largest_class(x.completed[0].record) for x in study.lines if x.completed
     }
-    same = {name: told for name, told in found.items() if told}
+    same = {name: largest for name, largest in found.items() if largest}
     if not same:
         return []
     accuracy = next(x.accuracy for x in study.lines if x.id in same)
@@ -227,7 +227,7 @@ def _adding_workers(study: Study, lines: list[Line]) -> str:
         first = min(own, key=lambda x: x.sample_s or math.inf)
         verdicts = [speed(study, x, first) for x in own if x is not first]
         once |= any(v is not None and v.runs < 2 for v in verdicts)
-        if all(v is not None and v.told for v in verdicts):
+        if all(v is not None and v.differs for v in verdicts):
             best[label] = first.workers
         else:
             unclear.append(label)

@@ -53,31 +53,33 @@ def ratio(x: Line, y: Line) -> Spread:
 
 def verdict(a: Study, b: Study, x: Line, y: Line) -> str:
     """Say what changed beyond noise in speed and in the score."""
-    told = []
+    changes = []
     pace, score = judge(SPEED, a, b)(y, x), score_of(a, b)
-    if pace is not None and pace.told:
-        told.append(f"{times(ratio(x, y).mean)} as fast")
+    if pace is not None and pace.differs:
+        changes.append(f"{times(ratio(x, y).mean)} as fast")
     change = judge(score.quantity, a, b)(y, x)
     own, new = score.spread(x), score.spread(y)
-    if change is not None and own and new and change.told:
+    if change is not None and own and new and change.differs:
         by = new.mean - own.mean
-        told.append(
+        changes.append(
             f"{score.name} {100 * by:+.2f} points"
             if score.is_accuracy
             else f"{score.name} {by:+.3g}"
         )
-    if told:
-        return ", ".join(told)
+    if changes:
+        return ", ".join(changes)
     once = pace is None or pace.runs < 2
     return "within noise" if not once else "run once: no difference above 10%"
 
 
 def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
     faster = [
-        (x, y) for x, y in pairs if (found := judge(SPEED, a, b)(y, x)) is not None and found.told
+        (x, y)
+        for x, y in pairs
+        if (found := judge(SPEED, a, b)(y, x)) is not None and found.differs
     ]
     up, down = [p for p in faster if ratio(*p).mean > 1], [p for p in faster if ratio(*p).mean < 1]
-    told = [
+    sentences = [
         f"{count(len(pairs), 'setting')} {'are' if len(pairs) != 1 else 'is'} in both: {len(up)}"
         f" became faster, {len(down)} became slower, and {len(pairs) - len(faster)} did not change"
         " beyond noise."
@@ -85,13 +87,13 @@ def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
     for name, group, pick in (("gain", up, max), ("loss", down, min)):
         if group:
             most = pick(group, key=lambda p: ratio(*p).mean)
-            told.append(
+            sentences.append(
                 f"The largest {name} was `{most[0].id}`: {times(ratio(*most).mean)} as fast as"
                 " before."
             )
     others = changed_options(pairs)
     if others:
-        told.append(
+        sentences.append(
             f"The studies also differ in options, which may explain changes: {', '.join(others)}."
         )
     machines = [
@@ -100,11 +102,11 @@ def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
         for s in (a, b)
     ]
     if machines[0] != machines[1]:
-        told.append(
+        sentences.append(
             f"The studies were measured on different machines ({machines[0]}; {machines[1]}), which"
             " may explain changes."
         )
-    return told
+    return sentences
 
 
 def changed_options(pairs: list[tuple[Line, Line]]) -> list[str]:

@@ -79,7 +79,7 @@ def soonest(study: Study) -> str:
             continue
         best = min(timed, key=_to_accuracy)
         verdicts = {way_of(x): judge(TO_ACCURACY, study)(x, best) for x in timed if x is not best}
-        same = [way for way, v in verdicts.items() if v is not None and not v.told]
+        same = [way for way, v in verdicts.items() if v is not None and not v.differs]
         once |= any(v is not None and v.runs < 2 for v in verdicts.values())
         tied = f" (no clear difference to {listed(same, 3)})" if same else ""
         first.setdefault(f"`{way_of(best)}`{tied}", []).append(network)

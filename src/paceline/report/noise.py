@@ -9,7 +9,7 @@ are oversubscribed. For times it is the deviation of the logarithm, which makes 
 is robust: a setting that diverges with some seeds does not hide what the others show. A setting
 whose own runs differ more than the pooled noise is judged by its own runs.
 
-Two settings differ ("told") in one of three cases:
+Two settings differ (`Verdict.differs`) in one of three cases:
 
 - A t-test with that noise says so with 99% confidence.
 - Every run of one is below every run of the other, with at least two runs each: ranges that do not
@@ -17,7 +17,7 @@ Two settings differ ("told") in one of three cases:
 - No setting was run twice, and the difference is large (`Quantity.once`). The sentence then says
   "seen in one run".
 
-Whether a difference that is told is also large is a separate question: see `score.py`.
+Whether such a difference is large is a separate question: see `score.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from statistics import fmean, median, variance
 
 from paceline.report.lines import Line, Spread, Study
 
-ONCE = 0.10  # with one run each, a relative difference above this is told
+ONCE = 0.10  # with one run each, a relative difference above this counts
 FEW = 5  # settings: the noise of fewer is a plain mean, of more a median
 WILD = 5.0  # times the pooled variance: such a setting is judged by its own runs alone
 HAIR = 1e-12  # a smaller difference is rounding
@@ -76,10 +76,6 @@ class Noise:
             max(1, freedom // 2),
         )
 
-    def threshold(self, one: int, other: int) -> float:
-        """Return the distance above which means of so many runs differ with 99% confidence."""
-        return quantile(self.freedom) * self.deviation * math.sqrt(1 / one + 1 / other)
-
 
 def quantile(freedom: float) -> float:
     """Return Student's t for 99% confidence; between entries of the table, the larger one."""
@@ -105,7 +101,7 @@ class Quantity:
     name: str
     values: Callable[[Line], Sequence[float]]
     relative: bool = True  # compare ratios, not differences
-    once: float = ONCE  # with one run each, a difference above this is told
+    once: float = ONCE  # with one run each, a difference above this counts
     alone_is_serial: bool = False
 
 
@@ -121,16 +117,16 @@ class Verdict:
     rounds: bool  # both have the same seeds
 
     @property
-    def told(self) -> bool:
+    def differs(self) -> bool:
         return self.beyond_noise or self.split
 
     @property
     def lower(self) -> bool:
-        return self.told and self.apart < 0
+        return self.differs and self.apart < 0
 
     @property
     def higher(self) -> bool:
-        return self.told and self.apart > 0
+        return self.differs and self.apart > 0
 
     @property
     def seen(self) -> str:

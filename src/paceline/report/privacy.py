@@ -21,7 +21,7 @@ def private_lines(study: Study) -> list[Line]:
 def guarantee(line: Line) -> dict[str, Any]:
     """Return the privacy record of the run with the largest epsilon."""
     found: list[dict[str, Any]] = [r.record["privacy"] for r in line.completed]
-    return max(found, key=lambda told: told["epsilon"])
+    return max(found, key=lambda record: record["epsilon"])
 
 
 def privacy_table(study: Study) -> str:
@@ -44,18 +44,18 @@ def privacy_table(study: Study) -> str:
     )
     rows = []
     for line in lines:
-        told = guarantee(line)
+        record = guarantee(line)
         cells = (
-            html.escape(line.id) + ("" if told["private"] else " <b>not private</b>"),
-            f"{told['epsilon']:.3g}",
-            f"{told['delta']:g}",
-            f"{told['epsilon_rdp']:.3g}",
-            f"{told['noise']:.3g}",
-            f"{told['noise_per_worker']:.3g}",
-            f"{told['clip']:g}",
-            html.escape(told["sampling"]),
-            html.escape(told["trust"]),
-            f"{told['steps']:,}",
+            html.escape(line.id) + ("" if record["private"] else " <b>not private</b>"),
+            f"{record['epsilon']:.3g}",
+            f"{record['delta']:g}",
+            f"{record['epsilon_rdp']:.3g}",
+            f"{record['noise']:.3g}",
+            f"{record['noise_per_worker']:.3g}",
+            f"{record['clip']:g}",
+            html.escape(record["sampling"]),
+            html.escape(record["trust"]),
+            f"{record['steps']:,}",
             score_of(study).text(own.mean if (own := score_of(study).spread(line)) else None),
         )
         rows.append(cells)
@@ -77,10 +77,10 @@ def _meanings(lines: list[Line]) -> dict[str, str]:
     """Return the guarantee for every kind of trust, from the setting with the most workers."""
     found: dict[str, str] = {}
     for line in sorted(lines, key=lambda x: -x.workers):
-        told = guarantee(line)
+        record = guarantee(line)
         found.setdefault(
-            f"trust={told['trust']}" if line.workers > 1 else "one worker",
-            " ".join(told["guarantee"]),
+            f"trust={record['trust']}" if line.workers > 1 else "one worker",
+            " ".join(record["guarantee"]),
         )
     return found
 
@@ -89,10 +89,10 @@ def epsilon_of(line: Line) -> str:
     """`, with epsilon 3 at delta 1e-5`; empty for a setting without privacy."""
     if not line.completed or not line.completed[0].record.get("privacy"):
         return ""
-    told = guarantee(line)
-    delta = f"{told['delta']:g}".replace("e-0", "e-")
-    return f", with epsilon {told['epsilon']:.3g} at delta {delta}" + (
-        "" if told["private"] else " (not private: secure=false)"
+    record = guarantee(line)
+    delta = f"{record['delta']:g}".replace("e-0", "e-")
+    return f", with epsilon {record['epsilon']:.3g} at delta {delta}" + (
+        "" if record["private"] else " (not private: secure=false)"
     )
 
 
@@ -134,14 +134,14 @@ def what_privacy_costs(study: Study) -> Iterator[Comment]:
         without = without_privacy(study, best)
         verdict = scored(study, best, without)
         if without is not None and verdict is not None:
-            told, reference = guarantee(best), score.spread(without)
+            record, reference = guarantee(best), score.spread(without)
             yield Comment(
                 "privacy",
-                f"At epsilon {told['epsilon']:.3g} (delta {told['delta']:g}) the best private"
+                f"At epsilon {record['epsilon']:.3g} (delta {record['delta']:g}) the best private"
                 f" setting, `{best.id}`, reached {score.text(scores[best.id])}; without privacy"
                 f" `{without.id}` reached {score.text(reference.mean if reference else None)}:"
                 f" {_cost(study, best, without, verdict)}.",
-                {"trust": str(told["trust"]), "noise": f"{told['noise']:.3g}"},
+                {"trust": str(record["trust"]), "noise": f"{record['noise']:.3g}"},
             )
     yield from _more_workers(study)
 
@@ -149,7 +149,7 @@ def what_privacy_costs(study: Study) -> Iterator[Comment]:
 def _cost(study: Study, line: Line, without: Line, verdict: Verdict) -> str:
     score = score_of(study)
     worse, gap = score.worse(verdict), score.gap(line, without)
-    if not verdict.told:
+    if not verdict.differs:
         if not worse:
             return "privacy cost nothing here"
         why = (

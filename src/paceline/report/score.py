@@ -124,7 +124,7 @@ def scored(study: Study, line: Line, serial: Line | None) -> Verdict | None:
 def lost(study: Study, line: Line, serial: Line | None, least: float = 0.0) -> bool:
     """Whether the runs show that a score is worse than serial's by at least so much."""
     found, score = scored(study, line, serial), score_of(study)
-    return found is not None and found.told and score.worse(found) >= max(least, score.tiny)
+    return found is not None and found.differs and score.worse(found) >= max(least, score.tiny)
 
 
 def standing(study: Study, line: Line, serial: Line) -> str:
@@ -134,7 +134,7 @@ def standing(study: Study, line: Line, serial: Line) -> str:
         return ""
     worse, gap = score.worse(found), score.gap(line, serial)
     tiny = abs(worse) <= score.tiny
-    if (tiny and worse <= 0) or (worse < 0 and not found.told):
+    if (tiny and worse <= 0) or (worse < 0 and not found.differs):
         return (
             "no less accurate than serial"
             if score.is_accuracy
@@ -155,8 +155,8 @@ def standing(study: Study, line: Line, serial: Line) -> str:
 
 def _how(found: Verdict) -> str:
     if found.runs < 2:
-        return " (seen in one run)" if found.told else " in one run, which may be chance"
-    if not found.told:
+        return " (seen in one run)" if found.differs else " in one run, which may be chance"
+    if not found.differs:
         return ", which is within noise"
     return f", {found.each_time}" if found.split else ", which is more than noise"
 

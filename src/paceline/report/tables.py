@@ -35,7 +35,6 @@ def line_rows(study: Study) -> list[Row]:
             "x": round(line.workers + DODGE * place * min(1.0, 12 / len(series)), 4),
             "runs": len(line.completed),
             "oversubscribed": line.oversubscribed,
-            "reached": "{} of {}".format(*line.reached),
         }
         for name, spread in measured(study, line).items():
             row |= _spread(name, spread)
@@ -93,7 +92,7 @@ def letter(verdict: Verdict) -> str:
     They differ: `r` in every run; `t` by a t-test; `o` in the one run of each.
     No difference was shown: `n` within noise; `1` one run each.
     """
-    if verdict.told:
+    if verdict.differs:
         return "o" if verdict.runs < 2 else "r" if verdict.split else "t"
     return "1" if verdict.runs < 2 else "n"
 

@@ -32,7 +32,7 @@ from paceline.studies.plan import PlannedRun, rounds_of, scaled
 
 
 class Listener:
-    """Is told how a study proceeds; this one ignores everything."""
+    """Receives the progress of a study; this class ignores it, and displays override it."""
 
     def planned(
         self, spec: StudySpec, rounds: list[list[PlannedRun]], done: dict[str, dict[str, Any]]

@@ -86,5 +86,5 @@ def _sent(line: Line) -> str:
 
 def machine_line(environment: dict[str, Any]) -> str:
     """Return the processor, the cores, and the versions of torch and Python in one line."""
-    told = {name: environment.get(name, "?") for name in ("cpu", "cores", "torch", "python")}
-    return "{cpu}, {cores} cores, torch {torch}, Python {python}".format(**told)
+    known = {name: environment.get(name, "?") for name in ("cpu", "cores", "torch", "python")}
+    return "{cpu}, {cores} cores, torch {torch}, Python {python}".format(**known)

@@ -23,17 +23,17 @@ Found = tuple[Line, Line, Verdict]
 def accuracy_paid(study: Study) -> Iterator[Comment]:
     """Report large losses; where there are none, small ones; else that there were none."""
     score, found = score_of(study), _against_serial(study)
-    told = [f for f in found if score.worse(f[2]) > 0 and f[2].told]
-    worse = [f for f in told if score.worse(f[2]) > score.tiny]
+    beyond_noise = [f for f in found if score.worse(f[2]) > 0 and f[2].differs]
+    worse = [f for f in beyond_noise if score.worse(f[2]) > score.tiny]
     large = [f for f in worse if score.worse(f[2]) >= score.large]
     if large:
-        yield _told(study, score, large, "lost")
+        yield _comment_on(study, score, large, "lost")
     elif worse:
-        yield _told(study, score, worse, "little")
+        yield _comment_on(study, score, worse, "little")
     elif (several := [f for line, _, f in found if line.workers > 1]) and all(
         f.runs >= 2 for f in several
     ):
-        yield Comment("accuracy", _no_loss(score, tiny=bool(told)))
+        yield Comment("accuracy", _no_loss(score, tiny=bool(beyond_noise)))
 
 
 def _no_loss(score: Score, tiny: bool) -> str:
@@ -48,9 +48,11 @@ def _no_loss(score: Score, tiny: bool) -> str:
 def accuracy_gained(study: Study) -> Iterator[Comment]:
     """Report large gains."""
     score = score_of(study)
-    gained = [f for f in _against_serial(study) if f[2].told and -score.worse(f[2]) >= score.large]
+    gained = [
+        f for f in _against_serial(study) if f[2].differs and -score.worse(f[2]) >= score.large
+    ]
     if gained:
-        yield _told(study, score, gained, "gained")
+        yield _comment_on(study, score, gained, "gained")
 
 
 def _against_serial(study: Study) -> list[Found]:
@@ -63,7 +65,7 @@ def _against_serial(study: Study) -> list[Found]:
     return found
 
 
-def _told(study: Study, score: Score, found: list[Found], what: str) -> Comment:
+def _comment_on(study: Study, score: Score, found: list[Found], what: str) -> Comment:
     """Name all settings, the largest difference, and the reason where the record shows it."""
     line, serial, verdict = max(found, key=lambda f: abs(score.worse(f[2])))
     names = listed(list(dict.fromkeys(x.label for x, _, _ in found)))

@@ -37,7 +37,7 @@ def from_linear(study: Study) -> Iterator[Comment]:
             yield Comment("linear", f"{text}: practically linear.", figures)
             continue
         verdict = speed(study, top, study.line(label, 1) or study.serial(top))
-        if verdict is not None and verdict.runs >= 2 and not verdict.told:
+        if verdict is not None and verdict.runs >= 2 and not verdict.differs:
             text += " (the speedup is within noise)"
         serial_share = _serial_share(study, own, top, verdict)
         if serial_share is not None:
@@ -88,7 +88,7 @@ def amdahl(points: list[tuple[int, float]]) -> float | None:
 def reasons(study: Study, line: Line) -> tuple[str, dict[str, str]]:
     """Return sentences on what took a setting's time, as far as it was measured, and figures."""
     sync, idle = line.share("sync_s"), line.share("idle_s")
-    figures, told = {}, []
+    figures, sentences = {}, []
     if sync is not None and idle is not None:
         figures = {"exchange": percent(sync, 0), "waiting": percent(idle, 0)}
         shares = ((sync, "the exchange"), (idle, "waiting for the slowest"))
@@ -98,21 +98,21 @@ def reasons(study: Study, line: Line) -> tuple[str, dict[str, str]]:
             if share >= TELLING
         ]
         if spent:
-            told.append(f"A worker spent {' and '.join(spent)}.")
+            sentences.append(f"A worker spent {' and '.join(spent)}.")
     # without times of the exchange, the computing time includes it
     grown = _compute_growth(study, line) if sync is not None else None
     if grown is not None:
         figures["computing per sample against one worker"] = times(grown)
         if grown >= 1 + TELLING:
             shared = "shared cores" if line.oversubscribed else "shared memory and caches"
-            told.append(
+            sentences.append(
                 f"Computing one sample took {times(grown)} as long as in one worker (smaller"
                 f" batches, {shared})."
             )
     sent = line.per_step("payload_sent_bytes")
     if sent is not None:
         figures["bytes per worker and step"] = size(sent.mean)
-    return " ".join(told), figures
+    return " ".join(sentences), figures
 
 
 def _compute_growth(study: Study, line: Line) -> float | None:

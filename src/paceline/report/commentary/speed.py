@@ -84,7 +84,7 @@ def _oversubscribed(study: Study, label: str) -> Ratio | None:
     verdict = speed(study, last, best)
     if not best.sample_s or not last.sample_s or verdict is None:
         return None
-    large = verdict.told and abs(verdict.apart) > SLOWER
+    large = verdict.differs and abs(verdict.apart) > SLOWER
     return (label, last, last.sample_s / best.sample_s) if large else None
 
 

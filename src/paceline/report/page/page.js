@@ -1,6 +1,8 @@
 "use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const state = { shown: DATA.series.slice(), workers: DATA.default_workers, line: DATA.default_line };
+const state = {
+  shown: DATA.series.slice(), workers: DATA.default_workers, line: DATA.default_line,
+};
 const views = new Map();
 
 function dark() {
@@ -13,8 +15,11 @@ function theme() {
   const colour = (name) => css.getPropertyValue(name).trim();
   return {
     background: "transparent", font: "system-ui, sans-serif",
-    axis: { labelColor: colour("--soft"), titleColor: colour("--soft"), gridColor: colour("--line"), domainColor: colour("--line"),
-      tickColor: colour("--line"), titleFontWeight: "normal", labelFontSize: 11, titleFontSize: 12 },
+    axis: {
+      labelColor: colour("--soft"), titleColor: colour("--soft"), gridColor: colour("--line"),
+      domainColor: colour("--line"), tickColor: colour("--line"), titleFontWeight: "normal",
+      labelFontSize: 11, titleFontSize: 12,
+    },
     legend: { labelColor: colour("--ink"), titleColor: colour("--soft"), labelFontSize: 11 },
     view: { stroke: "transparent" },
   };
@@ -25,7 +30,10 @@ async function draw(holder) {
   const spec = structuredClone(chart.spec);
   for (const param of spec.params) if (param.name in state) param.value = state[param.name];
   spec.data = { values: DATA.tables[chart.table] };
-  const options = { actions: false, renderer: "svg", mode: "vega-lite", logLevel: 1, config: theme(), tooltip: { theme: dark() ? "dark" : "light" } };
+  const options = {
+    actions: false, renderer: "svg", mode: "vega-lite", logLevel: 1, config: theme(),
+    tooltip: { theme: dark() ? "dark" : "light" },
+  };
   views.get(holder)?.finalize();
   const result = await vegaEmbed(holder, spec, options);
   views.set(holder, result.view);
@@ -36,7 +44,10 @@ let queue = Promise.resolve();
 function drawLater(holder) {
   if (holder.dataset.drawn || holder.dataset.queued) return queue;
   holder.dataset.queued = "true";
-  queue = queue.then(() => draw(holder)).catch((error) => { holder.textContent = "this chart could not be drawn: " + error; console.error(error); });
+  queue = queue.then(() => draw(holder)).catch((error) => {
+    holder.textContent = "this chart could not be drawn: " + error;
+    console.error(error);
+  });
   return queue;
 }
 
@@ -45,16 +56,19 @@ function drawAll() { document.querySelectorAll(".chart").forEach(drawLater); ret
 async function set(name, value) {
   state[name] = value;
   for (const [holder, view] of views) {
-    if (DATA.charts[holder.dataset.chart].spec.params.some((p) => p.name === name)) { view.signal(name, value); await view.runAsync(); }
+    if (DATA.charts[holder.dataset.chart].spec.params.some((p) => p.name === name)) {
+      view.signal(name, value);
+      await view.runAsync();
+    }
   }
 }
 
-// --- choosing
+// --- the reader chooses series, workers, a setting, and a theme
 
 for (const box of document.querySelectorAll("input[data-series]")) {
   box.addEventListener("change", () => {
-    const chosen = [...document.querySelectorAll("input[data-series]:checked")].map((b) => b.dataset.series);
-    set("shown", chosen);
+    const checked = [...document.querySelectorAll("input[data-series]:checked")];
+    set("shown", checked.map((b) => b.dataset.series));
   });
 }
 for (const button of document.querySelectorAll("button[data-choose]")) {
@@ -64,64 +78,87 @@ for (const button of document.querySelectorAll("button[data-choose]")) {
     set("shown", all ? DATA.series.slice() : []);
   });
 }
-document.getElementById("workers")?.addEventListener("change", (e) => set("workers", Number(e.target.value)));
-document.getElementById("line")?.addEventListener("change", (e) => set("line", e.target.value));
+const onChange = (id, act) => document.getElementById(id)?.addEventListener("change", act);
+onChange("workers", (e) => set("workers", Number(e.target.value)));
+onChange("line", (e) => set("line", e.target.value));
+
+async function drawAgain() { for (const holder of views.keys()) await draw(holder); }
 document.getElementById("theme").addEventListener("click", async () => {
   document.documentElement.dataset.theme = dark() ? "light" : "dark";
-  for (const holder of views.keys()) await draw(holder);
+  await drawAgain();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", async () => { for (const holder of views.keys()) await draw(holder); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);
 
-// --- any two settings side by side
+// --- two settings side by side
 
 function format(value, kind) {
   if (value === null || value === undefined) return "–";
   if (kind === "percent") return (100 * value).toFixed(2) + "%";
-  if (kind === "bytes") { for (const [u, s] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (value >= s) return (value / s).toPrecision(3) + " " + u; return value.toFixed(0) + " B"; }
+  if (kind === "bytes") {
+    const units = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+    for (const [unit, size] of units) {
+      if (value >= size) return (value / size).toPrecision(3) + " " + unit;
+    }
+    return value.toFixed(0) + " B";
+  }
   if (kind === "ms") return value.toFixed(2) + " ms";
-  return Number(value.toPrecision(4)).toLocaleString("en") + (kind === "s" ? " s" : kind === "x" ? "x" : "");
+  const unit = { s: " s", x: "x" }[kind] ?? "";
+  return Number(value.toPrecision(4)).toLocaleString("en") + unit;
 }
 
-function letterOf(key, a, b) { // the verdicts of noise.py; a letter is explained in tables.py
+// The verdict of noise.py on two rows, as a letter that `letter` in tables.py explains.
+function letterOf(key, a, b) {
   const [i, j] = [a, b].map((row) => DATA.tables.lines.indexOf(row));
   return i === j ? "n" : DATA.verdicts[key][Math.max(i, j)][Math.min(i, j)];
 }
 
+function verdictOn(key, kind, better, a, b) {
+  const x = a[key], y = b[key], letter = letterOf(key, a, b);
+  const how = { r: ", in every run", t: "", o: " (seen in one run)" }[letter];
+  if (x === y) return "the same";
+  if (kind === "bytes" && key.endsWith("sent_bytes")) {
+    return better ? (x < y ? a.id : b.id) + " sends less" : "they differ";
+  }
+  if (letter === "1") return "one run each: too close to tell";
+  if (letter === "n") return "within noise";
+  if (how === undefined) return "";
+  if (!better) return "they differ" + how;
+  return ((x < y) === (better === "low") ? a.id : b.id) + " is better" + how;
+}
+
 function compare() {
-  const [a, b] = ["one", "other"].map((id) => DATA.tables.lines.find((row) => row.id === document.getElementById(id).value));
+  const chosen = (id) => document.getElementById(id).value;
+  const row = (id) => DATA.tables.lines.find((line) => line.id === chosen(id));
+  const [a, b] = [row("one"), row("other")];
   const body = document.getElementById("pair");
   body.replaceChildren();
   for (const [key, title, kind, better] of DATA.compared) {
-    const x = a[key], y = b[key];
-    if ((x === null || x === undefined) && (y === null || y === undefined)) continue;
-    const known = x !== null && y !== null && x !== undefined && y !== undefined;
-    const letter = known ? letterOf(key, a, b) : "-";
-    const how = { r: ", in every run", t: "", o: " (seen in one run)" }[letter];
-    let verdict = "";
-    if (known && x === y) verdict = "the same";
-    else if (known && kind === "bytes" && key.endsWith("sent_bytes")) verdict = better ? (x < y ? a.id : b.id) + " sends less" : "they differ";
-    else if (letter === "1") verdict = "one run each: too close to tell";
-    else if (letter === "n") verdict = "within noise";
-    else if (how !== undefined && better) verdict = ((x < y) === (better === "low") ? a.id : b.id) + " is better" + how;
-    else if (how !== undefined) verdict = "they differ" + how;
-    const row = document.createElement("tr");
-    for (const text of [title, format(x, kind), format(y, kind), known && x ? (y / x).toPrecision(3) : "–", verdict]) {
+    const x = a[key] ?? null, y = b[key] ?? null;
+    if (x === null && y === null) continue;
+    const known = x !== null && y !== null;
+    const ratio = known && x ? (y / x).toPrecision(3) : "–";
+    const verdict = known ? verdictOn(key, kind, better, a, b) : "";
+    const line = document.createElement("tr");
+    for (const text of [title, format(x, kind), format(y, kind), ratio, verdict]) {
       const cell = document.createElement("td");
       cell.textContent = text;
-      row.append(cell);
+      line.append(cell);
     }
-    row.firstChild.className = row.lastChild.className = "text";
-    body.append(row);
+    line.firstChild.className = line.lastChild.className = "text";
+    body.append(line);
   }
 }
 if (document.getElementById("pair")) {
-  for (const id of ["one", "other"]) document.getElementById(id).addEventListener("change", compare);
+  for (const id of ["one", "other"]) onChange(id, compare);
   compare();
 }
 
-// --- drawing: what is in sight first, the rest when there is time, all of it before printing
+// --- draw the charts in sight first, the rest soon after, and all of them before printing
 
-const sight = new IntersectionObserver((entries) => { for (const e of entries) if (e.isIntersecting) drawLater(e.target); }, { rootMargin: "400px" });
+const drawVisible = (entries) => {
+  for (const entry of entries) if (entry.isIntersecting) drawLater(entry.target);
+};
+const sight = new IntersectionObserver(drawVisible, { rootMargin: "400px" });
 document.querySelectorAll(".chart").forEach((holder) => sight.observe(holder));
 setTimeout(drawAll, 400);
 addEventListener("beforeprint", drawAll);
