@@ -490,7 +490,7 @@ def test_pytorchs_hooks_do_not_end_the_process() -> None:
     (once in fifty times).
     """
     program = (
-        "from paceline.bench.codecs import bench_codecs\nfor _ in range(150): bench_codecs('cnn',"
+        "from paceline.bench.measure.codecs import bench_codecs\nfor _ in range(150): bench_codecs('cnn',"
         " 4, 1, 20_000, print)"
     )
     done = subprocess.run(

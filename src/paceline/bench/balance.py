@@ -1,97 +1,48 @@
-"""`paceline bench balance`: one of two workers slowed down; how much of both workers' speed is
-left.
+"""Balance batch sizes by speed where one worker is slow.
+
+The contenders are all-reduce with equal batch sizes, all-reduce with batch sizes by measured speed,
+and the ideal: the sum of both workers' own speeds.
+
+\b
+Examples:
+  paceline bench balance
+  paceline bench balance --slower 2 --rounds 9
 """
 
 from __future__ import annotations
 
-import statistics
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from paceline.bench.strategies import folder_and_data
-from paceline.launch.run import run
-from paceline.request.config import Config
-from paceline.request.prepare import prepare
+from paceline.bench.parts.benchmark import DATA_DIR, ROUNDS, Option, Say
+from paceline.bench.parts.table import Table
 
-LINES: dict[str, dict[str, Any]] = {
-    "apart": {"strategy": "psgd", "shard": "global"},
-    "plain": {"strategy": "allreduce"},
-    "balanced": {"strategy": "allreduce", "balance": "measured"},
+OPTIONS = {
+    "rounds": ROUNDS,
+    "steps": Option(400, "steps per round", least=30),
+    "batch_size": Option(64, "samples per worker and step before balancing", least=2),
+    "slower": Option(3.0, "how many times as slow worker 1 is", least=1.0),
+    "data_dir": DATA_DIR,
 }
+DIGITS = {"samples/s": ",.0f", "accuracy": ".3f", "ratio": ".2f"}
 
 
-def bench_balance(
-    data_dir: str | None,
-    rounds: int,
-    steps: int,
-    batch_size: int,
-    slower: float,
-    say: Callable[[str], None],
+def measure(
+    say: Say, rounds: int, steps: int, batch_size: int, slower: float, data_dir: str | None
 ) -> dict[str, Any]:
-    """`apart`: nobody waits for anybody, so its workers' speeds add up to the ideal."""
-    _, data = folder_and_data(data_dir)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in LINES}
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        for number in range(rounds):
-            say(f"round {number + 1} of {rounds}")
-            for name, options in LINES.items():
-                config = {
-                    "data": data.name, "model": "cnn", "workers": 2, "threads": 1, "batch_size": batch_size, "steps": steps,
-                    "memory_format": "channels_last", "faults": (f"slow:rank=1,factor={slower:g}",), "seed": number,
-                    "out": f"{folder}/{name}-{number}", **({"data_dir": data_dir} if data_dir else {}), **options,
-                }  # fmt: skip
-                job = prepare(Config.make(config), lambda c: Path(folder))
-                runs[name].append(run(job, lambda kind, content: None, clean=True))
-    ideal = [sum(_speed(w) for w in r["workers"]) for r in runs["apart"]]
-    slow = [_speed(r["workers"][1]) for r in runs["apart"]]
-    plain, balanced = (
-        [r["result"]["samples_per_s"] for r in runs[name]] for name in ("plain", "balanced")
+    from paceline.bench.measure.balance import bench_balance
+
+    return bench_balance(data_dir, rounds, steps, batch_size, slower, say)
+
+
+def show(result: dict[str, Any]) -> Iterator[Table | str]:
+    rows = []
+    for row in result["rows"]:
+        median, low, high = (f"{row[k]:{DIGITS[row['unit']]}}" for k in ("median", "min", "max"))
+        rows.append((row["title"], median, f"{low} - {high}", row["goal"]))
+    yield Table(
+        ("", "median", "min - max", "goal"),
+        rows,
+        f"cnn on {result['data']}, batch {result['batch_size']} x 2, worker 1"
+        f" {result['slower']:g} times as slow, {result['steps']} steps, {result['rounds']} rounds",
     )
-    within = [
-        r["result"]["samples_per_s"] / sum(_speed(w) for w in r["workers"])
-        for r in runs["balanced"]
-    ]
-    accuracies = {
-        name: [r["result"]["test_accuracy"] for r in runs[name]] for name in ("plain", "balanced")
-    }
-    rows = [
-        _row("the two, apart: the ideal", ideal),
-        _row("all-reduce", plain),
-        _row("all-reduce, balance=measured", balanced),
-        _row("all-reduce / the slow worker's own pace", _per_round(plain, slow), "ratio", "<= 2"),
-        _row("balanced / ideal", _per_round(balanced, ideal), "ratio", ">= 0.85"),
-        _row("balanced / what its workers computed at, in the same run", within, "ratio"),
-        _row("accuracy, all-reduce", accuracies["plain"], "accuracy"),
-        _row("accuracy, balanced", accuracies["balanced"], "accuracy", "the same"),
-    ]
-    sizes = [r["balance"][-1]["batch_sizes"] if r["balance"] else None for r in runs["balanced"]]
-    return {
-        "data": data.name,
-        "rounds": rounds,
-        "steps": steps,
-        "slower": slower,
-        "rows": rows,
-        "batch_sizes": sizes,
-    }
-
-
-def _speed(worker: dict[str, Any]) -> float:
-    return float(worker["samples"] / worker["compute_s"])
-
-
-def _per_round(ours: list[float], theirs: list[float]) -> list[float]:
-    return [a / b for a, b in zip(ours, theirs, strict=True)]
-
-
-def _row(
-    title: str, values: list[float], unit: str = "samples/s", goal: str = ""
-) -> dict[str, Any]:
-    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {
-        "title": title if unit == "ratio" else f"{title}, {unit}" if unit == "samples/s" else title,
-        **found,
-        "unit": unit,
-        "goal": goal,
-    }

@@ -1,171 +1,62 @@
-"""`paceline bench shards`: what it costs to open shards, to train from them, and to stream more
-than memory may hold.
+"""Measure opening, training from and streaming of shards.
 
-Opening and memory are measured in new processes. Throughput: the same model on the same rows in the
-same order, from mapped shards and from tensors in memory, in neighbouring blocks of steps, one
-thread.
+Training from shards is compared with training from memory; the stream is larger than its window.
+
+\b
+Examples:
+  paceline bench shards
+  paceline bench shards --shards 4 --megabytes 20 --rounds 5
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
+from paceline.bench.parts.benchmark import Option, Say
+from paceline.bench.parts.table import Table
+from paceline.report.words import size
 
-from paceline.data.base import TensorSamples
-from paceline.data.batches import ShardBatches
-from paceline.data.manifest import Manifest, ShardWriter
-from paceline.data.sharded import ShardedSamples, shards
-from paceline.data.windows import WindowShards
-from paceline.errors import RunFailed
-
-FEATURES = 200
-OPENED = """
-import json, sys, time
-import psutil, torch
-from paceline.data.sharded import shards
-shards(sys.argv[2], window=sys.argv[3], verify="no") if sys.argv[1] == "warm" else None
-def private():
-    info = psutil.Process().memory_full_info()
-    return info.uss
-before = private()
-began = time.perf_counter()
-data = shards(sys.argv[2], window=sys.argv[3], verify="no")
-seconds = time.perf_counter() - began
-opened = private() - before
-peak, seen, total = 0, 0, 0.0
-if sys.argv[1] == "stream":
-    from paceline.data.batches import ShardBatches
-    from paceline.data.windows import WindowShards
-    train = data.train
-    order = WindowShards(train.spans, (256,), 0, train.window_rows)
-    process, count = psutil.Process(), 0
-    base = process.memory_info().rss
-    batches = ShardBatches(train, order, 0, torch.device("cpu"))
-    for batch in batches:
-        seen += batch.weight
-        total += float(batch.targets.sum())
-        count += 1
-        if count % 50 == 0:
-            peak = max(peak, process.memory_info().rss - base)
-        if batches.ended:
-            break
-print(json.dumps({"seconds": seconds, "private_bytes": opened, "peak_bytes": peak, "rows": seen, "sum": total}))
-"""
+OPTIONS = {
+    "shards": Option(16, "how many shards are written", least=1),
+    "megabytes": Option(100, "size of each shard", least=1),
+    "rounds": Option(15, "interleaved rounds", least=1),
+    "steps": Option(300, "steps per block", least=1),
+}
 
 
-def make_shards(folder: Path, count: int, shard_bytes: int) -> tuple[int, float]:
-    """So many shards of random rows: all of them, and the sum of the targets."""
-    rows, infos, total = shard_bytes // (4 * FEATURES), [], 0.0
-    random = np.random.default_rng(0)
-    block = random.standard_normal((1000, FEATURES), dtype=np.float32)
-    for number in range(count):
-        with ShardWriter(
-            folder, "0" * 8, "train", number, rows, (FEATURES,), ("float32", "int64")
-        ) as writer:
-            for start in range(0, rows, len(block)):
-                part = block[: min(len(block), rows - start)]
-                targets = random.integers(0, 2, len(part))
-                total += float(targets.sum())
-                writer.write(part, targets)
-            infos.append(writer.close())
-    kinds = {"dtype": "float32", "shape": [FEATURES]}, {"dtype": "int64", "classes": ["0", "1"]}
-    Manifest("table", "made up", "none", "", *kinds, infos, report={}).write(folder)
-    return rows * count, total
+def measure(say: Say, shards: int, megabytes: int, rounds: int, steps: int) -> dict[str, Any]:
+    from paceline.bench.measure.shards import bench_shards
+
+    return bench_shards(shards, megabytes, rounds, steps, say)
 
 
-def bench_shards(
-    count: int, megabytes: int, rounds: int, steps: int, say: Callable[[str], None]
-) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as work:
-        folder = Path(work) / "shards"
-        say(f"writing {count} shards of {megabytes} MB")
-        rows, total = make_shards(folder, count, megabytes * 1_000_000)
-        size = count * megabytes * 1_000_000
-        say("opening them in new processes")
-        opened = [_process("open", folder, "256MB") for _ in range(rounds)]
-        window = size // 3
-        say(f"streaming {size / 1e6:,.0f} MB through windows of {window / 1e6:,.0f} MB")
-        streamed = _process("stream", folder, f"{window}b")
-        if (streamed["rows"], streamed["sum"]) != (rows, total):
-            raise RunFailed(
-                f"the stream gave {streamed['rows']:,} rows of {rows:,}: every row should come once"
-            )
-        say("training from shards and from memory, in turns")
-        ratios = _throughput(folder, rounds, steps)
-    return {
-        "shards": count,
-        "bytes": size,
-        "rows": rows,
-        "open_s": statistics.median(o["seconds"] for o in opened),
-        "open_s_runs": [o["seconds"] for o in opened],
-        "private_bytes": statistics.median(o["private_bytes"] for o in opened),
-        "window_bytes": window,
-        "stream_peak_bytes": streamed["peak_bytes"],
-        "from_shards_over_memory": statistics.median(ratios),
-        "ratios": ratios,
-    }
-
-
-def _process(what: str, folder: Path, window: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-c", OPENED, what, str(folder), window],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
+def show(result: dict[str, Any]) -> Iterator[Table | str]:
+    opened, ratios = sorted(result["open_s_runs"]), sorted(result["ratios"])
+    middle = f"{ratios[len(ratios) // 4]:.2f} - {ratios[-1 - len(ratios) // 4]:.2f}"
+    megabytes = result["bytes"] / result["shards"] / 1e6
+    yield Table(
+        ("what", "measured", "spread", "goal"),
+        [
+            (
+                "opening",
+                f"{1e3 * result['open_s']:.1f} ms",
+                f"{1e3 * opened[0]:.1f} - {1e3 * opened[-1]:.1f}",
+                "< 100 ms",
+            ),
+            ("private memory", size(result["private_bytes"]), "", "< 50 MB"),
+            (
+                "training, shards / memory",
+                f"{result['from_shards_over_memory']:.3f}",
+                middle,
+                ">= 0.95",
+            ),
+            (
+                f"streaming {size(result['bytes'])}, most memory",
+                size(result["stream_peak_bytes"]),
+                "",
+                f"<= {size(result['window_bytes'])}",
+            ),
+        ],
+        f"{result['shards']} shards of {megabytes:g} MB",
     )
-    if done.returncode:
-        raise RunFailed(
-            f"the process that opens shards failed: {done.stderr.strip().splitlines()[-1:]}"
-        )
-    return dict(json.loads(done.stdout))
-
-
-def _throughput(folder: Path, rounds: int, steps: int) -> list[float]:
-    data = shards(str(folder), verify="no")
-    mapped = data.train
-    assert isinstance(mapped, ShardedSamples)
-    whole = TensorSamples(
-        torch.cat([m.rows for m in mapped.inputs]), torch.cat([m.rows for m in mapped.targets])
-    )
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 2)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    order = WindowShards(mapped.spans, (64,), 0, mapped.window_rows)
-
-    def trained(samples: Any) -> Iterator[None]:
-        for batch in ShardBatches(samples, order, 0, torch.device("cpu")):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
-            optimizer.step()
-            yield
-
-    def rate(loop: Iterator[None]) -> float:
-        began = time.perf_counter()
-        for _ in range(steps):
-            next(loop)
-        return steps / (time.perf_counter() - began)
-
-    one, other = trained(mapped), trained(whole)
-    rate(one), rate(other)
-    ratios = []
-    for number in range(rounds):
-        if number % 2:
-            memory, disk = rate(other), rate(one)
-        else:
-            disk, memory = rate(one), rate(other)
-        ratios.append(disk / memory)
-    return ratios

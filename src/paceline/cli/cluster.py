@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from paceline.cli.groups import Group
 
-@click.group()
+
+@click.group(cls=Group)
 def cluster() -> None:
     """A Spark cluster on this machine: a master and workers of your own, reachable from nowhere
     else.

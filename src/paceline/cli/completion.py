@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from paceline.cli.groups import Choice
+
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=Choice("shell", ["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 

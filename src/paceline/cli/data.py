@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from paceline.cli.groups import Group
 
-@click.group()
+
+@click.group(cls=Group)
 def data() -> None:
     """Get data sets. Nothing is ever downloaded unless you ask here.
 

@@ -8,23 +8,24 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.groups import Choice
 from paceline.common.values import describe_kind, format_value
 from paceline.errors import BadRequest
 from paceline.registry import ALL, load_plugin
 
 
 @click.command(name="list")
-@click.argument("kind", type=click.Choice(list(ALL)), required=False)
+@click.argument("kind", type=Choice("list", list(ALL)), required=False)
+@click.option("--plugin", multiple=True, metavar="FILE", help="a Python file that registers more")
 @click.option(
-    "--plugin", multiple=True, metavar="FILE", help="a Python file that registers things of its own"
+    "--capabilities", is_flag=True, help="try out which operations each transport supports here"
 )
-@click.option("--capabilities", is_flag=True, help="try out what each transport can do here")
-@click.option("--json", "as_json", is_flag=True, help="as JSON")
+@click.option("--json", "as_json", is_flag=True, help="print JSON to standard output")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def listing(
     kind: str | None, plugin: tuple[str, ...], capabilities: bool, as_json: bool, debug: bool
 ) -> None:
-    """What there is, with the options of each.
+    """List what is registered, with the options of each.
 
     \b
     Examples:
@@ -66,7 +67,7 @@ def listing(
     if kind is None:
         for name, registry in ALL.items():
             console.print(f"[bold]{name}[/bold]: {', '.join(registry.names())}", highlight=False)
-        console.print("More about each: paceline list strategies", highlight=False)
+        console.print("Options of one kind: paceline list strategies", highlight=False)
         return
     table = Table(show_lines=False)
     table.add_column(ALL[kind].kind, style="bold", no_wrap=True)
@@ -108,7 +109,8 @@ def _show_capabilities(as_json: bool) -> None:
             )
         console.print(table)
     console.print(
-        "native: the library's own, tried; ours: our schedule over its messages, tried; -: not"
-        " possible, it does not reach that device; not tested: this machine lacks what it takes.",
+        "native: the library's own operation works here. ours: Paceline's schedule over the"
+        " transport's messages works here. -: the transport does not reach that device."
+        " not tested: this machine lacks what the transport needs.",
         highlight=False,
     )

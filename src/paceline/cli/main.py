@@ -6,11 +6,11 @@ import importlib
 import os
 import sys
 import traceback
-from typing import Any
 
 import click
 
 from paceline import __version__
+from paceline.cli.groups import Group
 from paceline.errors import PacelineError, WorkerFailed
 from paceline.launch.signals import ending, held_back, ignore
 
@@ -32,8 +32,10 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """Commands are imported when they are needed, so that help and completion are quick."""
+class LazyGroup(Group):
+    """Imports a command when it is needed, so that help and completion are quick."""
+
+    what = "command"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -45,32 +47,25 @@ class LazyGroup(click.Group):
         with held_back():
             return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from paceline.errors import UnknownName
-
-            raise UnknownName("command", args[0], COMMANDS)
-        return super().resolve_command(ctx, args)
-
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="paceline")
 def cli() -> None:
-    """Train any PyTorch model with a line of workers, and see which way of keeping them together is
-    best for you.
+    """Train a PyTorch model with several workers, and measure which strategy is the fastest and the
+    most accurate on your machine.
 
     \b
     Examples:
-      paceline train --data fashion-mini                        one worker, nothing to download
+      paceline train --data fashion-mini                one worker, nothing to download
       paceline data fetch mnist
-      paceline train --strategy allreduce --workers 2           cnn on mnist, gradients averaged every step
-      paceline study                                            measure and compare
+      paceline train --strategy allreduce --workers 2   cnn on mnist, gradients averaged every step
+      paceline study                                    measure and compare all strategies
       paceline list strategies
     """
 
 
 def main() -> None:
-    """Every error of ours is one sentence; `--debug` shows where it came from."""
+    """Run the command line. An error of ours is one sentence; `--debug` shows its traceback."""
     with ending() as end:
         code = _ended()
         if end.heard is not None:
@@ -79,7 +74,7 @@ def main() -> None:
 
 
 def _ended() -> int:
-    """What the command line ends with."""
+    """Run the command and return the exit code."""
     debug = "--debug" in sys.argv
     try:
         code = cli.main(standalone_mode=False) or 0
@@ -87,7 +82,7 @@ def _ended() -> int:
         error.show()
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort) as stop:
-        why = stop.__cause__ if isinstance(stop, click.Abort) else stop  # click wraps it
+        why = stop.__cause__ if isinstance(stop, click.Abort) else stop  # click wraps Ctrl-C
         if not getattr(why, "told", False):
             click.echo(f"paceline: {str(why or '') or 'interrupted'}", err=True)
         code = 130
@@ -100,9 +95,8 @@ def _ended() -> int:
             traceback.print_exc()
         click.echo(f"paceline: {error}", err=True)
         code = error.exit_code
-        if (
-            "mpi4py.MPI" in sys.modules
-        ):  # other ranks may wait for this one: mpirun ends them when it leaves like this
+        if "mpi4py.MPI" in sys.modules:
+            # Other ranks may wait for this one; mpirun ends them when this rank exits at once.
             sys.stderr.flush()
             os._exit(code)
     except BrokenPipeError:
@@ -112,8 +106,8 @@ def _ended() -> int:
         if debug:
             traceback.print_exc()
         click.echo(
-            f"paceline: internal error, {type(error).__name__}: {error} (run it with --debug, and"
-            " report what it prints)",
+            f"paceline: internal error, {type(error).__name__}: {error} (run the command again with"
+            " --debug, and report what it prints)",
             err=True,
         )
         code = 1

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from paceline.cli.groups import Choice
+
 
 @click.command()
 @click.option("--samples", type=click.IntRange(1), required=True, help="in the training set")
@@ -19,7 +21,10 @@ import click
 @click.option("--epsilon", type=float, default=None, help="what noise keeps within this epsilon?")
 @click.option("--delta", type=float, default=1e-5, show_default=True)
 @click.option(
-    "--sampling", type=click.Choice(["poisson", "shuffle"]), default="poisson", show_default=True
+    "--sampling",
+    type=Choice("sampling", ["poisson", "shuffle"]),
+    default="poisson",
+    show_default=True,
 )
 @click.option("--json", "as_json", is_flag=True, help="print the numbers to standard output")
 @click.option("--debug", is_flag=True, help="show tracebacks")

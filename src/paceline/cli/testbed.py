@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from paceline.cli.groups import Group
 
-@click.group()
+
+@click.group(cls=Group)
 def testbed() -> None:
     """Several hosts on this machine, with links as slow as you like (needs root).
 

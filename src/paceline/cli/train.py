@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import typing
 from collections.abc import Callable
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from paceline.cli.choices import NAME_WITH_OPTIONS, names_of, one_of
 from paceline.common.files import read_toml
 from paceline.launch.signals import held_back
 from paceline.request.config import Config, apply_settings
 
-COMPLETED_FROM = {
+REGISTRIES = {  # by option: the registry whose names it takes
     "strategy": "strategies",
     "model": "models",
     "data": "data",
@@ -23,7 +26,47 @@ COMPLETED_FROM = {
     "metric": "metrics",
     "codec": "codecs",
     "transport": "transports",
+    "faults": "faults",
 }
+METAVARS = {
+    "data_dir": "DIR",
+    "out": "DIR",
+    "resume": "DIR",
+    "plugin": "FILE",
+    "master": "URL",
+    "network": "RATE[,latency=TIME]",
+    "balance": "[measured|N,N,...|runtime:X,X,...]",
+    "privacy": "key=value,...",
+    "batch_size": "[N|N,N,...|all]",
+    "global_batch_size": "[N|all]",
+    "lr_scaling": "[none|linear|sqrt][:warmup=N]",
+    "evaluate_every": "[N|epoch]",
+    "checkpoint_every": "[N|epoch]",
+    "threads": "[N|auto]",
+    "device": "[cpu|cuda|...]",
+}
+
+
+def metavar_of(name: str, kind: Any) -> str:
+    """What `--help` shows for the value of an option: its choices where there are few."""
+    if name == "transport":
+        return one_of(["auto", *names_of("transports")])
+    if name in REGISTRIES:
+        return NAME_WITH_OPTIONS
+    if typing.get_origin(kind) is typing.Literal:
+        return one_of([str(choice) for choice in typing.get_args(kind)])
+    return METAVARS.get(name, {int: "N", float: "X"}.get(kind, "TEXT"))
+
+
+def help_of(name: str, field: dataclasses.Field[Any]) -> str:
+    """The help line of an option: what it is, the registered names, the default."""
+    text, _, default = str(field.metadata["help"]).partition("  [default: ")
+    if name in REGISTRIES and name != "transport":
+        what, comma, other = text.partition(", or ")
+        text = f"{what}: {', '.join(names_of(REGISTRIES[name]))}{comma}{other}"
+    if field.default not in (None, ()) and field.metadata["kind"] is not bool:
+        default = f"{field.default}]"
+    return f"{text}  [default: {default}" if default else text
 
 
 def _completer(
@@ -44,28 +87,25 @@ def _completer(
 
 
 def options_from_config(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag per option of the configuration; only what was given is passed on."""
+    """Add a flag for every option of the configuration; only flags that were given are passed
+    on.
+    """
     for name, field in reversed(Config.options().items()):
-        default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
-        extra: dict[str, Any] = {"multiple": True} if name in ("plugin", "faults") else {}
-        if name in COMPLETED_FROM:
-            extra["shell_complete"] = _completer(COMPLETED_FROM[name])
+        extra: dict[str, Any] = {"metavar": metavar_of(name, field.metadata["kind"])}
+        if name in ("plugin", "faults"):
+            extra["multiple"] = True
+        if name in REGISTRIES:
+            extra["shell_complete"] = _completer(REGISTRIES[name])
         if field.metadata["kind"] is bool:
-            extra, default = {"is_flag": True}, ""
-        else:
-            extra["metavar"] = "X"
+            extra = {"is_flag": True}
         command = click.option(
-            "--" + name.replace("_", "-"),
-            name,
-            default=None,
-            help=f"{field.metadata['help']}{default}",
-            **extra,
+            "--" + name.replace("_", "-"), name, default=None, help=help_of(name, field), **extra
         )(command)
     return command
 
 
 class GroupedCommand(click.Command):
-    """Help with the options under headings."""
+    """Shows the options under headings in `--help`."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         fields = Config.options()
@@ -89,12 +129,12 @@ class GroupedCommand(click.Command):
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="any option, also inside: strategy.collective=native",
+    help="set any option, also one of a choice: strategy.collective=native",
 )
 @click.option("--json", "as_json", is_flag=True, help="print run.json to standard output")
-@click.option("--quiet", is_flag=True, help="say nothing unless something goes wrong")
+@click.option("--quiet", is_flag=True, help="print only errors")
 @click.option(
-    "--progress/--no-progress", default=None, help="a live bar (default: when this is a terminal)"
+    "--progress/--no-progress", default=None, help="show a live bar  [default: in a terminal]"
 )
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def train(
@@ -119,9 +159,8 @@ def train(
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({k: v for k, v in flags.items() if v is not None and v != ()})
-    if values.get(
-        "resume"
-    ):  # an option inside a choice is set in the choice of the run that goes on
+    if values.get("resume"):
+        # `--set strategy.every=4` changes one option of the choice that the saved run made.
         from paceline.request.earlier import load_config
 
         saved = load_config(values["resume"])

@@ -41,31 +41,26 @@ class Config:
     `None` means that Paceline decides from the other options; the record holds the decision.
     """
 
-    model: Any = option("cnn", str, "a registered model, or package.module:factory", "What")
-    data: Any = option("mnist", str, "a registered data source, or package.module:factory", "What")
+    model: Any = option("cnn", str, "the model, or package.module:factory", "What")
+    data: Any = option("mnist", str, "the data, or package.module:factory", "What")
     data_dir: str | None = option(
         None, str, "where data sets are looked for first (then ./data, then the cache)", "What"
     )
     data_share: float = option(
         1.0, float, "train on this part of the training set (0 to 1)", "What"
     )
-    loss: Any = option(
-        "auto", str, "cross-entropy, mse, bce, ..., or package.module:factory", "What"
-    )
-    metric: Any = option("auto", str, "accuracy, auc, ..., or package.module:factory", "What")
+    loss: Any = option("auto", str, "the loss, or package.module:factory", "What")
+    metric: Any = option("auto", str, "the test metric, or package.module:factory", "What")
 
     strategy: Any = option(
         None,
         str,
-        "how the workers keep together: name:key=value,...  [default: allreduce; serial with one"
-        " worker]",
+        "how the workers keep together  [default: allreduce; serial with one worker]",
         "How",
     )
     workers: int = option(1, int, "how many workers", "How")
     servers: int | None = option(None, int, "parameter servers beside the workers (ps: 1)", "How")
-    transport: Any = option(
-        "auto", str, "what moves the bytes: auto, shm, gloo, mpi, nccl, inproc", "How"
-    )
+    transport: Any = option("auto", str, "what moves bytes between ranks", "How")
     launcher: str = option(
         "auto",
         Literal["auto", "local", "spark", "torchrun", "mpirun", "srun"],
@@ -83,7 +78,7 @@ class Config:
         " standing",
         "How",
     )
-    codec: Any = option("none", str, "what travels instead of float32", "How")
+    codec: Any = option("none", str, "what encodes the messages", "How")
     shard: str | None = option(
         None,
         Literal["global", "static"],
@@ -110,7 +105,7 @@ class Config:
         "How",
     )
     faults: tuple[str, ...] = option(
-        (), str, "what goes wrong on purpose: slow:rank=1,factor=3 (may be repeated)", "How"
+        (), str, "faults to inject, e.g. slow:rank=1,factor=3 (may be repeated)", "How"
     )
     init: str = option(
         "broadcast", Literal["broadcast", "seed"], "equal start by sending or by seeding", "How"
@@ -123,10 +118,10 @@ class Config:
         None, str, "over all workers, instead of --batch-size; a number or all", "Optimisation"
     )
     optimizer: Any = option(
-        "momentum", str, "sgd, momentum, adagrad, rmsprop, adam, adamw", "Optimisation"
+        "momentum", str, "the optimizer, or package.module:factory", "Optimisation"
     )
     lr: float = option(0.01, float, "learning rate", "Optimisation")
-    lr_schedule: Any = option("constant", str, "constant, step, cosine, warmup", "Optimisation")
+    lr_schedule: Any = option("constant", str, "the LR schedule", "Optimisation")
     lr_scaling: str = option(
         "none",
         str,
@@ -165,7 +160,7 @@ class Config:
         "auto", Literal["auto", "contiguous", "channels_last"], "auto measures first", "Machine"
     )
     threads: Any = option("auto", str, "threads per worker; auto = cores // workers", "Machine")
-    device: str = option("cpu", str, "cpu, cuda, ...", "Machine")
+    device: str = option("cpu", str, "a device of PyTorch's", "Machine")
     deadline_s: float = option(
         30.0,
         float,

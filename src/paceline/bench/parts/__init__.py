@@ -1,0 +1,1 @@
+"""What all benchmarks share: options, tables, and how they are found."""
