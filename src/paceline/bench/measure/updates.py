@@ -1,5 +1,6 @@
-"""How many gradients a second an asynchronous parameter server can apply: two workers whose
-gradient is a constant.
+"""Measure how many gradients per second an asynchronous parameter server applies.
+
+Two workers send a constant gradient, so that nothing but the server takes time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ WARM_UP = 50
 
 
 def updates_per_s(transport: str, updates: int = 600) -> float:
+    """Sum the two workers' updates per second."""
     results, failures = on_forked_ranks(
         partial(_rank, transport, updates), WORKERS + SERVERS, deadline_s=60.0
     )
@@ -33,13 +35,13 @@ def updates_per_s(transport: str, updates: int = 600) -> float:
 
 def _rank(transport: str, updates: int, rendezvous: Rendezvous, say: Any) -> float | None:
     torch.set_num_threads(1)
-    line = transports.entry(transport).declared.connect(rendezvous)
-    pace = Pace(strategies.build("ps:consistency=async"), line, WORKERS, "none", 0, 0)
+    connected = transports.entry(transport).declared.connect(rendezvous)
+    strategy = strategies.build("ps:consistency=async")
+    pace = Pace(strategy, connected, WORKERS, "none", 0, 0, build=_build)
     if pace.ctx.role == "server":
         pace.serve()
         return None
-    model = torch.nn.Linear(*SIDES)
-    pace.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    pace.prepare(*_build())
     for region in pace.replica.regions:
         region.grads.fill_(1e-6)
     for step in range(WARM_UP + updates):
@@ -51,3 +53,9 @@ def _rank(transport: str, updates: int, rendezvous: Rendezvous, say: Any) -> flo
     pace.ctx.peers.barrier()
     pace.strategy.leave()
     return updates / seconds
+
+
+def _build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Make what every rank trains; the server builds its own, so that nothing need be sent."""
+    model = torch.nn.Linear(*SIDES)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
