@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from paceline.common.warned import warnings_once
 from paceline.data.adopt import adopt
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
@@ -103,11 +104,11 @@ def train(*, progress: bool | None = None, **options: Any) -> Run:
     a notebook.
     """
     meeting = meet()
-    job = make_job(options, meeting)
-    with Watch(
-        job, quiet=progress is False or silent(meeting), live=progress, lines=False
-    ) as watch:
-        return start(job, watch.listen, meeting=meeting)
+    with warnings_once():
+        job = make_job(options, meeting)
+        quiet = progress is False or silent(meeting)
+        with Watch(job, quiet=quiet, live=progress, lines=False) as watch:
+            return start(job, watch.listen, meeting=meeting)
 
 
 def study(
@@ -137,7 +138,7 @@ def study(
     )
     spec = spec.changed(seeds=seeds, **base)
     folder = Path(out) if out else Path("runs") / "-".join(x for x in (spec.name, variant) if x)
-    with StudyTable(quiet=progress is False, live=progress) as table:
+    with warnings_once(), StudyTable(quiet=progress is False, live=progress) as table:
         run_study(spec, folder, table)
     render(folder)
     return read_study(folder)

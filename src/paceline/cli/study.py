@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.common.warned import warnings_once
 from paceline.launch.signals import held_back
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def study(
     )
     began = time.monotonic()
     try:
-        with StudyTable(quiet=quiet, live=progress) as table:
+        with warnings_once(), StudyTable(quiet=quiet, live=progress) as table:
             records = run_study(spec, folder, table, retry_failed=retry_failed, clean=True)
     except KeyboardInterrupt:
         raise Interrupted(

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from paceline.cli.choices import NAME_WITH_OPTIONS, names_of, one_of
 from paceline.common.files import read_toml
+from paceline.common.warned import warnings_once
 from paceline.launch.signals import held_back
 from paceline.request.config import Config, apply_settings
 
@@ -179,10 +180,11 @@ def train(
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
 
     meeting = meet()
-    job = make_job(values, meeting)
     quiet = quiet or silent(meeting)
-    with Watch(job, quiet=quiet, live=progress) as watch:
-        run = start(job, watch.listen, clean=True, meeting=meeting)
+    with warnings_once():
+        job = make_job(values, meeting)
+        with Watch(job, quiet=quiet, live=progress) as watch:
+            run = start(job, watch.listen, clean=True, meeting=meeting)
     if as_json and not silent(meeting):
         click.echo(json.dumps(run.record, indent=2))
     if not quiet:

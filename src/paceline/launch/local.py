@@ -8,6 +8,7 @@ from functools import partial
 
 from paceline.common.allocator import keep_freed_memory
 from paceline.common.links import Links
+from paceline.common.warned import warnings_once
 from paceline.errors import BadRequest
 from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
@@ -27,7 +28,12 @@ def run_processes(session: Session, hear: Hear) -> None:
     job = session.job
     with network(job, hear) as bed:
         _, failures = on_forked_ranks(
-            partial(train_rank, session), job.ranks, hear, job.config.deadline_s, may_die(job), bed
+            partial(train_rank_told_once, session),
+            job.ranks,
+            hear,
+            job.config.deadline_s,
+            may_die(job),
+            bed,
         )
     if failures:
         raise root_cause(failures, job.workers)
@@ -71,3 +77,9 @@ def train_rank(session: Session, rendezvous: Rendezvous, say: Hear) -> None:
     finally:
         with suppress(Exception):  # the process ends anyway
             transport.close()
+
+
+def train_rank_told_once(session: Session, rendezvous: Rendezvous, say: Hear) -> None:
+    """Run `train_rank` in its own process. The launcher prints each of its warnings once."""
+    with warnings_once(lambda told: say("warning", told)):
+        train_rank(session, rendezvous, say)

@@ -25,7 +25,7 @@ import torch
 
 from paceline.errors import BadRequest, PacelineError, RunFailed, WorkerFailed
 from paceline.launch.failures import root_cause
-from paceline.launch.local import network, train_rank
+from paceline.launch.local import network, train_rank_told_once
 from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
 from paceline.launch.package import pack, unpack
 from paceline.launch.processes import leave_terminal_to_parent
@@ -54,7 +54,12 @@ def run_under_mpirun(session: Session, hear: Hear) -> None:
     config = job.config
     with network(job, hear) as bed:
         failures = on_mpi_ranks(
-            partial(train_rank, session), job.ranks, hear, config.deadline_s, config.plugin, bed
+            partial(train_rank_told_once, session),
+            job.ranks,
+            hear,
+            config.deadline_s,
+            config.plugin,
+            bed,
         )[1]
     if failures:
         raise root_cause(failures, job.workers)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from paceline.common.warned import show_warning, warnings_once
 from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
 from paceline.launch.folder import claim
 from paceline.launch.fresh import run_in_fresh_process
@@ -99,7 +100,8 @@ class Attempt:
                 for notice in self.job.notices:
                     self.listen("notice", {"text": notice})
             start = self.meeting.train if self.meeting else _starter(self.job, clean)
-            start(self.session, self._hear)
+            with warnings_once():
+                start(self.session, self._hear)
             end.settling = True
         except KeyboardInterrupt:
             return self._interrupted(end)
@@ -110,6 +112,9 @@ class Attempt:
 
     def _hear(self, kind: str, content: dict[str, Any]) -> None:
         """Note what concerns the record, and pass it on."""
+        if kind == "warning":
+            show_warning(content)
+            return
         if kind == "lost":
             self.lost.append(content["rank"])
         if kind == "chosen":
