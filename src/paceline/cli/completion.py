@@ -11,11 +11,11 @@ from paceline.cli.groups import Choice
 @click.command()
 @click.argument("shell", type=Choice("shell", ["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print the completion script of a shell: bash, zsh or fish.
 
     \b
     Examples:
-      eval "$(paceline completion bash)"                                 in ~/.bashrc
+      eval "$(paceline completion bash)"                                  (in ~/.bashrc)
       paceline completion fish > ~/.config/fish/completions/paceline.fish
     """
     from paceline.cli.main import cli

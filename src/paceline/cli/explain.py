@@ -17,27 +17,34 @@ MOST_DRAWN = 16
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME[:key=value,...]")
 @click.option(
-    "--workers", default=4, show_default=True, type=click.IntRange(1), help="how many ranks"
+    "--workers",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1),
+    help="how many ranks, at most 16",
 )
+@click.option("--svg", "svg_file", default=None, metavar="FILE", help="draw all steps as a picture")
 @click.option(
-    "--svg", "svg_file", default=None, metavar="FILE", help="draw all steps into a picture"
+    "--html", "html_file", default=None, metavar="FILE", help="write a page to step through"
 )
-@click.option("--html", "html_file", default=None, metavar="FILE", help="a page to step through")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def explain(
     name: str, workers: int, svg_file: str | None, html_file: str | None, debug: bool
 ) -> None:
-    """Show a collective step by step: who holds which contributions of which chunk, who sends what
-    to whom.
+    """Show a collective step by step: which rank sends which chunk to which rank, and whose
+    contributions each rank holds afterwards.
+
+    NAME is a collective (paceline list collectives) or an operation (paceline list operations).
 
     \b
     Examples:
       paceline explain ring --workers 4
       paceline explain halving-doubling --workers 6 --html hd.html
       paceline explain hierarchical:group=4 --workers 8 --svg h.svg
-      paceline explain stepwise:start=1            (paceline list operations: broadcast, gather, ...)
+      paceline explain broadcast:root=2
+      paceline explain stepwise:start=1
     """
     from rich.console import Console
 
@@ -48,9 +55,7 @@ def explain(
 
     collectives.discover()
     if workers > MOST_DRAWN:
-        raise BadRequest(
-            f"--workers {workers}: up to {MOST_DRAWN} can be drawn so that one can read it"
-        )
+        raise BadRequest(f"--workers {workers}: up to {MOST_DRAWN} ranks can be drawn legibly")
     schedule = schedule_of(name, workers)
     for file, draw in ((svg_file, svg), (html_file, html)):
         if file:

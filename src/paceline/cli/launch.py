@@ -39,9 +39,9 @@ NOT_FOR_SLURM = {"ranks": "--nodes and --tasks-per-node", "threads": "--cpus-per
     "--slurm",
     default=None,
     metavar="FILE",
-    help="start nothing: write a batch script for Slurm (-: print it)",
+    help="start nothing, but write a batch script for Slurm (-: print it)",
 )
-@click.option("--nodes", default=1, show_default=True, type=int, help="Slurm: how many")
+@click.option("--nodes", default=1, show_default=True, type=int, help="Slurm: number of nodes")
 @click.option(
     "--tasks-per-node", default=1, show_default=True, type=int, help="Slurm: processes on each node"
 )
@@ -50,20 +50,20 @@ NOT_FOR_SLURM = {"ranks": "--nodes and --tasks-per-node", "threads": "--cpus-per
     "--time",
     default=None,
     metavar="T",
-    help="Slurm: the longest it may take: 90 (minutes), 1:30:00, 2-12:00:00",
+    help="Slurm: time limit: 90 (minutes), 1:30:00, 2-12:00:00",
 )
-@click.option("--partition", default=None, metavar="NAME", help="Slurm: where")
+@click.option("--partition", default=None, metavar="NAME", help="Slurm: partition of the cluster")
 @click.option(
     "--job-name",
     default="paceline",
     show_default=True,
     metavar="NAME",
-    help="Slurm: what it is called",
+    help="Slurm: name of the job",
 )
 @click.option(
     "--setup",
     multiple=True,
-    metavar="TEXT",
+    metavar="LINE",
     help="Slurm: shell lines before the run (may be repeated)",
 )
 @click.option("--force", is_flag=True, help="Slurm: replace FILE if it exists")
@@ -82,15 +82,17 @@ def launch(
     arguments: tuple[str, ...],
     **wishes: Any,
 ) -> None:
-    """Run your own training loop on several processes of this machine (it calls paceline.join), or
-    write a job for Slurm.
+    """Run your own training loop (it calls paceline.join) in several processes of this machine, or
+    write a batch script for Slurm.
+
+    Arguments after SCRIPT are passed to the script.
 
     \b
     Examples:
       paceline launch -n 4 train.py
-      paceline launch -n 3 train.py --lr 0.1        what follows the script is the script's
-      paceline launch --slurm job.sh --nodes 2 --tasks-per-node 4 -- train --strategy allreduce --data mnist
-      paceline launch --slurm job.sh --nodes 2 --setup 'source ~/venv/bin/activate' train.py --lr 0.1
+      paceline launch -n 3 train.py --lr 0.1
+      paceline launch --slurm job.sh --nodes 2 --tasks-per-node 4 -- train --data mnist
+      paceline launch --slurm job.sh --nodes 2 --setup 'source ~/venv/bin/activate' train.py
     """
     from paceline.errors import BadRequest
 
@@ -101,14 +103,12 @@ def launch(
         for name, instead in NOT_FOR_SLURM.items():
             if name in given:
                 raise BadRequest(
-                    f"--{name} is for processes on this machine: with --slurm write {instead}"
+                    f"--{name} is for processes on this machine; with --slurm give {instead}"
                 )
         _write(slurm, (script, *arguments), wishes)
         return
     if stray := [name for name in FOR_SLURM if name in given]:
-        raise BadRequest(
-            f"--{stray[0].replace('_', '-')} is for a batch script: it goes with --slurm FILE"
-        )
+        raise BadRequest(f"--{stray[0].replace('_', '-')} is for a batch script: add --slurm FILE")
     from paceline.launch.script import launch as start
 
     start(script, arguments, ranks, threads)
@@ -130,7 +130,7 @@ def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
         options = _options_of_train(command[1:])
         check(options, allocation)
     elif not os.path.isfile(command[0]):
-        raise BadRequest(f"{command[0]} is not a file: write your script, or train and its options")
+        raise BadRequest(f"{command[0]} is not a file: give your script, or train and its options")
     here = os.path.dirname(os.path.abspath(sys.executable))
     text = batch_script(command, allocation, setup, here, own_threads="threads" in options)
     if file == "-":
@@ -141,7 +141,7 @@ def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
 
 
 def _options_of_train(arguments: tuple[str, ...]) -> dict[str, Any]:
-    """What `paceline train` would be told: its file, its flags, its settings."""
+    """Read the options that `paceline train` would get from its file, flags and settings."""
     from paceline.cli.train import train
     from paceline.common.files import read_toml
     from paceline.request.config import apply_settings

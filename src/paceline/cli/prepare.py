@@ -10,46 +10,49 @@ import click
 
 @click.command()
 @click.argument("what", required=False)
-@click.option("--recipe", metavar="FILE", help="your own: a TOML file (docs/data.md)")
-@click.option("--out", metavar="DIR", required=True, help="where the shards go")
+@click.option(
+    "--recipe", metavar="FILE", help="a TOML file that describes your own table (docs/data.md)"
+)
+@click.option("--out", metavar="DIR", required=True, help="folder to write the shards to")
 @click.option(
     "--engine",
     default="auto",
     show_default=True,
-    help="spark, polars, or by the size of the sources (images: spark, local)",
+    metavar="[auto|polars|spark|local]",
+    help="auto decides by the size of the sources; polars is for tables, local for images",
 )
 @click.option(
     "--master",
     default="",
     metavar="URL",
-    help="Spark's: local[*], local[4], spark://host:port  [default: local[*]]",
+    help="Spark's master: local[4], spark://host:port  [default: local[*]]",
 )
 @click.option(
     "--shards",
     default=4,
     show_default=True,
     type=int,
-    help="of the training part; the test part has fewer",
+    help="shards of the training part; the test part has fewer",
 )
 @click.option(
     "--data-dir",
     metavar="DIR",
-    help="where data sets are looked for first (then ./data, then the cache)",
+    help="folder in which data sets are looked for first, before ./data and the cache",
 )
 @click.option(
     "--size",
     type=int,
     default=0,
-    help="images: pixels of the square input  [default: as the first image]",
+    help="images: side of the square input in pixels  [default: as the first image]",
 )
 @click.option(
     "--no-persist",
     is_flag=True,
     help="Spark: compute intermediate results twice instead of keeping them",
 )
-@click.option("--force", is_flag=True, help="make the shards anew where there are some")
+@click.option("--force", is_flag=True, help="replace shards that are there")
 @click.option("--json", "as_json", is_flag=True, help="print the manifest to standard output")
-@click.option("--quiet", is_flag=True, help="say nothing unless something goes wrong")
+@click.option("--quiet", is_flag=True, help="print only errors")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def prepare(
     what: str | None,
@@ -66,16 +69,17 @@ def prepare(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Make shards of a table or a folder of images, for `--data shards:DIR`. WHAT is flights, adult
-    or imagefolder:PATH.
+    """Make shards of a table or of a folder of images, for `--data shards:DIR`.
+
+    WHAT is flights, adult or imagefolder:PATH.
 
     \b
     Examples:
       paceline data fetch flights && paceline prepare flights --out data/flights-shards
-      paceline prepare adult --engine spark --master spark://127.0.0.1:7077 --shards 4 --out data/adult-shards
+      paceline prepare adult --engine spark --master spark://127.0.0.1:7077 --out data/adult-shards
       paceline prepare --recipe mine.toml --out data/mine
       paceline prepare imagefolder:photos --size 224 --shards 16 --out data/photos
-      paceline train --data shards:data/flights-shards --model mlp --metric auc --strategy allreduce --workers 2
+      paceline train --data shards:data/flights-shards --model mlp --metric auc --workers 2
     """
     from rich.console import Console
 
@@ -109,7 +113,7 @@ def prepare(
 
 
 def _tell(console: Any, status: Any, text: str) -> None:
-    """What was decided stays on the screen; what is being done is shown while it lasts."""
+    """Print what was decided, so that it stays; show what is being done as the status."""
     if text.startswith("engine "):
         console.print(text, highlight=False, markup=False)
     else:

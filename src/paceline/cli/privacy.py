@@ -11,15 +11,24 @@ from paceline.cli.groups import Choice
 
 
 @click.command()
-@click.option("--samples", type=click.IntRange(1), required=True, help="in the training set")
 @click.option(
-    "--batch-size", type=click.IntRange(1), required=True, help="expected, over all workers"
+    "--samples", type=click.IntRange(1), required=True, help="samples in the training set"
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    required=True,
+    help="expected batch size over all workers",
 )
 @click.option("--epochs", type=click.IntRange(1), default=None, help="passes over the data")
-@click.option("--steps", type=click.IntRange(1), default=None, help="instead of epochs")
-@click.option("--noise", type=float, default=None, help="what epsilon does this noise give?")
-@click.option("--epsilon", type=float, default=None, help="what noise keeps within this epsilon?")
-@click.option("--delta", type=float, default=1e-5, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=None, help="steps, instead of --epochs")
+@click.option("--noise", type=float, default=None, help="compute epsilon for this noise multiplier")
+@click.option(
+    "--epsilon", type=float, default=None, help="compute the noise multiplier for this epsilon"
+)
+@click.option(
+    "--delta", type=float, default=1e-5, show_default=True, help="delta of (epsilon, delta)"
+)
 @click.option(
     "--sampling",
     type=Choice("sampling", ["poisson", "shuffle"]),
@@ -40,12 +49,12 @@ def privacy(
     as_json: bool,
     debug: bool,
 ) -> None:
-    """Noise, steps and epsilon, worked out before anything is trained.
+    """Compute epsilon from noise, or noise from epsilon, before you train.
 
     \b
     Examples:
       paceline privacy --samples 60000 --batch-size 256 --epochs 60 --noise 1.1
-      paceline privacy --samples 60000 --batch-size 256 --epochs 60 --epsilon 3
+      paceline privacy --samples 60000 --batch-size 256 --epochs 60 --epsilon 3 --delta 1e-6
     """
     from rich.console import Console
     from rich.table import Table
@@ -59,11 +68,10 @@ def privacy(
         raise BadRequest("give --epochs or --steps, one of the two")
     if (noise is None) == (epsilon is None):
         raise BadRequest(
-            "give --noise (epsilon is worked out) or --epsilon (noise is worked out), one of"
-            " the two"
+            "give --noise (to compute epsilon) or --epsilon (to compute the noise), one of the two"
         )
     if batch_size > samples:
-        raise BadRequest(f"a batch of {batch_size:,} from {samples:,} samples: at most all of them")
+        raise BadRequest(f"--batch-size {batch_size} is more than --samples {samples}")
     given = {
         k: v for k, v in (("noise", noise), ("epsilon", epsilon), ("delta", delta)) if v is not None
     }
@@ -106,4 +114,7 @@ def privacy(
     console = Console()
     console.print(table)
     if sampling == "shuffle":
-        console.print("Batches are not secret: without the gain from sampling.", highlight=False)
+        console.print(
+            "Batches are not secret with sampling=shuffle: epsilon is without the gain from sampling.",
+            highlight=False,
+        )

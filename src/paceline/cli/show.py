@@ -85,7 +85,7 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
         console.print(" ".join(private["guarantee"]), highlight=False, soft_wrap=True)
         if not private["private"]:
             console.print(
-                "NOT PRIVATE: secure=false, so the noise follows from the seed", style="yellow"
+                "NOT PRIVATE: with secure=false the noise is derived from the seed", style="yellow"
             )
     if config["oversubscribed"]:
         console.print(
