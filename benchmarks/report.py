@@ -1,8 +1,8 @@
-"""How long the report of a study of 200 runs takes, and how large it is.
+"""Measure how long the report of a study of 200 runs takes, and how large it is.
 
     .venv/bin/python benchmarks/report.py
 
-The records are made up (`tests/records.py`): 40 learning rates, 1 to 16 workers, with events of
+The records are synthetic (`tests/records.py`): 40 learning rates, 1 to 16 workers, with events of
 every kind.
 """
 

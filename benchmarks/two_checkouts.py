@@ -1,13 +1,13 @@
-"""Is this version slower than another? The same runs from two checkouts, one after the other, in
-random order.
+"""Compare the speed of two checkouts: the same runs from both, one after the other, in random
+order.
 
     git worktree add /tmp/before main~20
     .venv/bin/python benchmarks/two_checkouts.py /tmp/before . --rounds 12
 
 Each setting is trained by `paceline train` from one checkout and then from the other (which goes
-first is drawn), so that what is compared ran next to each other. The figure is the mean of log(new
-/ old) samples per second of training over the rounds, with a 95% t interval. Both use this Python
-and its packages; only Paceline's source differs.
+first is drawn), so that both runs see the same noise of the machine. The figure is the geometric
+mean of new / old samples per second over the rounds, with a 95% t interval. Both checkouts use this
+Python and its packages; only Paceline's source differs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A strategy of your own in 30 lines: average the weights less and less often.
 
-    paceline train --plugin examples/custom_strategy.py --strategy patient:growth=1.5 --workers 2
-    --data fashion-mini
+    paceline train --plugin examples/custom_strategy.py --strategy patient:growth=1.5 \\
+        --workers 2 --data fashion-mini
 
-Nothing in Paceline was touched: its options, help, checks and records follow from this file.
+Paceline itself is unchanged: the strategy's options, help, checks and records follow from this
+file.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from paceline.strategies.parts.averaging import average_weights
 @strategies.register("patient")
 @dataclass
 class Patient(Strategy):
-    """Weights averaged after 1, 1.5, 2.25, ... steps: often at first, seldom later."""
+    """Averages weights after 1, 1.5, 2.25, ... steps: often at first, seldom later."""
 
     growth: Annotated[float, "how much longer each pause is than the one before"] = 1.5
     exchanges = "weights"

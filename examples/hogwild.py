@@ -1,5 +1,5 @@
-"""Hogwild: four workers, one set of weights in shared memory, no locks; and how often their updates
-overlapped.
+"""Hogwild: four workers update one set of weights in shared memory without locks. The script prints
+how often their updates overlapped.
 
 python examples/hogwild.py
 """

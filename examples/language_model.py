@@ -1,5 +1,5 @@
-"""A small language model: sentences have different lengths, so workers are weighted by tokens, not
-by rows.
+"""A small language model. Sentences have different lengths, so workers are weighted by tokens
+instead of rows.
 
 paceline launch -n 2 examples/language_model.py
 """
@@ -16,7 +16,7 @@ who is behind rests and sees only the wheel ahead
 when the front rider tires the line rotates and nobody stops"""
 LETTERS = sorted(set(TEXT))
 SENTENCES = [[LETTERS.index(c) for c in line + "\n"] for line in TEXT.splitlines()] * 8
-PAD = -100  # cross_entropy leaves it out
+PAD = -100  # ignored by cross_entropy
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -54,9 +54,9 @@ with paceline.join("allreduce", check_every=10) as pace:
             loss = nn.functional.cross_entropy(
                 model(x).flatten(0, 1), y.flatten(), ignore_index=PAD
             )
-            pace.step(loss, weight=tokens)  # a mean over tokens counts by tokens
+            pace.step(loss, weight=tokens)  # the loss is a mean over tokens
             total, count = total + loss.item() * tokens, count + tokens
         if pace.leads and epoch % 4 == 3:
             print(f"epoch {epoch + 1}: {total / count:.3f} nats per letter")
-        if pace.any(total / count < 0.05):  # all stop together
+        if pace.any(total / count < 0.05):  # all workers stop in the same epoch
             break

@@ -1,4 +1,4 @@
-"""Your own loop, kept together by any strategy.
+"""Your own training loop, synchronised by any strategy.
 
 paceline launch -n 2 examples/own_loop.py            also: torchrun, mpirun, or alone (one worker)
 paceline launch -n 3 examples/own_loop.py ps         the last rank is the server

@@ -1,9 +1,10 @@
-"""Parallel SGD by averaging once, as it is taught: every rank trains on its own part, the weights
+"""Parallel SGD that averages once: every rank trains on its own part of the data, and the weights
 are averaged at the end.
 
-    for P in 1 2 3 4 5; do mpirun -n $P python examples/psgd.py; done       (more ranks than cores: --oversubscribe)
+    for P in 1 2 3 4 5; do mpirun -n $P python examples/psgd.py; done
 
-The same as `mpirun -n P paceline train --strategy psgd --transport mpi`, written out.
+With more ranks than cores, add --oversubscribe to mpirun. The loop does what `mpirun -n P paceline
+train --strategy psgd --transport mpi` does.
 """
 
 import time

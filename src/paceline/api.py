@@ -1,4 +1,4 @@
-"""What `import paceline` gives."""
+"""The functions behind `import paceline`: train, study, render, compare, load_data."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """A run that is on disk."""
+        """Read a run from its folder."""
         return cls(read_run(folder), Path(folder))
 
     @property
@@ -56,7 +56,7 @@ class Run:
         """The trained model (the strategy's consensus weights), on the CPU, in evaluation mode."""
         if self._make_model is None:
             raise BadRequest(
-                "this run was read from disk: build its model yourself and load `run.weights`"
+                "this run was read from disk: build its model yourself and load `run.weights` into it"
             )
         model = self._make_model()
         inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
@@ -68,7 +68,7 @@ class Run:
         return checkpoint.load_weights(self.out / "model.safetensors")
 
     def __getattr__(self, name: str) -> Any:
-        """`run.test_accuracy`, `run.samples_per_s`, ...: everything in the record's `result`."""
+        """Return an entry of the record's `result`: `run.test_accuracy`, `run.samples_per_s`."""
         if name.startswith("_") or name == "record":
             raise AttributeError(name)
         result = self.record["result"]
@@ -90,7 +90,7 @@ class Run:
 
 
 def train(*, progress: bool | None = None, **options: Any) -> Run:
-    """Train a model with a line of workers. Options have the names of `paceline train --help`.
+    """Train a model with several workers. Options have the names of `paceline train --help`.
 
     Besides names, `model` may be a Module, a class or a function that makes one; `data` a pair of
     tensors, a Dataset, a DataLoader, an IterableDataset, or a pair (train, test) of them; `loss` a
@@ -120,8 +120,8 @@ def study(
     progress: bool | None = None,
     **base: Any,
 ) -> Study:
-    """Measure a grid of settings, write the report, and give back what was measured. Called again,
-    it goes on where it stopped.
+    """Measure a grid of settings, write the report, and return what was measured. The same call
+    continues a study that was stopped.
 
     `file` is a study file, a dict of the same shape, or nothing for the built-in study; further
     keywords are options of `train` for all runs.
@@ -145,23 +145,23 @@ def study(
 
 
 def load_data(name: str, data_dir: str | None = None) -> tuple[Samples | Stream, Samples | None]:
-    """A registered data source's training and test set, for a loop of one's own: `.batch(indices)`,
-    `len()`.
+    """Return the training and test set of a registered data source, for your own loop. Each has
+    `.batch(indices)` and `len()`.
     """
     data = adopt(sources.build(name, data_dir=data_dir), name, True)
     return data.train, data.test
 
 
 def meet() -> Meeting | None:
-    """The other ranks, when a launcher (torchrun, mpirun, srun) has started this process as one of
-    several.
+    """Find the other ranks, if a launcher (torchrun, mpirun, srun) has started this process as one
+    of several.
     """
     seat = find_seat()
     return Meeting(seat) if seat is not None else None
 
 
 def silent(meeting: Meeting | None) -> bool:
-    """Among the ranks of a launcher, rank 0 speaks."""
+    """Return whether this rank prints nothing: of a launcher's ranks only rank 0 prints."""
     return meeting is not None and not meeting.leads
 
 
@@ -176,14 +176,13 @@ def make_job(options: dict[str, Any], meeting: Meeting | None = None) -> Job:
 
 
 def _saved(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of the run that is to go on, without those that are given anew."""
+    """Return the saved options of the run to resume, without those that are given anew."""
     if not options.get("resume"):
         return {}
     saved = load_config(options["resume"])
     plugins = saved.pop("plugin", None)
-    if plugins and not options.get(
-        "plugin"
-    ):  # a folder that came from somewhere else must not be a program
+    if plugins and not options.get("plugin"):
+        # A run's folder may come from another person, so it must not decide which code is run.
         given = " ".join(
             f"--plugin {path}" for path in (plugins if isinstance(plugins, list) else [plugins])
         )
@@ -194,21 +193,19 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in list(saved.items()):
         if "<" in str(value) and options.get(name) is None:
             raise BadRequest(
-                f"that run's {name} was given in Python ({value}): hand it over again to resume it"
+                f"that run's {name} was given in Python ({value}): pass it again to resume the run"
             )
     if options.get("batch_size") or options.get("global_batch_size"):
         saved.pop("batch_size", None)
         saved.pop("global_batch_size", None)
-    if (
-        options.get("epochs") is not None or options.get("steps") is not None
-    ):  # a new end replaces the old one
+    if options.get("epochs") is not None or options.get("steps") is not None:
         saved.pop("epochs", None)
         saved.pop("steps", None)
     return saved
 
 
 def _started_here(options: dict[str, Any]) -> dict[str, Any]:
-    """Outside any launcher this process starts the workers, here or on a Spark cluster."""
+    """Complete the options where this process starts the workers, here or on a Spark cluster."""
     asked = str(options.get("launcher") or "auto")
     if asked in ("torchrun", "mpirun", "srun"):
         how = {
@@ -217,13 +214,13 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
             "srun": "srun -n 3",
         }[asked]
         raise BadRequest(
-            f"launcher={asked}: start the line with it ({how} ... paceline train ...;"
+            f"launcher={asked}: start the ranks with it ({how} ... paceline train ...;"
             " docs/clusters.md)"
         )
     if asked != "spark":
         return {**options, "launcher": "local"}
     filled = {k: v for k, v in options.items() if v is not None}
-    filled.setdefault("checkpoint_every", "epoch")  # a lost executor costs no more than that
+    filled.setdefault("checkpoint_every", "epoch")  # a lost executor costs at most one epoch
     if str(filled.get("threads", "auto")) == "auto":
         filled["threads"] = 1  # a Spark task has one core
     if str(filled.get("transport", "auto")) == "auto" and str(filled.get("workers", 1)) != "1":
@@ -244,7 +241,7 @@ def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None
 
 
 def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
-    """The workers are on the cluster; what they say comes here line by line."""
+    """Run the workers on the cluster, and print here what they say."""
     from paceline.launch.spark import run_on_spark
 
     config = job.config
@@ -261,20 +258,20 @@ def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
 
 
 def seated(options: dict[str, Any]) -> dict[str, Any] | None:
-    """One rank of a run whose options came from elsewhere; rank 0 gives the record."""
+    """Run one rank of a run whose options another process sent. Rank 0 returns the record."""
     torch.set_num_threads(1)
     meeting = meet()
     if meeting is None:
-        raise BadRequest("this process has no place among others: no launcher has started it")
+        raise BadRequest("no launcher has started this process as one of several ranks")
     job = make_job(options, meeting)
-    job = replace(job, notices=())  # the driver has told them
+    job = replace(job, notices=())  # the driver has printed them
     with Watch(job, quiet=silent(meeting), live=False, headed=False) as watch:
         record = start(job, watch.listen, clean=True, meeting=meeting).record
     return record if meeting.leads else None
 
 
 def default_out(config: Config) -> Path:
-    """runs/20261115-203012-cnn-mnist-allreduce-2"""
+    """Name a folder after the time and the run: runs/20261115-203012-cnn-mnist-allreduce-2."""
     described = config.described()
     parts = [described["model"], described["data"], described["strategy"]]
     parts = [str(p).removeprefix("__main__:") for p in parts]

@@ -7,27 +7,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
-from paceline.cli.main import COMMANDS, main
+from paceline.cli.choices import names_of
+from paceline.cli.main import COMMANDS
+from paceline.cli.main import cli as paceline_cli
 from paceline.data.mnist import FILES, MINI
+from paceline.registry import ALL
 
 PACELINE = Path(sys.executable).parent / "paceline"
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """`paceline ...` in this process: (exit code, standard output, standard error)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return call
 
 
 QUICK = ["train", "--data", "fashion-mini", "--model", "linear", "--steps", "3", "--threads", "1"]
@@ -287,17 +278,78 @@ class Lazy(Strategy):
     assert json.loads(out)["config"]["strategy"] == "lazy-allreduce:every=3"
 
 
-def test_every_command_has_help_with_an_example(cli) -> None:
+def every_command() -> list[tuple[str, ...]]:
+    """The words of every command and of every command of a group."""
+    top = click.Context(paceline_cli)
+    found: list[tuple[str, ...]] = []
     for name in COMMANDS:
-        code, out, _ = cli(name, "--help")
+        command = paceline_cli.get_command(top, name)
+        found.append((name,))
+        if isinstance(command, click.Group):
+            found += [(name, inner) for inner in command.list_commands(top)]
+    return found
+
+
+def test_every_command_has_help_with_an_example(cli) -> None:
+    for words in [(), *every_command()]:
+        code, out, _ = cli(*words, "--help")
         assert code == 0
         assert "Usage: " in out
-    code, out, _ = cli("--help")
-    assert code == 0
-    assert "Examples" in out
-    code, _, err = cli("trian")
-    assert code == 2
-    assert "Did you mean 'train'" in err
+        _, heading, examples = out.partition("Example")
+        assert heading, f"paceline {' '.join(words)} --help has no example"
+        shown = examples.partition("Options:")[0]
+        assert f"paceline {' '.join(words)}" in shown, f"no example of {words}"
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    top = click.Context(paceline_cli)
+    for words in every_command():
+        command: Any = paceline_cli
+        for word in words:
+            command = command.get_command(top, word)
+        options = [p for p in command.params if isinstance(p, click.Option)]
+        assert [o.opts for o in options if not o.help] == [], words
+        assert [o.opts for o in options if o.metavar == "TEXT"] == [], words
+
+
+def test_help_shows_choices(cli) -> None:
+    out = " ".join(cli("train", "--help")[1].split())
+    for shown in (
+        "--transport [auto|gloo|inproc|mpi|nccl|shm]",
+        "--partition [iid|by-label]",
+        "--init [broadcast|seed]",
+        "--overlap [auto|on|off]",
+        "--strategy NAME[:key=value,...] how the workers keep together: allreduce, ddp,",
+        "--lr-schedule NAME[:key=value,...] the LR schedule: constant, cosine, step, warmup",
+    ):
+        assert shown in out
+    assert "--model NAME[:key=value,...]" in cli("bench", "codecs", "--help")[1]
+
+
+def test_names_in_help_are_those_that_are_registered() -> None:
+    for plural, registry in ALL.items():
+        own = [e.name for e in registry if e.make.__module__.startswith("paceline.")]
+        assert names_of(plural) == own, plural
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("trian", "unknown command 'trian'. Did you mean 'train'?"),
+        ("list strateges", "unknown list 'strateges'. Did you mean 'strategies'?"),
+        ("bench codex", "unknown benchmark 'codex'. Did you mean 'codecs'?"),
+        ("explain rign", "unknown schedule 'rign'. Did you mean 'ring'?"),
+        ("data fech", "unknown command of data 'fech'. Did you mean 'fetch'?"),
+        ("completion bsh", "unknown shell 'bsh'. Did you mean 'bash'?"),
+        ("train --stratgy x", "Did you mean one of: '--strategy'"),
+        ("bench codecs --round 1", "'--rounds'?"),
+    ],
+)
+def test_a_name_that_is_nearly_right(cli, words: str, message: str) -> None:
+    code, out, err = cli(*words.split())
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
 
 
 def test_lists(cli) -> None:
@@ -310,12 +362,23 @@ def test_lists(cli) -> None:
         assert cli("list", kind)[0] == 0
 
 
-def test_doctor_and_completion(cli) -> None:
+def test_doctor(cli) -> None:
     code, out, _ = cli("doctor")
     assert code == 0
     assert "transport gloo" in out
     assert "through shared memory" in out
     assert "paceline data fetch mnist" in out
+    code, text, err = cli("doctor", "--json")
+    assert (code, err) == (0, "")
+    facts = json.loads(text)
+    assert all(set(fact) == {"ok", "detail", "fix"} for fact in facts.values())
+    assert all(name in out for name in facts)
+    assert facts["transport gloo"]["ok"] is True
+    missing = {"ok": False, "detail": "not here", "fix": "paceline data fetch mnist"}
+    assert facts["data mnist"] == missing
+
+
+def test_completion(cli) -> None:
     code, out, _ = cli("completion", "bash")
     assert code == 0
     assert "_PACELINE_COMPLETE" in out
@@ -434,8 +497,18 @@ def test_a_study_without_a_network_goes_on_with_what_is_built_in(
 
 
 def test_help_is_quick_and_needs_no_torch() -> None:
-    check = "import sys, paceline.cli.main, paceline.cli.train; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], timeout=30, check=False).returncode == 0
+    check = """
+import sys
+import paceline.cli.train
+from paceline.cli.main import cli
+for words in (["--help"], ["train", "--help"], ["bench", "--help"], ["bench", "codecs", "--help"]):
+    cli.main(words, standalone_mode=False)
+sys.exit("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 0
     done = subprocess.run(
         [PACELINE, "--version"], capture_output=True, text=True, timeout=30, check=True
     )
@@ -443,11 +516,20 @@ def test_help_is_quick_and_needs_no_torch() -> None:
 
 
 def test_plain_lines_when_piped_and_a_bar_when_asked_for() -> None:
-    command = [PACELINE, *QUICK]
-    piped = subprocess.run([*command], capture_output=True, text=True, timeout=60, check=True)
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PACELINE, *QUICK, *flags], capture_output=True, text=True, timeout=60, check=True
+        )
+
+    piped = run()
     assert "\x1b" not in piped.stderr + piped.stdout
     assert "linear on fashion-mini: serial" in piped.stderr
     assert "test accuracy" in piped.stdout
+    assert "━" not in piped.stderr
+    barred = run("--progress")
+    assert "━" in barred.stderr
+    assert "3/3" in barred.stderr
+    assert "━━" not in run("--no-progress").stderr
 
 
 def test_explain(cli, tmp_path: Path) -> None:
@@ -468,70 +550,6 @@ def test_explain(cli, tmp_path: Path) -> None:
         code, _, err = cli("explain", *arguments)
         assert code == 2
         assert message in err
-
-
-def test_bench_codecs(cli) -> None:
-    words = ("bench", "codecs", "--rounds", "1", "--numbers", "100003")
-    code, out, err = cli(*words, "--json")
-    assert code == 0, err
-    found = json.loads(out)
-    rows = {r["codec"]: r for r in found["codecs"]}
-    assert rows["sign"]["smaller"] > 30
-    assert rows["topk"]["per_worker_bytes"] == 3 * rows["topk"]["message_bytes"]
-    assert rows["int8"]["per_worker_bytes"] < found["ring_bytes"] / 3.9
-    assert rows["powersgd"]["against_hook"]["median"] > 0
-    assert all(r["memcpys"]["median"] > 0 for r in rows.values())
-    assert "per worker, P=4" in cli(*words)[1]
-
-
-@pytest.mark.slow
-def test_pytorchs_hooks_do_not_end_the_process() -> None:
-    """Their callbacks hold the group in gloo's own threads: let go at the wrong moment, it aborts
-    (once in fifty times).
-    """
-    program = (
-        "from paceline.bench.measure.codecs import bench_codecs\nfor _ in range(150): bench_codecs('cnn',"
-        " 4, 1, 20_000, print)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr[-500:]
-
-
-@pytest.mark.slow
-def test_bench_balance(cli) -> None:
-    code, out, err = cli(
-        "bench", "balance", "--rounds", "1", "--steps", "30", "--slower", "2", "--json"
-    )
-    assert code == 0, err
-    titles = [r["title"] for r in json.loads(out)["rows"]]
-    assert "balanced / ideal" in titles
-
-
-@pytest.mark.slow
-def test_bench_collectives(cli) -> None:
-    code, out, err = cli(
-        "bench", "collectives", "--workers", "2", "--sizes", "4KB", "--rounds", "1", "--json"
-    )
-    assert code == 0, err
-    rows = json.loads(out)["rows"]
-    assert {(r["transport"], r["collective"]) for r in rows} >= {
-        ("gloo", "native"),
-        ("shm", "native"),
-        ("shm", "ring"),
-    }
-    assert all(r["median_s"] > 0 for r in rows)
-    assert (
-        next(r for r in rows if (r["transport"], r["collective"]) == ("gloo", "native"))[
-            "times_gloo"
-        ]
-        == 1.0
-    )
-    code, out, _ = cli("bench", "collectives", "--workers", "2", "--sizes", "4096", "--rounds", "1")
-    assert "x gloo" in out
-    for bad in (["--sizes", "big"], ["--workers", "1"], ["--workers", "two"]):
-        assert cli("bench", "collectives", *bad)[0] == 2
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def show(result: dict[str, Any]) -> Iterator[Table | str]:
         [row for case in result["cases"] for row in _ratios(case)],
         f"ratios of neighbouring blocks of {result['steps']} steps, {result['rounds']} pairs",
         left=(0, 2),
+        unbroken=(0,),
     )
     for case in result["cases"]:
         for mode, why in case["left_out"].items():

@@ -40,8 +40,8 @@ def show(result: dict[str, Any]) -> Iterator[Table | str]:
             (name, *(f"{r[k]:,.0f}" for k in ("median", "min", "max")))
             for name, r in result["samples_per_s"].items()
         ],
-        f"cnn on {result['data']}, batch {result['batch_size']} per worker, {result['steps']} steps,"
-        f" {result['rounds']} rounds",
+        f"cnn on {result['data']}, batch {result['batch_size']} per worker,"
+        f" {result['steps']} steps, {result['rounds']} rounds",
     )
     yield Table(
         ("ratio, per round", "median", "min - max", "goal"),

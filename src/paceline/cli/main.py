@@ -45,7 +45,8 @@ class LazyGroup(Group):
             return None
         module, _, attribute = COMMANDS[name].partition(":")
         with held_back():
-            return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

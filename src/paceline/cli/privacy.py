@@ -34,6 +34,7 @@ from paceline.cli.groups import Choice
     type=Choice("sampling", ["poisson", "shuffle"]),
     default="poisson",
     show_default=True,
+    help="how batches are drawn",
 )
 @click.option("--json", "as_json", is_flag=True, help="print the numbers to standard output")
 @click.option("--debug", is_flag=True, help="show tracebacks")
@@ -115,6 +116,6 @@ def privacy(
     console.print(table)
     if sampling == "shuffle":
         console.print(
-            "Batches are not secret with sampling=shuffle: epsilon is without the gain from sampling.",
+            "Batches are not secret with sampling=shuffle, so epsilon has no gain from sampling.",
             highlight=False,
         )

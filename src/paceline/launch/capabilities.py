@@ -1,10 +1,10 @@
-"""`paceline list transports --capabilities`: which operation works on which transport and device.
-Every answer is tried out.
+"""Try out which operation works on which transport and device, for `paceline list transports
+--capabilities`.
 
-native         the library behind the transport does it, and the result was right
-ours           our schedule does it over the transport's messages, and the result was right
+native         the library behind the transport has the operation, and its result was right
+ours           our schedule runs over the transport's messages, and its result was right
 not possible   the transport does not reach that device, or the result was wrong
-not tested     this machine lacks what it takes
+not tested     this machine lacks what the transport or the device needs
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from paceline.transport.inproc import Hub
 RANKS = 2
 DEVICES = ("cpu", "cuda")
 NATIVE, OURS, IMPOSSIBLE, UNTESTED = "native", "ours", "not possible", "not tested"
-# on a buffer (rank + 1, rank + 1): was the result right?
+# Runs an operation on a buffer (rank + 1, rank + 1) and returns whether the result was right.
 Probe = Callable[[Transport, Tensor], bool]
+UNDEFINED = -1  # an element whose value the operation does not define
 
 
 def _messages(transport: Transport, buffer: Tensor) -> bool:
@@ -59,8 +60,8 @@ def _ours(name: str, at_rank_0: list[int], at_rank_1: list[int]) -> Probe:
     def probe(transport: Transport, buffer: Tensor) -> bool:
         getattr(Operations(transport), name)(buffer)
         wanted = (at_rank_0, at_rank_1)[transport.rank]
-        # below 0: of no use afterwards
-        return all(w < 0 or g == w for g, w in zip(buffer.tolist(), wanted, strict=True))
+        pairs = zip(buffer.tolist(), wanted, strict=True)
+        return all(right in (UNDEFINED, got) for got, right in pairs)
 
     return probe
 
@@ -76,17 +77,17 @@ PROBES: dict[str, Probe] = {
     "barrier": _barrier,
     "all_reduce": _ring,
     "broadcast": _ours("broadcast", [1, 1], [1, 1]),
-    "reduce": _ours("reduce", [3, 3], [-1, -1]),
-    "reduce_scatter": _ours("reduce_scatter", [3, -1], [-1, 3]),
+    "reduce": _ours("reduce", [3, 3], [UNDEFINED, UNDEFINED]),
+    "reduce_scatter": _ours("reduce_scatter", [3, UNDEFINED], [UNDEFINED, 3]),
     "all_gather": _ours("all_gather", [1, 2], [1, 2]),
-    "gather": _ours("gather", [1, 2], [-1, -1]),
-    "scatter": _ours("scatter", [1, -1], [-1, 1]),
+    "gather": _ours("gather", [1, 2], [UNDEFINED, UNDEFINED]),
+    "scatter": _ours("scatter", [1, UNDEFINED], [UNDEFINED, 1]),
     "all_to_all": _ours("all_to_all", [1, 2], [1, 2]),
 }
 
 
 def capabilities() -> list[dict[str, str]]:
-    """One row per operation, transport and device."""
+    """Return one row per operation, transport and device."""
     rows = []
     for entry in transports:
         kind: Any = entry.make

@@ -1,6 +1,4 @@
-"""`paceline bench balance`: one of two workers slowed down; how much of both workers' speed is
-left.
-"""
+"""Measure how much of two workers' speed is left where one of them is slowed down."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from paceline.launch.run import run
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
 
-LINES: dict[str, dict[str, Any]] = {
+CONTENDERS: dict[str, dict[str, Any]] = {
     "apart": {"strategy": "psgd", "shard": "global"},
     "plain": {"strategy": "allreduce"},
     "balanced": {"strategy": "allreduce", "balance": "measured"},
@@ -30,18 +28,29 @@ def bench_balance(
     slower: float,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """`apart`: nobody waits for anybody, so its workers' speeds add up to the ideal."""
+    """Run the three contenders in turns. The workers of `apart` never wait for each other, so the
+    sum of their speeds is the ideal.
+    """
     _, data = folder_and_data(data_dir)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in LINES}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
-            for name, options in LINES.items():
+            for name, options in CONTENDERS.items():
                 config = {
-                    "data": data.name, "model": "cnn", "workers": 2, "threads": 1, "batch_size": batch_size, "steps": steps,
-                    "memory_format": "channels_last", "faults": (f"slow:rank=1,factor={slower:g}",), "seed": number,
-                    "out": f"{folder}/{name}-{number}", **({"data_dir": data_dir} if data_dir else {}), **options,
-                }  # fmt: skip
+                    "data": data.name,
+                    "model": "cnn",
+                    "workers": 2,
+                    "threads": 1,
+                    "batch_size": batch_size,
+                    "steps": steps,
+                    "memory_format": "channels_last",
+                    "faults": (f"slow:rank=1,factor={slower:g}",),
+                    "seed": number,
+                    "out": f"{folder}/{name}-{number}",
+                    **({"data_dir": data_dir} if data_dir else {}),
+                    **options,
+                }
                 job = prepare(Config.make(config), lambda c: Path(folder))
                 runs[name].append(run(job, lambda kind, content: None, clean=True))
     ideal = [sum(_speed(w) for w in r["workers"]) for r in runs["apart"]]
@@ -57,12 +66,12 @@ def bench_balance(
         name: [r["result"]["test_accuracy"] for r in runs[name]] for name in ("plain", "balanced")
     }
     rows = [
-        _row("the two, apart: the ideal", ideal),
+        _row("the two workers apart: the ideal", ideal),
         _row("all-reduce", plain),
         _row("all-reduce, balance=measured", balanced),
-        _row("all-reduce / the slow worker's own pace", _per_round(plain, slow), "ratio", "<= 2"),
+        _row("all-reduce / the slow worker's own speed", _per_round(plain, slow), "ratio", "<= 2"),
         _row("balanced / ideal", _per_round(balanced, ideal), "ratio", ">= 0.85"),
-        _row("balanced / what its workers computed at, in the same run", within, "ratio"),
+        _row("balanced / its own workers' computing speed", within, "ratio"),
         _row("accuracy, all-reduce", accuracies["plain"], "accuracy"),
         _row("accuracy, balanced", accuracies["balanced"], "accuracy", "the same"),
     ]

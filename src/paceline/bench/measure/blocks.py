@@ -1,5 +1,5 @@
-"""Our strategies in blocks of steps, in turns, in the same processes: what an exchange costs, noise
-shared out.
+"""Measure what an exchange costs: strategies run in turns, in blocks of steps, in the same
+processes, so that noise of the machine hits all alike.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ WORKERS = 2
 STEPS = 16  # a block: local-sgd:every=16 exchanges once in it
 ALONE = "one process"
 FREE = "no communication"
-LINES = (FREE, "allreduce", "local-sgd:every=16", "hogwild")
+CONTENDERS = (FREE, "allreduce", "local-sgd:every=16", "hogwild")
 
 
 class WithoutCommunication(Strategy):
-    """Every worker steps on its own: the bound that no exchange can beat."""
+    """Updates each worker on its own. No strategy that exchanges can be faster."""
 
     name = "without-communication"
     exchanges = "nothing"
@@ -40,11 +40,10 @@ class WithoutCommunication(Strategy):
 
 
 def bench_blocks(data: Data, batch_size: int, blocks: int) -> dict[str, Any]:
-    """Samples per second of each line, block by block; and how much waiting for the slowest costs
-    by itself.
+    """Measure the samples per second of each contender, block by block, and the cost of waiting.
 
-    `bound` is what a method in step could reach at best here: the mean time of a step over the mean
-    time of the slower worker's, both from the blocks without communication.
+    `bound` is the most that a synchronous strategy can reach here: the mean time of a step divided
+    by the mean time of the slower worker's step, both from the blocks without communication.
     """
     results, failures = on_forked_ranks(
         partial(_rank, data, batch_size, blocks), WORKERS, deadline_s=120.0
@@ -56,7 +55,7 @@ def bench_blocks(data: Data, batch_size: int, blocks: int) -> dict[str, Any]:
             sum(r["blocks"][name][i] for r in results.values() if name in r["blocks"])
             for i in range(blocks)
         ]
-        for name in (*LINES, ALONE)
+        for name in (*CONTENDERS, ALONE)
     }
     steps = [results[rank]["steps"] for rank in range(WORKERS)]
     slowest = statistics.fmean(map(max, zip(*steps, strict=True)))
@@ -67,38 +66,38 @@ def _rank(
     data: Data, batch_size: int, blocks: int, rendezvous: Rendezvous, say: Any
 ) -> dict[str, Any]:
     torch.set_num_threads(1)
-    line = transports.entry(
+    transport = transports.entry(
         "shm" if transports.entry("shm").declared.available() else "gloo"
     ).declared.connect(rendezvous)
-    loops = {name: _loop(name, line, data, batch_size) for name in LINES}
-    found: dict[str, list[float]] = {name: [] for name in LINES}
+    loops = {name: _loop(name, transport, data, batch_size) for name in CONTENDERS}
+    found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     if rendezvous.rank == 0:
         found[ALONE] = []
     steps: list[float] = []
     for number in range(blocks + 1):  # the first warms up
         for name, loop in loops.items():
-            line.barrier()
+            transport.barrier()
             began = time.perf_counter()
             taken = [next(loop) for _ in range(STEPS)]
             rate = STEPS * batch_size / (time.perf_counter() - began)
             if number:
                 found[name].append(rate)
                 steps += taken if name == FREE else []
-        line.barrier()
-        if rendezvous.rank == 0:  # the other rests
+        transport.barrier()
+        if rendezvous.rank == 0:  # rank 1 waits at the next barrier
             began = time.perf_counter()
             for _ in range(STEPS):
                 next(loops[FREE])
             if number:
                 found[ALONE].append(STEPS * batch_size / (time.perf_counter() - began))
-    line.barrier()
+    transport.barrier()
     return {"blocks": found, "steps": steps}
 
 
-def _loop(name: str, line: Any, data: Data, batch_size: int) -> Iterator[float]:
-    """Endless steps; each gives its seconds."""
+def _loop(name: str, transport: Any, data: Data, batch_size: int) -> Iterator[float]:
+    """Make endless steps; each yields its seconds."""
     strategy = WithoutCommunication() if name == FREE else strategies.build(name)
-    pace = Pace(strategy, line, WORKERS, "none", 0, 0)
+    pace = Pace(strategy, transport, WORKERS, "none", 0, 0)
     torch.manual_seed(0)
     model: nn.Module = models.build("cnn", input_shape=data.input_shape, classes=data.classes)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

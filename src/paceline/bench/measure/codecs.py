@@ -1,5 +1,5 @@
-"""`paceline bench codecs`: what one message costs in bytes and in time, against float32, one memcpy
-and PyTorch's own hooks.
+"""Measure a codec's message in bytes and in time, against float32, one memcpy and PyTorch's own
+hooks.
 """
 
 from __future__ import annotations
@@ -24,21 +24,16 @@ from paceline.replica.flat import layout_of
 from paceline.transport.alone import Alone
 from paceline.types import Layout, Slot
 
-TIME_GOALS = {
-    "fp16": 3.0,
-    "int8": 8.0,
-    "sign": 9.0,
-    "topk": 20.0,
-    "qsgd": 25.0,
-}  # times one memcpy, encode and decode together
+# In units of one memcpy, for encoding and decoding together.
+TIME_GOALS = {"fp16": 3.0, "int8": 8.0, "sign": 9.0, "topk": 20.0, "qsgd": 25.0}
 SIZE_GOALS = {"sign": 30.0, "topk": 45.0, "powersgd": 40.0, "int8": 3.9, "qsgd": 7.5}
-PEERS = {"fp16": "fp16", "powersgd": "powersgd"}  # codecs with a hook of PyTorch's beside them
+PEERS = {"fp16": "fp16", "powersgd": "powersgd"}  # codecs that PyTorch has a hook for
 
 
 def bench_codecs(
     model: str, workers: int, rounds: int, numbers: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Sizes for a model; times for so many numbers on one thread, without error feedback."""
+    """Measure sizes for a model, and times for `numbers` on one thread, without error feedback."""
     torch.set_num_threads(1)
     with torch.device("meta"):
         sizes = layout_of(models.build(model, input_shape=(1, 28, 28), classes=10))
@@ -75,8 +70,9 @@ def bench_codecs(
 
 
 def per_worker(kind: str, message: int, workers: int) -> int:
-    """Bytes that a worker sends in one exchange: everybody's message to everybody, or a ring of
-    what can be added up.
+    """Return the bytes that a worker sends in one exchange.
+
+    Messages that cannot be added up go from each worker to all others; the rest is summed by ring.
     """
     if kind == "gather":
         return (workers - 1) * message
@@ -94,7 +90,7 @@ def _used(codec: Codec, layout: Layout) -> int:
 def _times(
     names: list[str], rounds: int, numbers: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """For each: the median of its ratios to the memcpy of the same round."""
+    """Return each contender's ratios to the memcpy of the same round."""
     shapes = _shapes(numbers)
     layout, values, out = _layout(shapes), torch.randn(numbers), torch.empty(numbers)
     contenders: dict[str, Callable[[], None]] = {"memcpy": partial(_copy, values, out)}
@@ -131,7 +127,7 @@ def _copy(values: Tensor, out: Tensor) -> None:
 
 
 def _spread(times: list[float], beside: list[float]) -> dict[str, float]:
-    """Ratios of the same rounds."""
+    """Summarise the ratios of times in the same rounds."""
     ratios = [a / b for a, b in zip(times, beside, strict=True)]
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
@@ -154,15 +150,13 @@ def _there_and_back(
 
 
 def _exchange(codec: Codec, layout: Layout, values: Tensor, out: Tensor) -> Callable[[], None]:
-    """As a hook does it: a whole exchange, in place, on one rank."""
-    state, line = (
-        codec.start(layout, generator(0, "own"), generator(0, "shared")),
-        choose("native", Alone()),
-    )
+    """Do what a hook does: a whole exchange, in place, on one rank."""
+    state = codec.start(layout, generator(0, "own"), generator(0, "shared"))
+    collective = choose("native", Alone())
 
     def exchange() -> None:
         out.copy_(values)
-        codec.reduce(out, layout, line, state)
+        codec.reduce(out, layout, collective, state)
 
     return exchange
 
@@ -180,7 +174,7 @@ def _hook(
 
 
 def _shapes(numbers: int) -> list[tuple[int, ...]]:
-    """A matrix, and a vector of the rest."""
+    """Split so many numbers into a square matrix and a vector."""
     side = math.isqrt(numbers)
     return [(side, side), (numbers - side * side,)]
 

@@ -1,6 +1,4 @@
-"""`paceline bench collectives`: every collective on every transport, interleaved, against gloo's
-own all-reduce.
-"""
+"""Time every collective on every transport, in turns, against gloo's own all-reduce."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ ANSWER_S = 600.0
 
 
 def contenders() -> list[tuple[str, str]]:
-    """(transport, collective): everything that processes on this machine can do."""
-    lines: list[Any] = [t.make for t in transports]
-    names = [t.name for t in lines if t.runs_as == "processes" and t.available()]
+    """List the pairs (transport, collective) that processes on this machine can use."""
+    kinds: list[Any] = [t.make for t in transports]
+    names = [kind.name for kind in kinds if kind.runs_as == "processes" and kind.available()]
     found = [(name, collective) for name in names for collective in collectives.names()]
     if MPI in names:
         found.append(PEER)
@@ -47,9 +45,7 @@ def bench_collectives(
     rounds: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Median seconds of one all-reduce, per number of workers and size; each round runs every
-    contender once.
-    """
+    """Measure the median seconds of one all-reduce, for each number of workers and each size."""
     rows = []
     for count in workers:
         say(f"{count} workers ...")
@@ -76,7 +72,7 @@ def bench_collectives(
 
 
 def _ratio(theirs: list[float] | None, ours: list[float]) -> float | None:
-    """How many times as fast, by rounds: the median."""
+    """Return how many times as fast ours is: the median over the rounds."""
     return (
         None
         if theirs is None
@@ -87,15 +83,15 @@ def _ratio(theirs: list[float] | None, ours: list[float]) -> float | None:
 def _limit_s(
     workers: int, size: int, times: dict[tuple[str, ...] | tuple[str, str, int], list[float]]
 ) -> float:
-    """The time in which a plain copy moves what every rank must at least send: 2 (P-1)/P of the
-    buffer.
+    """Return the time in which a plain copy moves 2 (P-1)/P of the buffer, the least that every
+    rank must send.
     """
     return statistics.median(times[(*COPY, size)]) * 2 * (workers - 1) / workers
 
 
 def _measure(workers: int, sizes: list[int], rounds: int) -> dict[Any, list[float]]:
-    """Rank 0's times, from processes that all stay up for the whole measurement: under mpirun where
-    there is one.
+    """Return rank 0's times. The ranks run under mpirun where it is available, and stay up for the
+    whole measurement.
     """
     start = (
         on_mpi_ranks
@@ -114,43 +110,42 @@ def _rank(
     sizes: list[int], rounds: int, pairs: list[tuple[str, str]], rendezvous: Rendezvous, say: Any
 ) -> Any:
     torch.set_num_threads(1)
-    lines: dict[str, Transport] = {}
+    connected: dict[str, Transport] = {}
     bound: dict[tuple[str, str], Callable[[torch.Tensor], None]] = {}
     for name, collective in pairs:
         if name == OPEN_MPI:
             bound[(name, collective)] = _open_mpi()
             continue
-        if name not in lines:
-            lines[name] = transports.entry(name).declared.connect(rendezvous)
-        bound[(name, collective)] = collectives.build(collective, transport=lines[name]).all_reduce
+        if name not in connected:
+            connected[name] = transports.entry(name).declared.connect(rendezvous)
+        built = collectives.build(collective, transport=connected[name])
+        bound[(name, collective)] = built.all_reduce
     times: dict[Any, list[float]] = {}
     for size in sizes:
         buffers = {
-            name: line.allocate(size // 4, torch.float32, torch.device("cpu"))
-            for name, line in lines.items()
+            name: transport.allocate(size // 4, torch.float32, torch.device("cpu"))
+            for name, transport in connected.items()
         }
         buffers[OPEN_MPI] = torch.zeros(size // 4)
         target = torch.zeros(size // 4)
         for number in range(rounds + 1):  # the first round warms up
             each: dict[Any, list[float]] = {key: [] for key in (*bound, COPY)}
-            for _ in range(
-                repetitions(size) if number else 2
-            ):  # in turns, so that nobody has the caches for itself
-                for key, reduce in bound.items():
-                    line = lines[MPI if key[0] == OPEN_MPI else key[0]]
-                    each[key].append(_timed(line, reduce, buffers[key[0]]))
+            for _ in range(repetitions(size) if number else 2):
+                for key, reduce in bound.items():  # in turns, so that all share the caches alike
+                    transport = connected[MPI if key[0] == OPEN_MPI else key[0]]
+                    each[key].append(_timed(transport, reduce, buffers[key[0]]))
                 began = time.perf_counter()
                 target.copy_(buffers["gloo"])
                 each[COPY].append(time.perf_counter() - began)
             for key, seconds in each.items():
                 if number:
                     times.setdefault((*key, size), []).append(statistics.median(seconds))
-            lines["gloo"].barrier()
+            connected["gloo"].barrier()
     return times if rendezvous.rank == 0 else None
 
 
 def _open_mpi() -> Callable[[torch.Tensor], None]:
-    """The peer: MPI_Allreduce in place, with nothing around it."""
+    """Call MPI_Allreduce in place, with nothing around it: the peer."""
     mpi = load_mpi()
 
     def reduce(tensor: torch.Tensor) -> None:
@@ -159,8 +154,10 @@ def _open_mpi() -> Callable[[torch.Tensor], None]:
     return reduce
 
 
-def _timed(line: Transport, reduce: Callable[[torch.Tensor], None], buffer: torch.Tensor) -> float:
-    line.barrier()
+def _timed(
+    transport: Transport, reduce: Callable[[torch.Tensor], None], buffer: torch.Tensor
+) -> float:
+    transport.barrier()
     began = time.perf_counter()
     reduce(buffer)
     return time.perf_counter() - began

@@ -1,9 +1,8 @@
-"""`paceline bench network`: hosts with slow links; who reaches an accuracy first, and how near that
-is to the bound.
+"""Measure which contender reaches an accuracy first on hosts with slow links.
 
-The bound is what a free network would give: with it a step of plain all-reduce costs its computing
-only, so nothing can be sooner than (compute + communication) / compute, unless it needs fewer
-steps.
+On a network without cost a step of plain all-reduce takes its computing time only. So no contender
+that needs as many steps can be faster than plain all-reduce by more than the bound
+(compute + communication) / compute.
 """
 
 from __future__ import annotations
@@ -67,12 +66,26 @@ def bench_network(
                 say(f"round {number + 1} of {rounds}: {name}")
                 strategy, _, codec = name.partition("/")
                 config = {
-                    "data": data.name, "model": model, "strategy": strategy, "codec": codec or "none", "workers": workers,
-                    "threads": 1, "batch_size": batch_size, "steps": MOST_STEPS, "epochs": 99, "memory_format": "channels_last",
-                    "until_accuracy": target, "evaluate_every": "20", "evaluate_samples": 1000, "network": str(links),
-                    "transport": "gloo", "seed": number, "deadline_s": 120.0, "out": f"{folder}/{number}-{names.index(name)}",
+                    "data": data.name,
+                    "model": model,
+                    "strategy": strategy,
+                    "codec": codec or "none",
+                    "workers": workers,
+                    "threads": 1,
+                    "batch_size": batch_size,
+                    "steps": MOST_STEPS,
+                    "epochs": 99,
+                    "memory_format": "channels_last",
+                    "until_accuracy": target,
+                    "evaluate_every": "20",
+                    "evaluate_samples": 1000,
+                    "network": str(links),
+                    "transport": "gloo",
+                    "seed": number,
+                    "deadline_s": 120.0,
+                    "out": f"{folder}/{number}-{names.index(name)}",
                     **({"data_dir": data_dir} if data_dir else {}),
-                }  # fmt: skip
+                }
                 job = prepare(Config.make(config), lambda c: Path(folder))
                 runs[name].append(run(job, lambda kind, content: None, clean=True))
     rows = [_row(name, runs[name], runs[DDP]) for name in names]
@@ -95,7 +108,7 @@ def bench_network(
 
 
 def _row(name: str, own: list[dict[str, Any]], ddp: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds; times are of one step of the mean worker."""
+    """Take medians over the rounds; times are per step, averaged over the workers."""
 
     def per_step(*keys: str) -> float:
         found = [[w for w in r["workers"] if w["role"] == "worker"] for r in own]
@@ -124,7 +137,7 @@ def _row(name: str, own: list[dict[str, Any]], ddp: list[dict[str, Any]]) -> dic
 
 
 def _all_reduce(bed: Testbed, workers: int) -> dict[str, Any]:
-    """The slowest rank's time, as often as a median needs, against what the links allow."""
+    """Time all-reduces by their slowest rank, and compare with the time that the links allow."""
     results, failures = on_forked_ranks(_rank, workers, deadline_s=120.0, bed=bed)
     if failures:
         raise root_cause(failures, workers)

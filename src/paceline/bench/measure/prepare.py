@@ -1,10 +1,8 @@
-"""`paceline bench prepare`: the flights table by Polars, by Spark with and without `persist`, and
-by plain pandas.
+"""Time shards of the flights table by Polars, Spark (with and without `persist`) and plain pandas.
 
-Every contender is a process of its own, one after the other, in the other order in the next round:
-with and without `persist` come in both. Larger tables are the same flights, several times. The
-files of the table are read once before, so that all find them in memory; every contender writes its
-shards to the disk.
+Every contender is a process of its own; they run one after another, and each round reverses the
+order. A larger table repeats the same flights. Its files are written just before, so that all
+contenders find them in memory; every contender writes its shards to the disk.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def bench_prepare(
 
 
 def multiplied(folder: Path, work: Path, millions: float) -> tuple[Path, int]:
-    """The flights as often as it takes to come to so many rows; the other tables as they are."""
+    """Write the flights often enough for so many rows, and copy the other tables."""
     head, _, body = (folder / "flights.csv").read_bytes().partition(b"\n")
     own = body.count(b"\n")
     times = max(1, round(millions * 1e6 / own))

@@ -1,9 +1,7 @@
-"""`paceline bench privacy`: what privacy costs, against plain training and against Opacus, one
-thread, interleaved.
+"""Measure the cost of privacy, against plain training and against Opacus, in turns on one thread.
 
 Plain and private are Paceline's own steps on the same samples: batch, forward, backward, clip,
-noise, update. Opacus gets the same batches. Memory is a process's own, for each contender in a new
-one.
+noise, update. Opacus gets the same batches. Memory is measured in a new process for each contender.
 """
 
 from __future__ import annotations
@@ -38,16 +36,14 @@ from paceline.record.resources import rss_peak_bytes
 from paceline.registry import models
 from paceline.replica.replica import Replica
 
-MODELS = {
-    "mlp:hidden=256x128": (1.8, "contiguous"),
-    "cnn": (1.35, "channels_last"),
-}  # goal against Opacus; memory format
+# By model: the goal against Opacus, and the memory format.
+MODELS = {"mlp:hidden=256x128": (1.8, "contiguous"), "cnn": (1.35, "channels_last")}
 NOISE, CLIP = 1.1, 1.0
 GOAL, MEMORY_GOAL = 0.85, 1.5
 WARM_UP = 5
 LOOP_STEPS = 2  # one sample at a time is slow
 SLOW = 1000  # samples per second
-Step = Callable[[], int]  # makes one; how many samples
+Step = Callable[[], int]  # makes a step and returns its number of samples
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def _case(
         try:
             peers[mode] = opacus(case, data, mode)
             rates[f"Opacus, {mode}"] = _warm(peers[mode])
-        except Exception as error:  # a peer that cannot do this model is named, and left out
+        except Exception as error:  # Opacus does not support this model in this mode
             failed[mode] = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
             peers.pop(mode, None)
     ratios = [_neighbours("private / plain", ours, usual, rounds, steps, GOAL)]
@@ -119,8 +115,9 @@ def _case(
 def _neighbours(
     title: str, ours: Step, theirs: Step, rounds: int, steps: int, goal: float | None
 ) -> dict[str, Any]:
-    """Blocks of steps in turns (ours, theirs, theirs, ours): noise hits both alike. The ratio of
-    each pair of neighbours.
+    """Return the ratios of neighbouring blocks of steps.
+
+    The order is ours, theirs, theirs, ours, so that noise of the machine hits both alike.
     """
     found = []
     for number in range(rounds):
@@ -141,9 +138,7 @@ def _neighbours(
 
 
 def _warm(step: Step) -> float:
-    """Some steps until it is up to speed (the very slow ones fewer), then its samples per
-    second.
-    """
+    """Warm up (fewer steps for a very slow contender) and return the samples per second."""
     slow = _rate(step, 1) < SLOW
     _rate(step, 1 if slow else WARM_UP)
     return _rate(step, 1 if slow else 2 * WARM_UP)
@@ -231,10 +226,10 @@ def _rate(step: Step, steps: int) -> float:
 
 
 def _memory(case: Case, data_dir: str | None, name: str) -> dict[str, int]:
-    """The most that a new process held, and what it held before its first step."""
+    """Return a new process's peak memory, and its memory before the first step."""
     program = (
-        f"from paceline.bench.measure.privacy import Case, say_memory; say_memory({case!r}, {data_dir!r},"
-        f" {name!r})"
+        "from paceline.bench.measure.privacy import Case, say_memory;"
+        f" say_memory({case!r}, {data_dir!r}, {name!r})"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(
@@ -246,7 +241,7 @@ def _memory(case: Case, data_dir: str | None, name: str) -> dict[str, int]:
 
 
 def say_memory(case: Case, data_dir: str | None, name: str) -> None:
-    """In a process of its own."""
+    """Print the memory of this process before and after some steps, as JSON."""
     torch.set_num_threads(1)
     keep_freed_memory()
     _, data = folder_and_data(data_dir)

@@ -1,5 +1,4 @@
-"""`paceline bench shards`: what it costs to open shards, to train from them, and to stream more
-than memory may hold.
+"""Measure opening shards, training from them, and streaming more than a window holds.
 
 Opening and memory are measured in new processes. Throughput: the same model on the same rows in the
 same order, from mapped shards and from tensors in memory, in neighbouring blocks of steps, one
@@ -60,12 +59,13 @@ if sys.argv[1] == "stream":
             peak = max(peak, process.memory_info().rss - base)
         if batches.ended:
             break
-print(json.dumps({"seconds": seconds, "private_bytes": opened, "peak_bytes": peak, "rows": seen, "sum": total}))
+found = {"seconds": seconds, "private_bytes": opened, "peak_bytes": peak}
+print(json.dumps({**found, "rows": seen, "sum": total}))
 """
 
 
 def make_shards(folder: Path, count: int, shard_bytes: int) -> tuple[int, float]:
-    """So many shards of random rows: all of them, and the sum of the targets."""
+    """Write shards of random rows; return the number of rows and the sum of the targets."""
     rows, infos, total = shard_bytes // (4 * FEATURES), [], 0.0
     random = np.random.default_rng(0)
     block = random.standard_normal((1000, FEATURES), dtype=np.float32)

@@ -1,6 +1,4 @@
-"""`paceline bench strategies`: ours against the usual loop and stock DDP, and against no
-communication at all.
-"""
+"""Measure strategies against the usual loop, stock DDP, and no communication at all."""
 
 from __future__ import annotations
 
@@ -83,8 +81,8 @@ RATIOS = (
 
 
 def folder_and_data(data_dir: str | None) -> tuple[Path, Data]:
-    """MNIST where it is here, the built-in part of Fashion-MNIST otherwise; the same files for
-    everybody.
+    """Return MNIST where it is here, else the built-in part of Fashion-MNIST. All contenders use
+    the same files.
     """
     try:
         folder = find("mnist", data_dir, ("MNIST/raw", "mnist"), FILES)
@@ -101,8 +99,8 @@ def bench_strategies(
     batch_size: int = 64,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Median samples per second of every contender over interleaved rounds, one thread per process;
-    and the ratios.
+    """Measure the samples per second of every contender in interleaved rounds, one thread per
+    process.
     """
     folder, data = folder_and_data(data_dir)
     equal = ["--data-path", "index", "--memory-format", "channels_last"]
@@ -180,7 +178,7 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 
 def _ratio(ratio: Ratio, rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Round by round, because a round's contenders ran next to each other; then the median."""
+    """Take the median of the ratios of the rounds: contenders of one round ran one after another."""
     each = [
         ours / theirs for ours, theirs in zip(rates[ratio.ours], rates[ratio.theirs], strict=True)
     ]
@@ -231,7 +229,7 @@ def _ours(
     faults: tuple[str, ...] = (),
     of: int | None = None,
 ) -> float:
-    """The same window: after the warm-up, until the last step; of all workers, or of one."""
+    """Return the samples per second after the warm-up, of all workers or of worker `of`."""
     out = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     try:
         options = {

@@ -19,6 +19,7 @@ class Table:
     title: str = ""
     left: tuple[int, ...] = (0,)
     framed: bool = True  # False saves width: a line under the headings only, and no wrapping
+    unbroken: tuple[int, ...] = ()  # columns that never wrap
 
 
 def print_parts(console: Console, parts: Iterable[Table | str]) -> None:
@@ -40,7 +41,7 @@ def print_parts(console: Console, parts: Iterable[Table | str]) -> None:
             shown.add_column(
                 heading,
                 justify="left" if number in part.left else "right",
-                no_wrap=not part.framed,
+                no_wrap=not part.framed or number in part.unbroken,
             )
         for row in part.rows:
             shown.add_row(*row)

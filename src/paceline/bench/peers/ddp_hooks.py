@@ -35,13 +35,14 @@ class Bucket:
         return True
 
 
+# Process groups are never freed. A hook's callbacks hold a group too, in gloo's own threads. If such
+# a thread frees it last, the thread waits for its own end, and PyTorch 2.13 ends the process
+# ("Resource deadlock avoided").
 _groups: list[Any] = []
-"""Groups are never let go: a hook's callbacks hold one too, in gloo's own threads, and whichever of those came last would have
-to wait for itself to end, which ends the process (PyTorch 2.13: "Resource deadlock avoided")."""
 
 
 class Hooks:
-    """A process group of one, and the two hooks that have a codec beside them here."""
+    """Holds a process group of one rank, and the two hooks that Paceline has a codec for."""
 
     def __init__(self) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
