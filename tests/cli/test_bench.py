@@ -32,7 +32,11 @@ def test_bench_strategies(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contenders, "_ours", lambda *_, **__: 2000.0)
     monkeypatch.setattr(contenders, "BLOCKS", 1)
     monkeypatch.setattr(blocks, "STEPS", 1)
-    monkeypatch.setattr(contenders, "updates_per_s", lambda name: updates.updates_per_s(name, 3))
+    monkeypatch.setattr(
+        contenders,
+        "updates_per_s",
+        lambda name: updates.updates_per_s(name, 3) if name == "shm" else 1.0,
+    )
     monkeypatch.setattr(updates, "WARM_UP", 1)
     words = ("bench", "strategies", "--rounds", "1", "--steps", "5", "--batch-size", "4")
     code, out, err = cli(*words, "--json")
