@@ -56,7 +56,7 @@ class Run:
         """The trained model (the strategy's consensus weights), on the CPU, in evaluation mode."""
         if self._make_model is None:
             raise BadRequest(
-                "this run was read from disk: build its model yourself and load `run.weights` into it"
+                "this run was read from disk: build its model and load `run.weights` into it"
             )
         model = self._make_model()
         inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper

@@ -27,7 +27,7 @@ def test_a_benchmark_is_a_file() -> None:
 
 
 def test_bench_strategies(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks, and the server's updates, are measured; the whole runs beside them are not."""
+    """Blocks and the server's updates are measured; the throughput of whole runs is made up."""
     monkeypatch.setattr(contenders, "_peer", lambda *_: 1000.0)
     monkeypatch.setattr(contenders, "_ours", lambda *_, **__: 2000.0)
     monkeypatch.setattr(contenders, "BLOCKS", 1)
@@ -119,13 +119,14 @@ def test_bench_shards(cli) -> None:
 
 
 NETWORK = {
-    "data": "mnist", "model": "cnn-wide", "workers": 4, "batch_size": 8, "target": 0.9, "links": "100mbit", "rounds": 1,
+    "data": "mnist", "model": "cnn-wide", "workers": 4, "batch_size": 8, "target": 0.9,
+    "links": "100mbit", "rounds": 1,
     "all_reduce": {"bytes": 10_000_000, "seconds": 1.3, "min": 1.2, "max": 1.4, "of_theory": 1.09},
     "rows": [
         {"contender": "ddp", "seconds": 10.0, "steps": 40, "compute_s": 0.01, "codec_s": None,
          "exchange_s": 0.4, "sent_bytes": 8e6, "sooner": 1.0},
-        {"contender": "allreduce/sign", "seconds": None, "steps": 3000, "compute_s": 0.01, "codec_s": 0.002,
-         "exchange_s": 0.05, "sent_bytes": 5e5, "sooner": None},
+        {"contender": "allreduce/sign", "seconds": None, "steps": 3000, "compute_s": 0.01,
+         "codec_s": 0.002, "exchange_s": 0.05, "sent_bytes": 5e5, "sooner": None},
     ],
     "bound": 9.5, "of_bound": None,
 }  # fmt: skip
@@ -160,7 +161,7 @@ def test_tables(
 
 
 def show(cli, monkeypatch: pytest.MonkeyPatch, name: str, result: dict[str, Any]) -> str:
-    """What `paceline bench NAME` prints where it measures this."""
+    """Return what `paceline bench NAME` prints for a result."""
     monkeypatch.setattr(load(name), "measure", lambda say, **options: dict(result))
     code, out, err = cli("bench", name)
     assert code == 0, err
@@ -183,8 +184,8 @@ def test_bench_codecs(cli) -> None:
 
 @pytest.mark.slow
 def test_pytorchs_hooks_do_not_end_the_process() -> None:
-    """Their callbacks hold the group in gloo's own threads: let go at the wrong moment, it aborts
-    (once in fifty times).
+    """The hooks' callbacks hold the process group in gloo's own threads. Freed at the wrong moment,
+    it ended the process once in fifty times.
     """
     program = (
         "from paceline.bench.measure.codecs import bench_codecs\n"

@@ -1,5 +1,5 @@
-"""The command line as a new user meets it: one clear sentence for every mistake, the right exit
-code, nothing lost.
+"""The command line as a new user sees it: one clear sentence for every mistake, the right exit
+code, no lost records.
 """
 
 import gzip
@@ -131,14 +131,14 @@ def test_json_is_alone_on_standard_output(cli, tmp_path: Path) -> None:
     assert record == json.loads((tmp_path / "a" / "run.json").read_text())
     assert record["schema"] == 1
     assert set(record["result"]) >= {
-        "test_accuracy", "test_loss", "train_loss", "metric", "steps", "samples", "train_s", "wall_s",
-        "samples_per_s", "time_to_accuracy_s", "steps_to_accuracy",
+        "test_accuracy", "test_loss", "train_loss", "metric", "steps", "samples", "train_s",
+        "wall_s", "samples_per_s", "time_to_accuracy_s", "steps_to_accuracy",
     }  # fmt: skip
     assert set(record["workers"][0]) >= {
-        "rank", "role", "host", "samples", "steps", "compute_s", "sync_s", "idle_s", "cpu_percent", "cpu_user_s",
-        "cpu_system_s", "rss_peak_bytes", "payload_sent_bytes", "payload_received_bytes", "messages_sent",
-        "setup_sent_bytes", "finish_sent_bytes", "net_sent_bytes", "net_received_bytes", "disk_read_bytes",
-        "disk_write_bytes",
+        "rank", "role", "host", "samples", "steps", "compute_s", "sync_s", "idle_s", "cpu_percent",
+        "cpu_user_s", "cpu_system_s", "rss_peak_bytes", "payload_sent_bytes",
+        "payload_received_bytes", "messages_sent", "setup_sent_bytes", "finish_sent_bytes",
+        "net_sent_bytes", "net_received_bytes", "disk_read_bytes", "disk_write_bytes",
     }  # fmt: skip
     assert record["config"]["threads"] == 1
     assert "samples per second" in err
@@ -179,8 +179,8 @@ def test_toml_flags_and_set(cli, tmp_path: Path) -> None:
 
 
 def test_resume_is_bit_identical_with_one_worker(cli, tmp_path: Path) -> None:
-    """Dropout, momentum, a schedule, measured memory format: killed at step 30, it ends with the
-    same bytes.
+    """With dropout, momentum and an LR schedule, a run that is resumed at step 30 ends with the
+    same bytes as one that was not stopped.
     """
     common = [
         "train",
@@ -219,8 +219,8 @@ def test_resume_is_bit_identical_with_one_worker(cli, tmp_path: Path) -> None:
 
 def test_stopping_rules(cli) -> None:
     code, out, _ = cli(
-        "train", "--data", "fashion-mini", "--model", "mlp", "--lr", "0.05", "--until-accuracy", "0.7",
-        "--evaluate-every", "20", "--json", "--quiet",
+        "train", "--data", "fashion-mini", "--model", "mlp", "--lr", "0.05",
+        "--until-accuracy", "0.7", "--evaluate-every", "20", "--json", "--quiet",
     )  # fmt: skip
     result = json.loads(out)["result"]
     assert code == 0
@@ -229,8 +229,9 @@ def test_stopping_rules(cli) -> None:
     assert 0 < result["time_to_accuracy_s"] <= result["train_s"]
     assert result["steps"] % 20 == 0
     code, out, _ = cli(
-        "train", "--data", "synthetic:shape=4,classes=2,samples=64", "--model", "linear", "--batch-size", "all",
-        "--optimizer", "sgd", "--lr", "0.5", "--until-converged", "0.02", "--json", "--quiet",
+        "train", "--data", "synthetic:shape=4,classes=2,samples=64", "--model", "linear",
+        "--batch-size", "all", "--optimizer", "sgd", "--lr", "0.5", "--until-converged", "0.02",
+        "--json", "--quiet",
     )  # fmt: skip
     result = json.loads(out)["result"]
     assert code == 0

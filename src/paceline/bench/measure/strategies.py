@@ -178,7 +178,7 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 
 def _ratio(ratio: Ratio, rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Take the median of the ratios of the rounds: contenders of one round ran one after another."""
+    """Take the median of the rounds' ratios: a round's contenders ran one after another."""
     each = [
         ours / theirs for ours, theirs in zip(rates[ratio.ours], rates[ratio.theirs], strict=True)
     ]

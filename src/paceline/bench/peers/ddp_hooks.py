@@ -35,8 +35,8 @@ class Bucket:
         return True
 
 
-# Process groups are never freed. A hook's callbacks hold a group too, in gloo's own threads. If such
-# a thread frees it last, the thread waits for its own end, and PyTorch 2.13 ends the process
+# Process groups are never freed. A hook's callbacks hold a group too, in gloo's own threads. If
+# such a thread frees it last, the thread waits for its own end, and PyTorch 2.13 ends the process
 # ("Resource deadlock avoided").
 _groups: list[Any] = []
 
