@@ -24,8 +24,13 @@ $(STAMP): pyproject.toml constraints.txt
 study: $(STAMP)
 	@$(BIN)/paceline study --fetch $(if $(FULL),--full)
 
+# Tests that start no process run in parallel; the others after them, one by one, in a process
+# with one thread, which can be forked safely. Both parts run, whatever the first one says.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -q
+	@failed=0; \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not processes' || failed=1; \
+	$(BIN)/python -m pytest -q -m 'not slow and processes' || failed=1; \
+	exit $$failed
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,31 +17,70 @@ import torch
 from torch import Tensor, nn
 
 import paceline
+from paceline.privacy import native
 from paceline.registry import ALL
 
 MNIST = Path(__file__).parent.parent / "data" / "MNIST" / "raw"
+MULTIPROCESS = Path(__file__).parent / "multiprocess"
 
+# Also while tests are collected: a process that has once used torch's threads cannot be forked
+# safely.
+torch.set_num_threads(1)
 
-torch.set_num_threads(
-    1
-    # also while tests are collected: a process that has once used torch's threads cannot be forked
-    # safely
-)
-
-# A busy machine is no failure. The same examples every time, so that nobody's change fails for what
-# it has not touched;
-# `make test-slow` looks for new ones.
+# A busy machine is no failure. The examples are the same every time, so that a change fails only
+# for what it touches; `make test-slow` looks for new ones.
 hypothesis.settings.register_profile(
     "paceline", deadline=None, derandomize="PACELINE_EXPLORE" not in os.environ
 )
 hypothesis.settings.load_profile("paceline")
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's background job ignores Ctrl-C, and so would what it starts
+# A shell's background job ignores SIGINT, `nohup` ignores SIGHUP, and a child inherits what is
+# ignored. Tests send these signals to processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 
 for registry in ALL.values():
     registry.discover()
+
+# Tests have an empty HOME. The compiled loops come from the user's cache, once; workers that a
+# test forks inherit them.
+native.loops()
+
+XDIST = "PYTEST_XDIST_WORKER" in os.environ
+STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "subprocess.Popen")
+started: list[str] = []
+
+
+def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in STARTS and _refuse_processes.active:
+        started.append(f"{event} {arguments[:2]}")
+        raise RuntimeError(f"{event} in a test that runs under pytest-xdist: mark it `processes`")
+
+
+_refuse_processes.active = False
+if XDIST:
+    sys.addaudithook(_refuse_processes)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_under_xdist() -> Iterator[None]:
+    """Fail a test that forks or starts a process in a worker of pytest-xdist, which has threads.
+
+    Such tests are in tests/multiprocess or have the marker `processes`, and `make test` runs them
+    one after the other, without xdist.
+    """
+    started.clear()
+    _refuse_processes.active = True
+    yield
+    _refuse_processes.active = False
+    assert not started, "mark this test `processes`"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if MULTIPROCESS in item.path.parents:
+            item.add_marker(pytest.mark.processes)
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +106,18 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Workers are forked from this process, which is safe (and quick) only while it has
-    one thread.
+    """Fail a test that leaves a thread behind.
+
+    Workers are forked from this process, which is safe (and quick) only while it has one thread.
+    A worker of pytest-xdist, where nothing is forked, has threads of its own.
     """
+    before = threading.active_count() if XDIST else 1
     yield
     if "/unit/" not in str(request.path):
-        until = time.monotonic() + 5
-        while (left := threading.active_count()) > 1 and time.monotonic() < until:
+        until = time.monotonic() + 30
+        while (left := threading.active_count()) > before and time.monotonic() < until:
             time.sleep(0.01)
-        assert left == 1, [thread.name for thread in threading.enumerate()]
+        assert left <= before, [thread.name for thread in threading.enumerate()]
 
 
 def make_pairs(

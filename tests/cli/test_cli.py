@@ -63,7 +63,9 @@ QUICK = ["train", "--data", "fashion-mini", "--model", "linear", "--steps", "3",
         (["missing.toml"], 2, "does not exist"),
         (["--out", "/proc/nowhere"], 2, "cannot be written"),
         (["--nosuch-flag"], 2, "No such option"),
-        (["--lr", "1e30", "--weight-decay", "1e30"], 1, "the loss"),
+        pytest.param(
+            ["--lr", "1e30", "--weight-decay", "1e30"], 1, "the loss", marks=pytest.mark.processes
+        ),
         (["--lr", "1e300"], 2, "between 0 and 1e+30"),
         (["--device", "hpu"], 2, "device='hpu' is not available here, use --device cpu"),
         (["--device", "cpu:7"], 2, "write --device cpu"),
@@ -98,6 +100,7 @@ def test_a_truncated_file(cli, tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.processes
 def test_a_model_that_returns_nan(cli, tmp_path: Path) -> None:
     (tmp_path / "bad_model.py").write_text(
         "import torch\nclass Bad(torch.nn.Linear):\n"
@@ -112,6 +115,7 @@ def test_a_model_that_returns_nan(cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "nan-run" / "run.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.processes
 def test_a_crash_in_a_persons_code_shows_its_traceback(cli, tmp_path: Path) -> None:
     (tmp_path / "crashing.py").write_text(
         "import torch\nclass Bad(torch.nn.Linear):\n"
@@ -124,6 +128,7 @@ def test_a_crash_in_a_persons_code_shows_its_traceback(cli, tmp_path: Path) -> N
     assert "worker 0 failed: NameError" in err.splitlines()[-1]
 
 
+@pytest.mark.processes
 def test_json_is_alone_on_standard_output(cli, tmp_path: Path) -> None:
     code, out, err = cli(*QUICK, "--json", "--out", "a")
     assert code == 0
@@ -148,6 +153,7 @@ def test_json_is_alone_on_standard_output(cli, tmp_path: Path) -> None:
     assert cli(*QUICK, "--quiet", "--out", "b")[1:] == ("", "")
 
 
+@pytest.mark.processes
 def test_a_folder_is_not_used_twice(cli) -> None:
     assert cli(*QUICK, "--out", "a")[0] == 0
     code, _, err = cli(*QUICK, "--out", "a")
@@ -161,6 +167,7 @@ def test_a_full_disk(cli) -> None:
     assert "cannot be written" in err
 
 
+@pytest.mark.processes
 def test_toml_flags_and_set(cli, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         'data = "fashion-mini"\nsteps = 2\nlr = 0.5\n[model]\nname = "mlp"\nhidden ='
@@ -178,6 +185,7 @@ def test_toml_flags_and_set(cli, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_resume_is_bit_identical_with_one_worker(cli, tmp_path: Path) -> None:
     """With dropout, momentum and an LR schedule, a run that is resumed at step 30 ends with the
     same bytes as one that was not stopped.
@@ -217,6 +225,7 @@ def test_resume_is_bit_identical_with_one_worker(cli, tmp_path: Path) -> None:
     assert (record["result"]["steps"], record["result"]["samples"]) == (60, 1920)
 
 
+@pytest.mark.processes
 def test_stopping_rules(cli) -> None:
     code, out, _ = cli(
         "train", "--data", "fashion-mini", "--model", "mlp", "--lr", "0.05",
@@ -241,6 +250,7 @@ def test_stopping_rules(cli) -> None:
     assert result["samples"] == 64 * result["steps"]
 
 
+@pytest.mark.processes
 def test_a_strategy_from_a_file(cli, tmp_path: Path) -> None:
     (tmp_path / "lazy.py").write_text('''
 from dataclasses import dataclass
@@ -363,6 +373,7 @@ def test_lists(cli) -> None:
         assert cli("list", kind)[0] == 0
 
 
+@pytest.mark.processes
 def test_doctor(cli) -> None:
     code, out, _ = cli("doctor")
     assert code == 0
@@ -385,6 +396,7 @@ def test_completion(cli) -> None:
     assert "_PACELINE_COMPLETE" in out
 
 
+@pytest.mark.processes
 def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> None:
     code, out, err = cli("study", "--short", "--out", "s")
     assert code == 0, err
@@ -436,6 +448,7 @@ def test_a_study_without_its_data_leaves_nothing_and_says_what_to_do(cli, tmp_pa
     assert not (tmp_path / "runs" / "study-short").exists()
 
 
+@pytest.mark.processes
 def test_a_dry_run_lists_and_runs_nothing(cli, tmp_path: Path) -> None:
     code, out, err = cli("study", "--short", "--dry-run")
     assert code == 0, err
@@ -469,6 +482,7 @@ def test_two_studies_are_compared(cli, tmp_path: Path) -> None:
     assert (code, "nothing can be compared" in err) == (2, True)
 
 
+@pytest.mark.processes
 def test_a_study_without_a_network_goes_on_with_what_is_built_in(
     cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -497,6 +511,7 @@ def test_a_study_without_a_network_goes_on_with_what_is_built_in(
     assert record["config"]["data"] == "fashion-mini"
 
 
+@pytest.mark.processes
 def test_help_is_quick_and_needs_no_torch() -> None:
     check = """
 import sys
@@ -516,6 +531,7 @@ sys.exit("torch" in sys.modules)
     assert done.stdout.startswith("paceline, version")
 
 
+@pytest.mark.processes
 def test_plain_lines_when_piped_and_a_bar_when_asked_for() -> None:
     def run(*flags: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

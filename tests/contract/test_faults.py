@@ -17,6 +17,7 @@ from paceline.transport.inproc import Hub
 RunInproc = Callable[..., Run]
 
 
+@pytest.mark.processes
 def test_a_slow_worker_computes_and_the_other_waits(tmp_path: Path) -> None:
     class Steady(torch.nn.Linear):
         """Two milliseconds per pass, so that the factor is seen above the noise."""
@@ -42,6 +43,7 @@ def test_a_slow_worker_computes_and_the_other_waits(tmp_path: Path) -> None:
     assert quick["idle_s"] > quick["sync_s"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("fault", ["die:rank=1,step=3", "drop:rank=1,step=3"])
 def test_death_at_a_step(tmp_path: Path, run_inproc: RunInproc, fault: str) -> None:
     with pytest.raises(RunFailed, match="before step 3"):

@@ -179,7 +179,7 @@ def state_at(out: Path, step: int) -> dict[str, Tensor]:
     return dict(saved["optimizer"]["state"][0])
 
 
-@pytest.mark.parametrize("transport", ["inproc", "shm"])
+@pytest.mark.parametrize("transport", ["inproc", pytest.param("shm", marks=pytest.mark.processes)])
 def test_hogwilds_shared_optimizer_survives_a_resume(
     run_inproc: RunInproc, tmp_path: Path, transport: str
 ) -> None:

@@ -27,6 +27,8 @@ BASE = {
 }
 RUN = "serial-p1-s0"
 
+pytestmark = pytest.mark.processes
+
 
 class Hears(Listener):
     """Collects notices; with `interrupts`, it raises Ctrl-C at the first evaluation."""

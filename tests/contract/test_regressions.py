@@ -257,6 +257,7 @@ class Stream(IterableDataset):
         return iter((torch.full((6,), float(i)), i % 3) for i in range(24))
 
 
+@pytest.mark.processes
 def test_a_loader_with_processes_of_its_own(tmp_path: Path) -> None:
     loader = DataLoader(Stream(), batch_size=4, num_workers=1)
     run = paceline.train(
@@ -272,6 +273,7 @@ def test_a_loader_with_processes_of_its_own(tmp_path: Path) -> None:
     assert run.samples == 24
 
 
+@pytest.mark.processes
 def test_an_error_that_speaks_of_closing_is_not_a_lost_peer(tmp_path: Path) -> None:
     class Closed(nn.Linear):
         def __init__(self) -> None:
@@ -305,6 +307,7 @@ def test_a_transport_needs_no_collectives_of_its_own(run_inproc: RunInproc) -> N
     assert Hub(3).run(body) == [[3.0, 2.0]] * 3
 
 
+@pytest.mark.processes
 def test_interrupting_threads_ends_them() -> None:
     hub = Hub(2)
 
@@ -323,6 +326,7 @@ def test_every_process_transport_says_whether_it_is_available() -> None:
     assert all(isinstance(e.declared.available(), bool) for e in transports)
 
 
+@pytest.mark.processes
 def test_a_workers_traceback_reaches_a_python_caller(tmp_path: Path) -> None:
     class Buggy(nn.Linear):
         def __init__(self) -> None:

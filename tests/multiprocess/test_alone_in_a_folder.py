@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.commands import Popen, run
 from tests.conftest import make_pairs, small_net
 
 import paceline
@@ -50,12 +51,12 @@ HELD_UP = """
 
 
 @contextmanager
-def process(script: str) -> Iterator[subprocess.Popen[str]]:
+def process(script: str) -> Iterator[Popen]:
     """Start a script that prints `ready` and waits; let it go on when the body ends."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
     where = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": where}
-    with subprocess.Popen(
+    with Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as running:
         try:
@@ -138,7 +139,7 @@ def test_one_process_cannot_hold_a_folder_twice(tmp_path: Path) -> None:
             "import pathlib, paceline.record.lock as lock\nwith lock.alone_in(pathlib.Path('.'),"
             " 'taken'): pass"
         )
-        done = subprocess.run(
+        done = run(
             [sys.executable, "-c", other], capture_output=True, text=True, timeout=60, check=False
         )
         assert (

@@ -7,20 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import PACELINE, run
 
 from paceline.transport.mpi.transport import MpiTransport, mpirun
 
-BIN = Path(sys.executable).parent
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 def output(*command: str | Path, code: int = 0) -> str:
-    done = subprocess.run(
+    start = run if command[0] in (PACELINE, sys.executable) else subprocess.run
+    done = start(
         [str(c) for c in command],
         capture_output=True,
         text=True,
-        timeout=100,
-        env=dict(os.environ),
+        timeout=300,
         check=False,
     )
     assert done.returncode == code, done.stderr
@@ -46,7 +46,7 @@ def accuracy(text: str) -> float:
     ],
 )
 def test_own_loop(ranks: int, strategy: str) -> None:
-    said = output(BIN / "paceline", "launch", "-n", str(ranks), EXAMPLES / "own_loop.py", strategy)
+    said = output(PACELINE, "launch", "-n", str(ranks), EXAMPLES / "own_loop.py", strategy)
     assert accuracy(said) > 70
     assert "Warning" not in said
 
@@ -72,7 +72,7 @@ def test_hogwild() -> None:
 @pytest.mark.slow
 @pytest.mark.slow
 def test_language_model() -> None:
-    said = output(BIN / "paceline", "launch", "-n", "2", EXAMPLES / "language_model.py")
+    said = output(PACELINE, "launch", "-n", "2", EXAMPLES / "language_model.py")
     last = re.findall(r"([\d.]+) nats per letter", said)[-1]
     assert float(last) < 1.0
 
@@ -81,9 +81,9 @@ def test_language_model() -> None:
 def test_custom_strategy() -> None:
     """It touches no file of src, and its options and records are there."""
     plugin = ["--plugin", str(EXAMPLES / "custom_strategy.py")]
-    assert "growth=1.5" in output(BIN / "paceline", "list", "strategies", *plugin)
+    assert "growth=1.5" in output(PACELINE, "list", "strategies", *plugin)
     said = output(
-        BIN / "paceline", "train", *plugin, "--strategy", "patient:growth=2", "--workers", "2", "--data", "fashion-mini",
+        PACELINE, "train", *plugin, "--strategy", "patient:growth=2", "--workers", "2", "--data", "fashion-mini",
         "--model", "mlp:hidden=32", "--epochs", "2", "--quiet", "--json", "--out", "run",
     )  # fmt: skip
     assert float(re.search(r'"test_accuracy": ([\d.]+)', said)[1]) > 0.7
@@ -140,7 +140,7 @@ def test_accumulation_clipping_schedulers_groups(tmp_path: Path) -> None:
     weights = {}
     for name, (ranks, how, strategy, size) in runs.items():
         file = tmp_path / f"{name}.pt"
-        output(BIN / "paceline", "launch", "-n", str(ranks), script, how, strategy, str(size), file)
+        output(PACELINE, "launch", "-n", str(ranks), script, how, strategy, str(size), file)
         weights[name] = torch.load(file, weights_only=True)
     for name in runs:
         for key, value in weights["one"].items():
@@ -152,7 +152,5 @@ def test_a_loop_that_fails_is_named(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys\nif os.environ['RANK'] == '1': sys.exit(3)\nimport time; time.sleep(60)\n"
     )
-    assert "rank 1 of" in output(BIN / "paceline", "launch", "-n", "2", script, code=1)
-    assert "is not a file" in output(
-        BIN / "paceline", "launch", "-n", "2", tmp_path / "nosuch.py", code=2
-    )
+    assert "rank 1 of" in output(PACELINE, "launch", "-n", "2", script, code=1)
+    assert "is not a file" in output(PACELINE, "launch", "-n", "2", tmp_path / "nosuch.py", code=2)

@@ -9,13 +9,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import run
 
-PACELINE = Path(sys.executable).parent / "paceline"
-# In a mount namespace of its own, which ends with the shell. What the run has left is copied out of
-# it.
-ON_A_SMALL_DISK = (
-    'mount -t tmpfs -o size="$1" none disk && shift && "$@"; code=$?; cp -a disk/. left; exit $code'
-)
+# In a mount namespace of its own, which ends with the process. What the run has left is copied out
+# of it.
+ON_A_SMALL_DISK = """
+import ctypes, os, shutil, subprocess, sys
+from paceline.cli.main import main
+if ctypes.CDLL(None, use_errno=True).unshare(0x00020000) != 0:  # CLONE_NEWNS
+    raise OSError(ctypes.get_errno(), "unshare")
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + sys.argv[1], "none", "disk"], check=True)
+sys.argv = ["paceline", *sys.argv[2:]]
+try:
+    main()
+finally:
+    shutil.copytree("disk", "left", dirs_exist_ok=True)
+"""
 
 
 def lacking() -> str | None:
@@ -39,25 +49,12 @@ pytestmark = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 def train(size: str, *options: str) -> subprocess.CompletedProcess[str]:
     Path("disk").mkdir()
     Path("left").mkdir()
-    command = [
-        str(PACELINE),
-        "train",
-        "--data",
-        "synthetic:samples=64",
-        "--threads",
-        "1",
-        "--out",
-        "disk/run",
-        "--quiet",
-    ]
     lasts = ["--batch-size", "8", "--steps", "100000", "--epochs", "100000"]
-    shell = ["unshare", "-m", "sh", "-c", ON_A_SMALL_DISK, "sh", size]
-    return subprocess.run(
-        [*shell, *command, *lasts, *options],
-        check=False,
+    given = ["--data", "synthetic:samples=64", "--threads", "1", "--out", "disk/run", "--quiet"]
+    return run(
+        [sys.executable, "-c", ON_A_SMALL_DISK, size, "train", *given, *lasts, *options],
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 

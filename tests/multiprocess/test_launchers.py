@@ -20,6 +20,8 @@ from uuid import uuid4
 
 import pytest
 import torch.distributed as dist
+from tests import commands
+from tests.commands import PACELINE
 from tests.conftest import make_pairs, small_net
 
 import paceline
@@ -72,7 +74,7 @@ def under_mpirun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]
         "--oversubscribe",
         "-n",
         str(size),
-        str(BIN / "paceline"),
+        str(PACELINE),
         *TRAIN,
         *arguments,
     )
@@ -93,7 +95,7 @@ def test_a_rank_dies_under_torchrun(tmp_path: Path) -> None:
         "--standalone",
         "--nproc-per-node",
         "2",
-        str(BIN / "paceline"),
+        str(PACELINE),
     ]
     done = run(*torchrun, *TRAIN, "--out", "run", "--faults", "die:rank=1,step=3")
     assert done.returncode != 0
@@ -118,8 +120,13 @@ def slurm(rank: int, size: int = 2) -> dict[str, str]:
 
 
 def test_a_study_is_not_run_by_every_rank() -> None:
-    done = run(str(BIN / "paceline"), "study", "--short", "--out", "s", RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # fmt: skip
+    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = commands.run(
+        [PACELINE, "study", "--short", "--out", "s"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **told},
+    )
     assert done.returncode == 2
     assert "starts its own workers" in done.stderr
 

@@ -14,14 +14,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tests.commands import PACELINE, Popen, children
+from tests.commands import run as command
 from tests.conftest import identical, make_pairs, small_net, weights_distance
 from torch import Tensor, nn
 
 import paceline
 from paceline.errors import BadRequest, NotFinite, ReplicasDiffer, WorkerFailed
 from paceline.registry import collectives
-
-PACELINE = Path(sys.executable).parent / "paceline"
 
 
 def run(out: Path, **options: Any) -> paceline.Run:
@@ -41,10 +41,10 @@ def run(out: Path, **options: Any) -> paceline.Run:
 def no_orphans():
     """Nothing that a test started outlives it."""
     yield
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and psutil.Process().children(recursive=True):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and children():
         time.sleep(0.05)
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == []
 
 
 pytestmark = pytest.mark.usefixtures("no_orphans")
@@ -175,11 +175,10 @@ def test_a_failing_worker_ends_the_run_with_its_reason(
         "workers": 3,
         "batch_size": "4,5,4",
         "epochs": 5,
+        "deadline_s": 3600,  # the others do not wait for it: the test would time out
     }
-    began = time.monotonic()
     with pytest.raises(error, match=message) as caught:
         run(tmp_path / "out", model=Fails(how), **options)
-    assert time.monotonic() - began < 15, "the others should not wait for the deadline"
     if how == "raise":
         assert "in forward" in caught.value.worker_traceback
     record = paceline.Run.open(tmp_path / "out").record
@@ -267,11 +266,11 @@ def test_errors_come_back_from_a_fresh_process(tmp_path: Path) -> None:
         thread.join()
 
 
-def start_long_run(tmp_path: Path) -> subprocess.Popen:
+def start_long_run(tmp_path: Path) -> Popen:
     """`paceline train` with two workers that would take minutes; returns once both have made a few
     steps.
     """
-    command = [
+    train = [
         PACELINE,
         "train",
         "--data",
@@ -284,8 +283,8 @@ def start_long_run(tmp_path: Path) -> subprocess.Popen:
         "500",
     ]
     with open(tmp_path / "said", "w") as said:
-        process = subprocess.Popen(
-            [*command, "--out", tmp_path / "long", "--checkpoint-every", "5"],
+        process = Popen(
+            [*train, "--out", tmp_path / "long", "--checkpoint-every", "5"],
             cwd=tmp_path,
             stderr=said,
         )
@@ -298,8 +297,8 @@ def start_long_run(tmp_path: Path) -> subprocess.Popen:
     return process
 
 
-def gone(children: list[psutil.Process]) -> bool:
-    return psutil.wait_procs(children, timeout=8)[1] == []
+def gone(family: list[psutil.Process]) -> bool:
+    return psutil.wait_procs(family, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -307,11 +306,11 @@ def gone(children: list[psutil.Process]) -> bool:
 )
 def test_ctrl_c_leaves_no_process_and_a_record(tmp_path: Path, how: signal.Signals) -> None:
     process = start_long_run(tmp_path)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= 2
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 2
     process.send_signal(how)
-    assert process.wait(20) == 130
-    assert gone(children)
+    assert process.wait(60) == 130
+    assert gone(family)
     record = json.loads((tmp_path / "long" / "run.json").read_text())
     assert record["status"] == "interrupted"
     assert record["result"]["steps"] > 5
@@ -320,11 +319,11 @@ def test_ctrl_c_leaves_no_process_and_a_record(tmp_path: Path, how: signal.Signa
 
 def test_a_killed_parent_takes_its_workers_along_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     process = start_long_run(tmp_path)
-    children = psutil.Process(process.pid).children(recursive=True)
+    family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    assert gone(children)
-    done = subprocess.run(
+    assert gone(family)
+    done = command(
         [PACELINE, "train", "--resume", tmp_path / "long", "--epochs", "1", "--json", "--quiet"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
@@ -336,10 +335,10 @@ def test_a_killed_parent_takes_its_workers_along_and_the_run_can_be_resumed(tmp_
 
 def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     process = start_long_run(tmp_path)
-    children = psutil.Process(process.pid).children(recursive=True)
-    children[1].kill()
-    assert process.wait(15) == 1
-    assert gone(children)
+    family = psutil.Process(process.pid).children(recursive=True)
+    family[1].kill()
+    assert process.wait(60) == 1
+    assert gone(family)
     assert "worker 1 failed: its process was killed by SIGKILL" in (tmp_path / "said").read_text()
     assert json.loads((tmp_path / "long" / "run.json").read_text())["status"] == "failed"
 

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from tests.commands import PACELINE, Popen
 
 from paceline.launch.signals import ending, held_back
 
@@ -26,10 +28,15 @@ paceline.train(model=lambda: nn.Linear(6, 3), data=data, workers=int(sys.argv[1]
 """
 
 
-def ended(command: list[str], how: list[signal.Signals], tmp_path: Path) -> tuple[int, str]:
+def ended(
+    command: list[str],
+    how: list[signal.Signals],
+    tmp_path: Path,
+    start: type[subprocess.Popen[Any]] = Popen,
+) -> tuple[int, str]:
     """Start an endless run, signal it after a few steps; return its exit code and its output."""
     with open(tmp_path / "said", "w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        process = start(command, stdout=said, stderr=said, start_new_session=True)
     events = tmp_path / "run" / "events" / "worker-0.jsonl"
     until = time.monotonic() + 60
     try:
@@ -90,7 +97,7 @@ def test_14_a_closed_terminal_leaves_a_record_of_the_command(
     train = ["train", "--data", "synthetic:samples=200,shape=6", "--model", "mlp:hidden=4"]
     train += ["--workers", "2", "--epochs", "1000000"]
     code, said = ended(
-        [str(Path(sys.executable).with_name("paceline")), *train, "--out", "run"], how, tmp_path
+        [str(PACELINE), *train, "--out", "run"], how, tmp_path, start=subprocess.Popen
     )
     assert code == 130
     assert said.strip().splitlines()[-1].startswith("paceline: interrupted")

@@ -2,13 +2,12 @@
 15.
 """
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import PACELINE, run
 from tests.conftest import make_pairs
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -17,7 +16,6 @@ from paceline.api import make_job, start
 from paceline.errors import PeerSlow
 from paceline.transport.patience import Patience
 
-BIN = Path(sys.executable).parent
 SLOW_S, DEADLINE_S = 2.0, 0.8
 
 
@@ -238,8 +236,8 @@ pace.finish()
 @pytest.mark.slow
 def test_12_worker_0_may_evaluate_alone_in_a_loop_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    done = subprocess.run(
-        [BIN / "paceline", "launch", "-n", "2", "own.py"],
+    done = run(
+        [PACELINE, "launch", "-n", "2", "own.py"],
         capture_output=True,
         text=True,
         timeout=100,

@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.commands import PACELINE, Popen, run
 from tests.conftest import make_pairs
 from torch import Tensor, nn
 
@@ -187,8 +188,8 @@ def test_01_a_server_without_a_secret_builds_its_model_or_is_refused(tmp_path: P
     built = subprocess.run(
         [*torchrun, "build"], capture_output=True, text=True, timeout=100, check=True
     )
-    launched = subprocess.run(
-        [BIN / "paceline", "launch", "-n", "2", "served.py"],
+    launched = run(
+        [PACELINE, "launch", "-n", "2", "served.py"],
         capture_output=True,
         text=True,
         timeout=100,
@@ -312,7 +313,7 @@ open(f"ports-{os.getpid()}", "w").write(json.dumps(by_name))
             "pace.finish()", look + "pace.finish()"
         )
     )
-    subprocess.run([BIN / "paceline", "launch", "-n", "3", "loop.py"], timeout=100, check=True)
+    run([PACELINE, "launch", "-n", "2", "loop.py"], check=True)
     assert set().union(*spied(tmp_path).values()) == {"127.0.0.1"}
 
 
@@ -354,8 +355,8 @@ def test_03_ranks_end_with_their_launcher(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(
         "import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n"
     )
-    with subprocess.Popen(
-        [BIN / "paceline", "launch", "-n", "2", "loop.py"], stdout=subprocess.PIPE, text=True
+    with Popen(
+        [PACELINE, "launch", "-n", "2", "loop.py"], stdout=subprocess.PIPE, text=True
     ) as launcher:
         assert launcher.stdout is not None
         ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.browser import CHROMIUM, look
+from tests.commands import PACELINE, Popen, run
 from tests.records import recompute
 
 from paceline.report.reading import read_study
@@ -20,7 +21,6 @@ from paceline.report.render import render
 from paceline.studies.grid import BUILTIN
 from paceline.testbed.build import missing
 
-BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent.parent
 STUDIES = sorted((ROOT / "studies").glob("*.toml"))
 
@@ -45,10 +45,8 @@ def records(folder: Path) -> dict[str, dict]:
 def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
     """SIGKILL in the middle: no run is repeated, none is lost, no process stays."""
     (tmp_path / "study.toml").write_text(SMALL)
-    command = [str(BIN / "paceline"), "study", "study.toml", "--out", "s", "--no-figures"]
-    first = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [str(PACELINE), "study", "study.toml", "--out", "s", "--no-figures"]
+    first = Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(records(tmp_path / "s")) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -68,9 +66,7 @@ def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
     half = tmp_path / "s" / "runs" / sorted(planned - set(before))[0]  # what a killed run may leave
     (half / "events").mkdir(parents=True, exist_ok=True)
     (half / "events" / "worker-0.jsonl").write_text('{"kind": "step", "ra')
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{len(before)} of {len(planned)} runs are in the folder already" in done.stderr
     after = records(tmp_path / "s")
@@ -85,10 +81,8 @@ def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_study_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(SMALL)
-    command = [str(BIN / "paceline"), "study", "study.toml", "--out", "s", "--no-figures"]
-    run = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [str(PACELINE), "study", "study.toml", "--out", "s", "--no-figures"]
+    run = Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not records(tmp_path / "s") and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -108,10 +102,8 @@ def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
         " 0.2\nworkers = 2\n[axes]\nstrategy = ['allreduce', 'hogwild']\ntransport = ['shm',"
         " 'gloo']\n"
     )
-    command = [str(BIN / "paceline"), "study", "study.toml", "--out", "s", "--no-figures"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [str(PACELINE), "study", "study.toml", "--out", "s", "--no-figures"]
+    done = run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert (
         "hogwild, transport=gloo x 2 failed: strategy hogwild needs memory that all workers share"
@@ -124,7 +116,7 @@ def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
     )  # a refused run's options too
     page = (tmp_path / "s" / "report.html").read_text()
     assert "was not completed in 1 of 1 runs" in page
-    again = subprocess.run(
+    again = run(
         [*command, "--retry-failed"],
         cwd=tmp_path,
         capture_output=True,
@@ -141,8 +133,8 @@ def test_weak_scaling_gives_every_worker_the_work_of_one(tmp_path: Path) -> None
         '"allreduce:collective=ring", ', ""
     )
     (tmp_path / "study.toml").write_text(weak)
-    command = [str(BIN / "paceline"), "study", "study.toml", "--out", "s", "--no-figures"]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    command = [str(PACELINE), "study", "study.toml", "--out", "s", "--no-figures"]
+    run(command, cwd=tmp_path, capture_output=True, timeout=120, check=True)
     for record in records(tmp_path / "s").values():
         assert record["result"]["steps"] == 25
         assert record["result"]["samples"] == pytest.approx(
@@ -156,24 +148,9 @@ def test_weak_scaling_gives_every_worker_the_work_of_one(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_network_bytes_of_a_ring_are_what_theory_says(tmp_path: Path) -> None:
-    command = [
-        str(BIN / "paceline"),
-        "train",
-        "--data",
-        "fashion-mini",
-        "--strategy",
-        "allreduce:collective=ring",
-        "--workers",
-        "3",
-        "--transport",
-        "gloo",
-        "--epochs",
-        "2",
-        "--out",
-        "r",
-        "--quiet",
-    ]
-    subprocess.run(command, cwd=tmp_path, timeout=120, check=True)
+    command = [str(PACELINE), "train", "--data", "fashion-mini", "--strategy", "allreduce:collective=ring",
+               "--workers", "3", "--transport", "gloo", "--epochs", "2", "--out", "r", "--quiet"]  # fmt: skip
+    run(command, cwd=tmp_path, timeout=120, check=True)
     record = json.loads((tmp_path / "r" / "run.json").read_text())
     theory = 2 * 2 * 4 * 22_154 * record["result"]["steps"] / 3
     for worker in record["workers"]:
@@ -190,7 +167,7 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
         (["--strategy", "serial"], ["--strategy", "allreduce", "--workers", "2"])
     ):
         command = [
-            str(BIN / "paceline"),
+            str(PACELINE),
             "train",
             "--data",
             "fashion-mini",
@@ -198,7 +175,7 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
             "mlp:hidden=32",
             "--profile",
         ]
-        subprocess.run(
+        run(
             [*command, *how, "--steps", "40", "--out", f"all/{number}", "--quiet"],
             cwd=tmp_path,
             timeout=120,
@@ -236,7 +213,7 @@ def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) 
         "    render(folder, figures=False)\n"
     )
     files = [str(f) for f in chosen]
-    done = subprocess.run(
+    done = run(
         [sys.executable, "-c", script, *files],
         cwd=tmp_path,
         capture_output=True,

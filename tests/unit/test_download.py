@@ -111,12 +111,14 @@ def test_a_wanted_member_is_a_regular_file(tmp_path: Path, kind: bytes) -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"no archive", tar(("other", b"x")), wheel(other=b"x"), tar(("table", TABLE))[:40]],
+    ids=["empty", "text", "tar", "wheel", "cut"],  # an archive's bytes hold the time
 )
 def test_an_archive_of_another_kind_is_a_reason(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(Unreachable, match="not as expected"):
         extract(io.BytesIO(content), name, {"table": tmp_path / "out"})
 
 
+@pytest.mark.processes
 def test_a_wrong_checksum_is_refused_before_anything_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +356,7 @@ def test_further_indexes_and_wrong_files(
     assert [len(i.asked) for i in (first, second, third)] == [2, 4, 3]
 
 
+@pytest.mark.processes
 def test_pips_files_are_honoured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Callable[[], Index]
 ) -> None:
@@ -390,6 +393,7 @@ def test_pips_files_are_honoured(
     assert bring() == ARCHIVE
 
 
+@pytest.mark.processes
 def test_without_pip_there_is_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [index.startswith("http") for index in index_of_pip._indexes({})] == [True], (
         "pip's own default"
@@ -415,6 +419,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str
     return calls
 
 
+@pytest.mark.processes
 def test_npm_runs_no_script_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tar(("package/package.json", b"{}"), ("package/data/table.csv", TABLE))
     (tmp_path / "made.tgz").write_bytes(archive)

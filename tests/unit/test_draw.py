@@ -77,6 +77,7 @@ CHROMIUM = (
 )
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_the_page_in_a_real_browser(tmp_path: Path) -> None:
     """Press Next, Back and the keys on a ring of five ranks: the page shows the symbolic state."""

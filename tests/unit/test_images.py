@@ -37,6 +37,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+@pytest.mark.processes
 def test_a_folder_of_images_becomes_shards(photos: Path, tmp_path: Path) -> None:
     manifest = prepare(f"imagefolder:{photos}", out=tmp_path / "out", shards=3, size=16)
     assert manifest.kind == "images"

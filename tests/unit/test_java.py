@@ -9,6 +9,8 @@ import pytest
 from paceline.errors import BadRequest
 from paceline.spark import java
 
+pytestmark = pytest.mark.processes
+
 
 def fake_java(home: Path, version: str) -> Path:
     """Write a script that prints a version for -version, and its arguments otherwise."""

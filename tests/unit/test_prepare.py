@@ -371,6 +371,7 @@ def test_a_folder_is_whole_or_not_read(tmp_path: Path) -> None:
     assert (other / "embeddings.npy").exists()
 
 
+@pytest.mark.processes
 def test_a_full_disk_leaves_nothing_that_can_be_read(tmp_path: Path) -> None:
     """The system refuses to write more than 8 kB into a file, as it does when a disk is full."""
     recipe = write_table(tmp_path, rows=3000)

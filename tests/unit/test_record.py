@@ -85,6 +85,7 @@ def test_an_event_with_wrong_fields_costs_that_line_only(tmp_path: Path, damage:
     assert summarise(found, {"workers": 1}, {}, "completed", None, 1.0)["result"]["steps"] == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "options",
     [

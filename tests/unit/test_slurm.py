@@ -165,6 +165,7 @@ def test_threads_that_were_said_are_kept(tmp_path: Path, how: list[str]) -> None
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [["paceline", *TRAIN], TRAIN])
 def test_bash_understands_it(tmp_path: Path, words: list[str]) -> None:
     awkward = ["--out", "a 'b' $c `d` \"e\" \\ ; f"]

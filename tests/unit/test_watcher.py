@@ -13,6 +13,8 @@ from paceline.common.links import Links
 from paceline.errors import BadRequest
 from paceline.testbed import build, hosts
 
+pytestmark = pytest.mark.processes
+
 HOSTILE = [
     "my temp",
     "$(touch x)",
