@@ -49,8 +49,7 @@ class Popen(subprocess.Popen[Any]):
                    enumerate((p2cread, c2pwrite, errwrite))]  # fmt: skip
         self.pid = _start(request, streams)
         self._child_created = True
-        for theirs in {p2cread, c2pwrite, errwrite} - {-1}:
-            os.close(theirs)
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
 def run(
