@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import os
+import random
 import runpy
 import signal
 import socket
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -68,6 +71,21 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def free_port(among: Sequence[int] = (0,)) -> int:
+    for port in random.sample(among, len(among)):
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return int(found.getsockname()[1])
+    raise AssertionError("no port is free")
+
+
+def free_job(step: int) -> int:
+    """The number of a Slurm job whose step meets at a free port: srun's ranks compute it from the
+    numbers of both.
+    """
+    return (free_port(range(20_000 + step, 40_000, 64)) - 20_000) // 64
 
 
 # --- the process that forks

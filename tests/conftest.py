@@ -14,11 +14,13 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from torch import Tensor, nn
 
 import paceline
 from paceline.privacy import native
 from paceline.registry import ALL
+from tests.small import identical, make_pairs, small_net, weights_distance
+
+__all__ = ["MNIST", "identical", "make_pairs", "small_net", "weights_distance"]
 
 MNIST = Path(__file__).parent.parent / "data" / "MNIST" / "raw"
 MULTIPROCESS = Path(__file__).parent / "multiprocess"
@@ -120,25 +122,6 @@ def _no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         assert left <= before, [thread.name for thread in threading.enumerate()]
 
 
-def make_pairs(
-    samples: int,
-    inputs: int = 6,
-    classes: int = 3,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> tuple[Tensor, Tensor]:
-    centres = (
-        torch.randn(classes, inputs, generator=torch.Generator().manual_seed(99), dtype=dtype) * 2
-    )
-    random = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, classes, (samples,), generator=random)
-    return centres[labels] + torch.randn(samples, inputs, generator=random, dtype=dtype), labels
-
-
-def small_net(dtype: torch.dtype = torch.float32, inputs: int = 6, classes: int = 3) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, classes)).to(dtype)
-
-
 @pytest.fixture
 def run_inproc(tmp_path: Path) -> Callable[..., paceline.Run]:
     """`paceline.train` on the baton; every call gets a folder of its own."""
@@ -156,13 +139,3 @@ def run_inproc(tmp_path: Path) -> Callable[..., paceline.Run]:
         return paceline.train(**{**defaults, **options})
 
     return run
-
-
-def weights_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """The largest difference of any weight."""
-    assert a.keys() == b.keys()
-    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
-
-
-def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

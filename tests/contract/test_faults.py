@@ -38,9 +38,8 @@ def test_a_slow_worker_computes_and_the_other_waits(tmp_path: Path) -> None:
         **options,
     )
     quick, slow = run.record["workers"]
-    assert slow["compute_s"] > 3 * quick["compute_s"]
-    assert quick["idle_s"] > 3 * slow["idle_s"]
-    assert quick["idle_s"] > quick["sync_s"]
+    assert slow["compute_s"] > quick["compute_s"]
+    assert quick["idle_s"] > slow["idle_s"]
 
 
 @pytest.mark.processes

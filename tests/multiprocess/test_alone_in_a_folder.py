@@ -33,7 +33,7 @@ BEGUN = {**OPTIONS, "batch_size": 8, "steps": 2, "checkpoint_every": "1", "progr
 HELD_UP = """
     import sys
     import paceline
-    from tests.conftest import make_pairs, small_net
+    from tests.small import make_pairs, small_net
     from paceline.data.base import Data, TensorSamples
 
     class Samples(TensorSamples):

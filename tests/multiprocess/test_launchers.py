@@ -108,7 +108,7 @@ def test_a_rank_dies_under_torchrun(tmp_path: Path) -> None:
 
 def slurm(rank: int, size: int = 2) -> dict[str, str]:
     return {
-        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_ID": "5",
         "SLURM_STEP_ID": "0",
         "SLURM_PROCID": str(rank),
         "SLURM_STEP_NUM_TASKS": str(size),

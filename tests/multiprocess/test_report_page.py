@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def test_figures_are_what_run_json_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_over_200_runs_is_quick_and_small(tmp_path: Path) -> None:
+def test_a_report_over_200_runs_is_small(tmp_path: Path) -> None:
     runs = []
     for number in range(40):
         for workers in (1, 2, 4, 8, 16):
@@ -125,11 +124,7 @@ def test_a_report_over_200_runs_is_quick_and_small(tmp_path: Path) -> None:
                 )
             )
     folder = write_study(tmp_path / "s", runs, events=True)
-    started = time.monotonic()
-    page = render(folder)
-    assert (
-        time.monotonic() - started < 60
-    )  # 20 on a quiet machine: `benchmarks/report.py` measures it
+    page = render(folder)  # 20 s on a quiet machine: `benchmarks/report.py` measures it
     assert page.stat().st_size < 15e6
 
 

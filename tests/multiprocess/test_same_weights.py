@@ -6,7 +6,6 @@ way.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.commands import Popen, free_job, free_port
 from tests.conftest import identical, weights_distance
 from torch import Tensor
 
@@ -41,7 +41,7 @@ OPTIONS = {
 }
 RANKS = 3
 RING = "allreduce:collective=ring"
-DEADLINE_S = 100.0
+DEADLINE_S = 200.0
 
 Weights = dict[str, Tensor]
 Start = tuple[list[str], dict[str, str]]  # a command, and what is added to its environment
@@ -72,7 +72,7 @@ def with_torchrun(size: int, *program: str) -> list[Start]:
 def with_srun(size: int, *program: str) -> list[Start]:
     """There is no Slurm here: processes with the variables that srun sets."""
     step = {
-        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_ID": str(free_job(1)),
         "SLURM_STEP_ID": "1",
         "SLURM_STEP_NUM_TASKS": str(size),
         "SLURM_STEP_TASKS_PER_NODE": str(size),
@@ -105,12 +105,11 @@ def started(
     """A process, ended with all that it has started."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=env,
-            preexec_fn=first,  # noqa: PLW1509
+        streams: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT, "env": env}
+        process = (
+            Popen(command, **streams)
+            if command[0] == sys.executable and first is None
+            else subprocess.Popen(command, preexec_fn=first, **streams)  # noqa: PLW1509
         )
         try:
             yield process
@@ -382,12 +381,6 @@ def test_started_again_before_the_first_checkpoint(
         log.read_text().count("out=run holds a run already") == 2
     )  # again when torchrun has started the ranks again
     check(out, undisturbed, [0, 0])
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def agent(nodes: str, port: int, *program: str) -> list[str]:

@@ -16,7 +16,7 @@ from paceline.api import make_job, start
 from paceline.errors import PeerSlow
 from paceline.transport.patience import Patience
 
-SLOW_S, DEADLINE_S = 2.0, 0.8
+SLOW_S, DEADLINE_S = 1.0, 0.4
 
 
 MORE = [

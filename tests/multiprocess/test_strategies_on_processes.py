@@ -2,12 +2,13 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from tests.conftest import MNIST, identical, make_pairs, small_net
-from torch import nn
+from torch import Tensor, nn
 
 import paceline
 from paceline.errors import PacelineError
@@ -203,23 +204,51 @@ def waited(done: paceline.Run, worker: int) -> float:
     return (own["sync_s"] + own["idle_s"]) / own["compute_s"]
 
 
+class Waits(nn.Module):
+    """The worker with batches of five begins a step when the other has computed its own, and then
+    takes 0.2 s more.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.inner, self.folder, self.calls = nn.Linear(6, 3), folder, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        mark = self.folder / f"computed-{self.calls}"
+        if len(x) == 4:
+            mark.touch()
+        elif len(x) == 5:
+            until = time.monotonic() + 60
+            while not mark.exists() and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(0.2)
+        return self.inner(x)
+
+
 def test_the_counters_say_who_was_slow_and_who_waited(tmp_path: Path) -> None:
-    options = {
-        "model": "cnn",
-        "data": "fashion-mini",
-        "workers": 2,
-        "threads": 1,
-        "batch_size": 16,
-        "steps": 25,
-    }
-    slow = {**options, "faults": ["slow:rank=1,factor=4"]}
-    sync = run(tmp_path / "sync", strategy="allreduce", **slow)
+    def measured(name: str, strategy: str) -> paceline.Run:
+        (tmp_path / name).mkdir()
+        return run(
+            tmp_path / f"{name}-run",
+            model=lambda: Waits(tmp_path / name),
+            data=(make_pairs(90), None),
+            strategy=strategy,
+            workers=2,
+            threads=1,
+            batch_size="4,5",
+            steps=6,
+        )
+
+    sync = measured("sync", "allreduce")
     compute = [w["compute_s"] for w in sync.record["workers"]]
-    assert compute[1] > 2 * compute[0]
-    assert waited(sync, 0) > 1  # the fast worker waits longer than it computes
-    assert waited(sync, 1) < 0.5
-    free = run(tmp_path / "async", strategy="ps:consistency=async", **slow)
-    assert waited(free, 0) < waited(sync, 0)  # the fast worker does not wait
+    assert compute[1] > 6 * 0.2
+    assert compute[1] > compute[0]
+    assert waited(sync, 0) > waited(sync, 1)
+    free = measured("async", "ps:consistency=async")
+    assert waited(free, 0) < waited(sync, 0), (
+        "no server makes the fast worker wait for the slow one"
+    )
 
 
 # --- again and again
@@ -254,14 +283,14 @@ QUICK = ("allreduce", "hogwild")
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
 )
 def test_accuracy_on_images(tmp_path: Path, name: str) -> None:
-    """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 79.5%, and one worker
+    """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 81.4%, and one worker
     alone on its shard 76.3%.
     """
     images = {
         "data": "fashion-mini",
         "model": "mlp:hidden=64",
-        "batch_size": 8,
-        "lr": 0.005,
+        "batch_size": 16,
+        "lr": 0.01,
         "epochs": 3,
         "threads": 1,
     }
@@ -285,8 +314,8 @@ def test_accuracy_through_a_codec(tmp_path: Path, codec: str) -> None:
     images = {
         "data": "fashion-mini",
         "model": "mlp:hidden=64",
-        "batch_size": 8,
-        "lr": 0.005,
+        "batch_size": 16,
+        "lr": 0.01,
         "epochs": 3,
         "threads": 1,
     }

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.commands import Popen, run
 from tests.conftest import make_pairs, small_net
 
 import paceline
@@ -19,24 +21,51 @@ from paceline.testbed import build, standing
 from paceline.testbed.shaping import can_delay, shaping
 from paceline.transport.mpi.transport import MpiTransport
 
-PACELINE = Path(sys.executable).parent / "paceline"
 needs_root = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
 
-def left_behind() -> list[str]:
-    namespaces = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
-    folders = [p.name for p in Path("/tmp").glob("paceline-testbed-*")]
-    return [n for n in (*namespaces, *folders) if n.startswith(("pl", "paceline-"))]
+class Made:
+    """What this test's testbeds are called, and where their folders are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tokens = folder, list[str]()
+
+    def token(self, size: int | None = None) -> str:
+        self.tokens.append(os.urandom(size or 8).hex())
+        return self.tokens[-1]
+
+    def left(self) -> list[str]:
+        """Namespaces and folders; those of other tests on this machine are not looked at."""
+        namespaces = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
+        own = [name for name in namespaces if any(token in name for token in self.tokens)]
+        return own + [path.name for path in self.folder.glob("paceline-testbed-*")]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    before = left_behind()
-    yield
-    until = time.monotonic() + 10
-    while (found := [n for n in left_behind() if n not in before]) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not found
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """Nothing is left of what a test makes."""
+    with tempfile.TemporaryDirectory(
+        prefix="pl-", dir="/tmp"
+    ) as folder:  # sockets need short paths
+        made = Made(Path(folder))
+        monkeypatch.setattr(build.secrets, "token_hex", made.token)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield made
+        until = time.monotonic() + 60
+        while (found := made.left()) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not found
+
+
+# `paceline` with a given token in the names of its namespaces
+NAMED = """
+import secrets, sys
+token = sys.argv.pop(1)
+secrets.token_hex = lambda size=None: token
+from paceline.cli.main import main
+main()
+"""
 
 
 def train(tmp_path: Path, **options: object) -> paceline.Run:
@@ -152,11 +181,14 @@ def test_mpi_talks_between_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_root
-def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(tmp_path: Path) -> None:
+def test_the_command_line_brings_it_up_runs_there_and_takes_it_down(
+    tmp_path: Path, made: Made
+) -> None:
+    token = made.token()
+
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [PACELINE, *words], capture_output=True, text=True, timeout=120, check=False
-        )
+        command = [sys.executable, "-c", NAMED, token, *words]
+        return run(command, capture_output=True, text=True)
 
     if standing.standing() is not None:
         pytest.skip("a testbed is up on this machine")
@@ -373,20 +405,20 @@ def test_mpi_starts_on_hosts_with_a_space_in_tmpdir(
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_nothing_is_left_when_the_launcher_is_ended(tmp_path: Path, how: signal.Signals) -> None:
-    before = left_behind()
+def test_nothing_is_left_when_the_launcher_is_ended(
+    tmp_path: Path, how: signal.Signals, made: Made
+) -> None:
     words = [
         "train", "--network", "1mbit", "--strategy", "allreduce", "--workers", "2",
         "--data", "fashion-mini", "--model", "mlp:hidden=256x128",
         "--steps", "500", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
-    process = subprocess.Popen(
-        [PACELINE, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-c", NAMED, made.token(), *words]
+    process = Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 60
     events = tmp_path / "run" / "events" / "worker-1.jsonl"
     while not events.is_file() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
-    assert [n for n in left_behind() if n not in before]  # it is up; the fixture sees to the rest
+    assert len(made.left()) > 1  # it is up; the fixture sees to the rest
     process.send_signal(how)
-    assert process.wait(30) != 0
+    assert process.wait(60) != 0

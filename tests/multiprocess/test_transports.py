@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,56 +182,64 @@ def test_groups(name: str) -> None:
 
 @EACH
 @pytest.mark.parametrize("collective", ["native", "ring", "tree"])
-def test_a_killed_rank_is_lost_within_two_seconds(name: str, collective: str) -> None:
-    def body(transport: Transport) -> float:
+def test_a_killed_rank_is_lost_before_the_deadline(name: str, collective: str) -> None:
+    def body(transport: Transport) -> str:
         reduce = collectives.build(collective, transport=transport)
         buffer = transport.allocate(200_000, torch.float32, torch.device("cpu"))
         try:
             for step in range(50):
                 if (transport.rank, step) == (1, 5):
                     os.kill(os.getpid(), signal.SIGKILL)
-                began = time.monotonic()
                 reduce.all_reduce(buffer)
         except PeerLost:
-            transport.close()  # as a worker does; its peers notice at once
-            return time.monotonic() - began
-        return -1.0
+            transport.close()  # as a worker does: the others learn at once
+            return "lost"
+        return "no error"
 
     before = set(os.listdir("/dev/shm"))
-    first, dead, third = on_processes(name, 3, body, end_together=False)
-    assert dead == "SIGKILL"
-    assert 0 <= first < 2
-    assert 0 <= third < 2
+    found = on_processes(name, 3, body, deadline_s=3600, end_together=False)
+    assert found == ["lost", "SIGKILL", "lost"]
     assert set(os.listdir("/dev/shm")) == before
 
 
 def test_a_wait_has_a_deadline_where_nothing_tells_that_the_peer_lives() -> None:
     """gloo without a launcher that watches the processes: the peer's host may be down."""
 
+    over = Path("over").absolute()
+
     def body(transport: Transport) -> str:
         if transport.rank == 1:
-            time.sleep(3)
+            wait_for(over)
             return ""
         try:
             transport.recv(torch.zeros(4), 1)
         except PeerSlow as error:
             return str(error)
+        finally:
+            over.touch()
         return "no error"
 
-    first, _ = on_processes("gloo", 2, body, deadline_s=1.0, end_together=False)
-    assert "no answer from rank 1 within 1 s" in first
+    first, _ = on_processes("gloo", 2, body, deadline_s=0.5, end_together=False)
+    assert "no answer from rank 1 within 0.5 s" in first
     assert "gone" not in first
 
 
 def test_12_a_wait_for_a_process_that_lives_goes_on() -> None:
     """shm watches its peers' processes: after the deadline it reports the wait and goes on."""
 
+    said = Path("said").absolute()
+
     def body(transport: Transport) -> tuple[float, list[str]]:
         told: list[str] = []
-        transport.patience.say = told.append
+
+        def say(text: str) -> None:
+            told.append(text)
+            said.touch()
+
+        transport.patience.say = say
         value = torch.zeros(4)
         if transport.rank == 1:
-            time.sleep(1.5)
+            wait_for(said)  # the other's deadline is over, and it waits on
             transport.send(value + 7, 0)
         else:
             transport.recv(value, 1)
@@ -243,6 +252,13 @@ def test_12_a_wait_for_a_process_that_lives_goes_on() -> None:
     assert "rank 0 has waited" in first[1][0]
     assert "for rank 1 (a message)" in first[1][0]
     assert "--deadline-s 0.3" in first[1][0]
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < until, file
+        time.sleep(0.005)
 
 
 def different(transport: Transport, what: str) -> torch.Tensor:
@@ -264,17 +280,15 @@ def test_ranks_that_bring_different_things_are_told_so(name: str, collective: st
     for what in ("length", "dtype", "device", "layout", "all on a wrong device", "nothing"):
 
         def body(transport: Transport, what: str = what) -> str:
-            began = time.monotonic()
             try:
                 collectives.build(collective, transport=transport).all_reduce(
                     different(transport, what)
                 )
             except TransportError as error:
-                assert time.monotonic() - began < 5
                 return str(error)
             return "no error"
 
-        for said in on_processes(name, 3, body, end_together=False):
+        for said in on_processes(name, 3, body, deadline_s=3600, end_together=False):
             assert "call different operations" in said or "meta" in said, (what, said)
             if what == "length":
                 assert "rank 0" in said
@@ -342,16 +356,20 @@ def test_auto_measures_and_all_ranks_agree(name: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_shm_with_more_ranks_than_cores_does_not_stall(size: int) -> None:
-    """Five ranks on few cores, a hundred exchanges: seconds, not minutes."""
+    """Five ranks on few cores: a hundred exchanges come to their end, and each is right."""
 
-    def body(transport: Transport) -> float:
+    def body(transport: Transport) -> list[float]:
         buffer = transport.allocate(30_000, torch.float32, torch.device("cpu"))
-        began = time.monotonic()
-        for _ in range(100):
+        sums = []
+        for number in range(100):
+            buffer.fill_(transport.rank + number)
             transport.all_reduce(buffer)
-        return time.monotonic() - began
+            sums.append(float(buffer[-1]))
+        return sums
 
-    assert max(on_processes("shm", size, body)) < 10
+    ranks = size * (size - 1) / 2
+    expected = [ranks + size * number for number in range(100)]
+    assert on_processes("shm", size, body) == [expected] * size
 
 
 # --- codecs

@@ -102,20 +102,23 @@ def test_where_all_failed_nothing_is_claimed(study) -> None:
 # --- noise
 
 
-def test_equal_settings_are_seldom_told_apart(study) -> None:
-    """40 settings of the same speed, three runs each, ±10%: at 99% confidence few of the 780 pairs
-    may seem to differ.
+@pytest.mark.parametrize("calm", [0.1, 0.02])
+def test_equal_settings_are_seldom_told_apart(study, calm: float) -> None:
+    """40 settings of the same speed, three runs each, ±10%, or half of them ±2%, as settings are
+    that fit the cores: at 99% confidence few of the 780 pairs may seem to differ.
     """
     luck = random.Random(0)
     runs = [
-        run(f"s{n}", 2, 2.0 * math.exp(luck.gauss(0, 0.1))) for n in range(40) for _ in range(3)
+        run(f"s{n}", 2, 2.0 * math.exp(luck.gauss(0, 0.1 if n % 2 else calm)))
+        for n in range(40)
+        for _ in range(3)
     ]
     found = study(*runs)
     verdict = judge(SPEED, found)
     noise = verdict.all
     assert noise is not None
     assert noise.freedom == 40  # of 80: the median uses half of the degrees of freedom
-    assert noise.deviation == pytest.approx(0.1, rel=0.2)
+    assert noise.deviation == pytest.approx(0.1, rel=0.2) or calm < noise.deviation < 0.1
     pairs = [(a, b) for i, a in enumerate(found.lines) for b in found.lines[:i]]
     assert sum(verdict(a, b).beyond_noise for a, b in pairs) <= 0.03 * len(pairs)
     twice_as_slow = read_study(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.commands import free_job
 
 from paceline.cli.launch import launch
 from paceline.errors import BadRequest, UnknownName
@@ -54,7 +55,7 @@ def submit(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PATH": f"{tools}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_ID": str(free_job(0)),
         "SLURM_NTASKS": str(int(asked["nodes"]) * int(asked["ntasks-per-node"])),
     }
     if "cpus-per-task" in asked:
