@@ -102,25 +102,53 @@ def test_where_all_failed_nothing_is_claimed(study) -> None:
 # --- noise
 
 
-@pytest.mark.parametrize("calm", [0.1, 0.02])
-def test_equal_settings_are_seldom_told_apart(study, calm: float) -> None:
-    """40 settings of the same speed, three runs each, ±10%, or half of them ±2%, as settings are
-    that fit the cores: at 99% confidence few of the 780 pairs may seem to differ.
+UNEQUAL = (
+    "3.1% of the pairs over 60 draws (±0.3), instead of 1%: one noise is taken for all of a kind"
+)
+
+
+@pytest.mark.parametrize(
+    ("calm", "crowded"),
+    [
+        pytest.param(0.1, 2, id="equal noise"),
+        pytest.param(0.02, 8, id="more noise where workers share cores"),
+        pytest.param(0.02, 2, id="unequal noise", marks=pytest.mark.xfail(reason=UNEQUAL)),
+    ],
+)
+def test_equal_settings_are_seldom_told_apart(tmp_path: Path, calm: float, crowded: int) -> None:
+    """40 settings of the same speed, three runs each, ±10%, or half of them calmer: at 99%
+    confidence at most 1% of the 780 pairs may seem to differ. Pairs share settings, so that one
+    draw says little: it is the mean of ten.
     """
+    wrong = []
+    for seed in range(10):
+        luck = random.Random(seed)
+        runs = [
+            run(
+                f"s{n}",
+                crowded if n % 2 else 2,
+                2.0 * math.exp(luck.gauss(0, 0.1 if n % 2 else calm)),
+            )
+            for n in range(40)
+            for _ in range(3)
+        ]
+        found = read_study(write_study(tmp_path / str(seed), runs))
+        verdict = judge(SPEED, found)
+        pairs = [(a, b) for i, a in enumerate(found.lines) for b in found.lines[:i]]
+        wrong.append(sum(verdict(a, b).beyond_noise for a, b in pairs) / len(pairs))
+    assert sum(wrong) / len(wrong) <= 0.01, wrong
+
+
+def test_different_settings_are_told_apart(study) -> None:
     luck = random.Random(0)
     runs = [
-        run(f"s{n}", 2, 2.0 * math.exp(luck.gauss(0, 0.1 if n % 2 else calm)))
-        for n in range(40)
-        for _ in range(3)
+        run(f"s{n}", 2, 2.0 * math.exp(luck.gauss(0, 0.1))) for n in range(40) for _ in range(3)
     ]
     found = study(*runs)
-    verdict = judge(SPEED, found)
-    noise = verdict.all
+    noise = judge(SPEED, found).all
     assert noise is not None
-    assert noise.freedom == 40  # of 80: the median uses half of the degrees of freedom
-    assert noise.deviation == pytest.approx(0.1, rel=0.2) or calm < noise.deviation < 0.1
-    pairs = [(a, b) for i, a in enumerate(found.lines) for b in found.lines[:i]]
-    assert sum(verdict(a, b).beyond_noise for a, b in pairs) <= 0.03 * len(pairs)
+    assert noise.freedom == 40  # of 80: the median uses half of what is known
+    assert noise.deviation == pytest.approx(0.1, rel=0.2)
     twice_as_slow = read_study(
         write_study(found.folder / "t", [*runs, run("slow", 2, 4.0), run("slow", 2, 4.1)])
     )
