@@ -80,9 +80,11 @@ NUMBERS = (
     "0x10",
 )
 PLURALS = {
-    "model": "models", "data": "data", "strategy": "strategies", "codec": "codecs", "optimizer": "optimizers", "loss": "losses",
-    "lr_schedule": "schedules", "metric": "metrics", "transport": "transports", "faults": "faults",
+    "model": "models", "data": "data", "strategy": "strategies", "codec": "codecs", "optimizer":
+    "optimizers", "loss": "losses", "lr_schedule": "schedules", "metric": "metrics", "transport":
+    "transports", "faults": "faults",
 }  # fmt: skip
+# memory, processes
 LARGE = (
     "workers",
     "threads",
@@ -94,21 +96,16 @@ LARGE = (
     "size",
     "depth",
     "width",
-)  # memory, processes
+)
 COMMON = {
     "batch_size": ("8", "all", "1", "8,4", "0,3"), "global_batch_size": ("8", "all", "40", "1000"),
-    "balance": ("measured", "measured:every=1", "2,1", "runtime:1,2", "1e300,1"), "evaluate_every": ("1", "epoch", "2epochs"),
+    "balance": ("measured", "measured:every=1", "2,1", "runtime:1,2", "1e300,1"),
+    "evaluate_every": ("1", "epoch", "2epochs"),
     "checkpoint_every": ("1", "epoch"), "lr_scaling": ("linear", "sqrt", "linear:warmup=1"),
     "device": ("cpu", "cuda", "hpu", "meta"), "collective": ("ring", "star", "nosuch"),
 }  # fmt: skip
-ELSEWHERE = (
-    "resume",
-    "out",
-    "launcher",
-    "master",
-    "network",
-    "plugin",
-)  # those that start or write things
+# those that start or write things
+ELSEWHERE = ("resume", "out", "launcher", "master", "network", "plugin")
 
 
 def text(r: random.Random) -> str:
@@ -183,9 +180,10 @@ def command_line(r: random.Random) -> None:
     if r.random() < 0.2:
         arguments += [
             "--set",
-            (
-                f"{r.choice((*CHOICES, 'lr', text(r)))}{r.choice(('', '.', '.every'))}{r.choice(('=', ''))}{text(r)}"
-            ),
+            r.choice((*CHOICES, "lr", text(r)))
+            + r.choice(("", ".", ".every"))
+            + r.choice(("=", ""))
+            + text(r),
         ]
     with mock.patch("paceline.api.start", start):
         cli.main(arguments, prog_name="paceline", standalone_mode=False)
@@ -240,8 +238,8 @@ def run_toml(r: random.Random) -> None:
 
 
 STUDY = {
-    "title": '"t"', "question": '"q"', "seeds": "1", "scaling": '"strong"', "target_accuracy": "0.5", "budget_s": "60",
-    "all_cores": "false", "cut": '"c"',
+    "title": '"t"', "question": '"q"', "seeds": "1", "scaling": '"strong"', "target_accuracy":
+    "0.5", "budget_s": "60", "all_cores": "false", "cut": '"c"',
 }  # fmt: skip
 
 
@@ -291,8 +289,8 @@ def value_in_study(r: random.Random, name: str) -> str:
 # --- damaged folders
 
 WRONG: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 10**6, 10**30, 10**400, 0.5, 1e300, float("nan"), float("inf"), "", "x", "<b>", "../..", [], [1],
-    ["x"], {}, {"a": 1}, [[]], [None],
+    None, True, -1, 0, 1, 10**6, 10**30, 10**400, 0.5, 1e300, float("nan"), float("inf"), "", "x",
+    "<b>", "../..", [], [1], ["x"], {}, {"a": 1}, [[]], [None],
 )  # fmt: skip
 
 

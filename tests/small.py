@@ -1,4 +1,6 @@
-"""Small data, small models, and how far weights are apart: without pytest, for other processes too."""
+"""Small data, small models, and how far weights are apart: without pytest, for other
+processes too.
+"""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from tests.conftest import identical
 
 def test_public_names() -> None:
     assert sorted(paceline.__all__) == [
-        "BadRequest", "Pace", "PacelineError", "Run", "RunFailed", "compare", "join", "load_data", "prepare", "render",
-        "study", "train",
+        "BadRequest", "Pace", "PacelineError", "Run", "RunFailed", "compare", "join",
+        "load_data", "prepare", "render", "study", "train",
     ]  # fmt: skip
     for name in paceline.__all__:
         assert inspect.getdoc(getattr(paceline, name)), f"{name} is not documented"
@@ -28,14 +28,16 @@ def test_options_of_train_are_those_of_the_command_line() -> None:
     from paceline.request.config import Config
 
     promised = {
-        "model", "data", "data_dir", "loss", "metric", "shard", "partition", "strategy", "workers", "transport", "codec",
-        "optimizer", "lr", "lr_schedule", "momentum", "weight_decay", "batch_size", "global_batch_size", "epochs", "steps",
-        "until_accuracy", "until_converged", "init", "memory_format", "threads", "device", "seed", "out", "resume",
-        "checkpoint_every", "plugin", "privacy", "servers", "overlap", "profile", "balance", "lr_scaling", "launcher",
+        "model", "data", "data_dir", "loss", "metric", "shard", "partition", "strategy",
+        "workers", "transport", "codec", "optimizer", "lr", "lr_schedule", "momentum",
+        "weight_decay", "batch_size", "global_batch_size", "epochs", "steps", "until_accuracy",
+        "until_converged", "init", "memory_format", "threads", "device", "seed", "out",
+        "resume", "checkpoint_every", "plugin", "privacy", "servers", "overlap", "profile",
+        "balance", "lr_scaling", "launcher",
     }  # fmt: skip
     assert set(Config.options()) == promised | {
-        "evaluate_every", "evaluate_samples", "target_accuracy", "data_share", "sample_every_s", "deadline_s", "faults",
-        "network", "master",
+        "evaluate_every", "evaluate_samples", "target_accuracy", "data_share", "sample_every_s",
+        "deadline_s", "faults", "network", "master",
     }  # fmt: skip
 
 

@@ -418,9 +418,8 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
     assert code == 0
     assert f"{len(runs)} of {len(runs)} runs are in the folder already" in err
     assert {f: f.stat().st_mtime_ns for f in runs} == when  # nothing was run again
-    code, _, err = cli(
-        "study", "--short", "--out", "s", "--seeds", "2", "--no-figures"
-    )  # more seeds: only those are run
+    # more seeds: only those are run
+    code, _, err = cli("study", "--short", "--out", "s", "--seeds", "2", "--no-figures")
     assert (code, f"{len(runs)} of {2 * len(runs)} runs are in the folder already" in err) == (
         0,
         True,

@@ -229,8 +229,5 @@ def test_shared_memory_begins_as_a_plain_optimizers_does() -> None:
     assert first == second  # the same memory
     sums = [{key: value[0] for key, value in state.items()} for state in first]
     assert all(value == 0 for state in sums[:-1] for value in state.values())
-    assert sums[-1] == {
-        "step": 0.0,
-        "prev": 0.0,
-        "step_size": pytest.approx(0.4),
-    }  # the learning rate, four times
+    # the learning rate, four times
+    assert sums[-1] == {"step": 0.0, "prev": 0.0, "step_size": pytest.approx(0.4)}

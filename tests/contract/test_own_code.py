@@ -320,9 +320,8 @@ def test_07_an_empty_slice_leaves_no_trace(strategy: str) -> None:
     assert len(empty) == 1, "one worker had an empty slice"
     assert empty[0]["same"]
     assert empty[0]["random"]
-    if (
-        strategy != "allreduce"
-    ):  # there the exchange has brought the other worker's gradients by now
+    # there the exchange has brought the other worker's gradients by now
+    if strategy != "allreduce":
         assert empty[0]["untouched"] == [True]
 
 

@@ -217,9 +217,8 @@ def test_a_resume_goes_on_counting(run_inproc, tmp_path: Path) -> None:
     assert first.record["privacy"]["steps"] == 6
     more = paceline.train(resume=str(tmp_path / "run"), steps=10, **_objects(options))
     told = more.record["privacy"]
-    assert (
-        told["steps"] == 12
-    )  # six, and from the checkpoint at step 4 six more: nothing is given back
+    # six, and from the checkpoint at step 4 six more: nothing is given back
+    assert told["steps"] == 12
     assert [s["steps"] for s in told["sessions"]] == [6, 6]
     assert told["epsilon"] == pytest.approx(epsilon_of([Spent(1.0, 0.1, 12)], 1e-5), rel=0.01)
     back = paceline.train(
@@ -268,10 +267,8 @@ def test_a_checkpoint_that_is_taken_elsewhere_keeps_its_past(run_inproc, tmp_pat
     other.mkdir()
     shutil.copytree(tmp_path / "run" / "checkpoints", other / "checkpoints")
     shutil.copy(tmp_path / "run" / "config.json", other)
-    for steps, spent in (
-        (8, 6 + 2),
-        (9, 6 + 2 + 1 + 2),
-    ):  # the second from the checkpoint at step 6
+    # the second from the checkpoint at step 6
+    for steps, spent in ((8, 6 + 2), (9, 6 + 2 + 1 + 2)):
         more = paceline.train(resume=str(other), steps=steps, **_objects(options))
         assert more.record["privacy"]["steps"] == spent
 
@@ -387,10 +384,8 @@ def test_the_noise_that_reaches_the_weights(run_inproc, strategy: str, trust: st
     whole = sum(sizes)
     joins = trust == "curator" and strategy.partition(":")[0] in ("allreduce", "ps")
     variance = float(moved.square().mean())
-    if strategy in (
-        "stepwise",
-        "gossip",
-    ):  # partial averages weigh workers differently: between the best and the worst
+    # partial averages weigh workers differently: between the best and the worst
+    if strategy in ("stepwise", "gossip"):
         assert (sigma * clip / 30) ** 2 / 3 < variance < (sigma * clip / 10) ** 2
     else:
         expected = (sigma * clip / whole) ** 2 * (1 if joins else 3)

@@ -79,9 +79,8 @@ def test_weights_of_every_type_come_back(tmp_path: Path) -> None:
     back = checkpoint.load_weights(tmp_path / "w")
     assert {k: v.dtype for k, v in back.items()} == {k: v.dtype for k, v in state.items()}
     assert all(torch.equal(back[k], state[k]) for k in state)
-    plain = load_file(tmp_path / "w")[
-        "torch.complex128"
-    ]  # what other programs see: real and imaginary parts
+    # what other programs see: real and imaginary parts
+    plain = load_file(tmp_path / "w")["torch.complex128"]
     assert (plain.dtype, plain.shape) == (torch.float64, (2, 3, 2))
 
 

@@ -122,9 +122,8 @@ def test_a_child_that_outlives_its_killed_parent_does_not_keep_the_folder(tmp_pa
             pass
         parent.kill()
         parent.wait(30)
-        with alone_in(
-            tmp_path, "taken"
-        ):  # its child is alive: it reads from a pipe that we have not closed
+        # its child is alive: it reads from a pipe that we have not closed
+        with alone_in(tmp_path, "taken"):
             pass
         assert parent.stdin is not None
         parent.stdin.close()
@@ -142,9 +141,8 @@ def test_one_process_cannot_hold_a_folder_twice(tmp_path: Path) -> None:
         done = run(
             [sys.executable, "-c", other], capture_output=True, text=True, timeout=60, check=False
         )
-        assert (
-            "BadRequest: .: taken" in done.stderr
-        )  # the refusals above have not given the lock up
+        # the refusals above have not given the lock up
+        assert "BadRequest: .: taken" in done.stderr
     with alone_in(tmp_path, "taken"):
         pass
 

@@ -128,9 +128,8 @@ def test_flights_through_a_lost_executor(cluster: Cluster, tmp_path: Path) -> No
     assert record["status"] == "completed"
     assert record["attempts"] == 2
     assert record["config"]["launcher"] == "spark"
-    assert (
-        record["result"]["samples"] == 2 * manifest["rows"]["train"]
-    )  # every row once per epoch, in spite of it
+    # every row once per epoch, in spite of it
+    assert record["result"]["samples"] == 2 * manifest["rows"]["train"]
     assert record["result"]["metric"]["value"] >= 0.70
     assert all(
         address in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for _, address, _ in cluster.listening()
@@ -158,8 +157,8 @@ def test_people_prepared_by_spark_and_trained_in_private_over_mpi(
     )
     paceline("cluster", "down")
     said = paceline(
-        "train", "--data", "shards:people", "--model", "mlp:hidden=32", "--metric", "auc", "--transport", "mpi",
-        "--workers", "3", "--strategy", "allreduce", "--privacy", "epsilon=3,delta=1e-5,clip=1.0",
+        "train", "--data", "shards:people", "--model", "mlp:hidden=32", "--metric", "auc",
+        "--transport", "mpi", "--workers", "3", "--strategy", "allreduce", "--privacy", "epsilon=3,delta=1e-5,clip=1.0",
         "--batch-size", "128", "--lr", "0.5", "--optimizer", "sgd", "--epochs", "3", "--out", "run",
     ).stderr  # fmt: skip
     assert "hold exact counts" in said

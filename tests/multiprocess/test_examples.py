@@ -83,8 +83,8 @@ def test_custom_strategy() -> None:
     plugin = ["--plugin", str(EXAMPLES / "custom_strategy.py")]
     assert "growth=1.5" in output(PACELINE, "list", "strategies", *plugin)
     said = output(
-        PACELINE, "train", *plugin, "--strategy", "patient:growth=2", "--workers", "2", "--data", "fashion-mini",
-        "--model", "mlp:hidden=32", "--epochs", "2", "--quiet", "--json", "--out", "run",
+        PACELINE, "train", *plugin, "--strategy", "patient:growth=2", "--workers", "2",
+        "--data", "fashion-mini", "--model", "mlp:hidden=32", "--epochs", "2", "--quiet", "--json", "--out", "run",
     )  # fmt: skip
     assert float(re.search(r'"test_accuracy": ([\d.]+)', said)[1]) > 0.7
 
@@ -93,7 +93,8 @@ LOOP = """
 import sys, torch, paceline
 from torch import nn
 torch.manual_seed(0)
-inputs, targets = torch.randn(48, 6, generator=torch.Generator().manual_seed(1)), torch.arange(48) % 3
+inputs = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
+targets = torch.arange(48) % 3
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 names = [n for n, _ in model.named_parameters()]
 groups = [{"params": model[0].parameters(), "lr": 0.2}, {"params": model[2].parameters()}]
@@ -101,7 +102,8 @@ optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 how = sys.argv[1]
 with paceline.join(sys.argv[2], check_every=3) as pace:
-    model, optimizer, batches = pace.prepare(model, optimizer, (inputs, targets), batch_size=int(sys.argv[3]))
+    data, size = (inputs, targets), int(sys.argv[3])
+    model, optimizer, batches = pace.prepare(model, optimizer, data, batch_size=size)
     assert [n for n, _ in model.named_parameters()] == names
     for epoch in range(2):
         for number, (x, y) in enumerate(batches):

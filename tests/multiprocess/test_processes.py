@@ -231,7 +231,8 @@ def test_classes_of_a_script_without_a_guard(tmp_path: Path) -> None:
 
         torch.manual_seed(0)
         x = torch.randn(40, 6)
-        run = paceline.train(model=Net, data=(x, x[:, :3].argmax(1)), strategy="mine", workers=2, threads=2, steps=5)
+        data = (x, x[:, :3].argmax(1))
+        run = paceline.train(model=Net, data=data, strategy="mine", workers=2, threads=2, steps=5)
         print("steps", run.steps, type(run.model).__name__)
         """,
     )
@@ -383,10 +384,12 @@ import json, torch, paceline
 from paceline.data.base import Data, TensorSamples
 from paceline.data.mnist import MNIST_SCALE
 torch.set_num_threads(1)
-images = torch.randint(0, 255, (60_000, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+random = torch.Generator().manual_seed(0)
+images = torch.randint(0, 255, (60_000, 1, 28, 28), dtype=torch.uint8, generator=random)
 samples = TensorSamples(images, torch.arange(60_000) % 10, MNIST_SCALE)
 data = Data("mnist-sized", samples, samples, (1, 28, 28), 10)
-options = dict(model="cnn", data=data, strategy="allreduce", workers=2, batch_size=64, steps=30, threads=1, progress=False)
+options = dict(model="cnn", data=data, strategy="allreduce", workers=2, batch_size=64)
+options |= dict(steps=30, threads=1, progress=False)
 done = paceline.train(out={str(tmp_path / "out")!r}, **options)
 print(max(w["rss_peak_bytes"] for w in done.record["workers"]))
 """

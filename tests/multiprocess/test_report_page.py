@@ -134,9 +134,8 @@ def test_records_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     events = first / "events" / "worker-0.jsonl"
     whole = read_study(folder)
     points = len([r for r in tables_of(whole)["curves"] if r["run"] == first.name])
-    events.write_text(
-        events.read_text().replace('"kind": "evaluation"', '"kind": "evalu', 1)
-    )  # a half-written line
+    # a half-written line
+    events.write_text(events.read_text().replace('"kind": "evaluation"', '"kind": "evalu', 1))
     assert (
         len([r for r in tables_of(read_study(folder))["curves"] if r["run"] == first.name])
         == points - 1

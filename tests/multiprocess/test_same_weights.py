@@ -191,9 +191,8 @@ def test_the_ring_is_the_same_bit_for_bit(
     record = record_of(Path("run"))
     assert (record["status"], record["config"]["workers"]) == ("completed", RANKS)
     assert [w["rank"] for w in record["workers"]] == list(range(RANKS))
-    assert record["config"]["transport"] == (
-        "shm" if transport == "auto" else transport
-    )  # all on one host
+    # all on one host
+    assert record["config"]["transport"] == ("shm" if transport == "auto" else transport)
     assert '"status": "completed"' in said[0]
     assert not any(said[1:])  # rank 0 speaks
     assert identical(paceline.Run.open("run").weights, ring)
@@ -377,9 +376,8 @@ def test_started_again_before_the_first_checkpoint(
     check(out, undisturbed, [0, 0])
     with started(command, log) as torchrun:
         assert torchrun.wait(DEADLINE_S) != 0
-    assert (
-        log.read_text().count("out=run holds a run already") == 2
-    )  # again when torchrun has started the ranks again
+    # again when torchrun has started the ranks again
+    assert log.read_text().count("out=run holds a run already") == 2
     check(out, undisturbed, [0, 0])
 
 
@@ -472,9 +470,8 @@ def test_a_node_comes_and_goes(gate: Callable[..., list[str]]) -> None:
     out, logs = Path("run"), [Path("log-a"), Path("log-b")]
     gates = [*gate(rank=0, step=31, file="two"), *gate(rank=0, step=51, file="one")]
     command = agent("1:2", free_port(), PACELINE, *line(**LONG, out=out, deadline_s=60), *gates)
-    apart = {
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"
-    }  # torch 2.13: a node that comes later waits for its store in vain
+    # torch 2.13: a node that comes later waits for its store in vain
+    apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with started(command, logs[0], **apart) as stays:
         until((out / "checkpoints" / "step-00000020").is_dir, stays, logs[0])
         with started(command, logs[1], **apart) as goes:

@@ -53,9 +53,8 @@ class Slow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += self.training
-        slow = (
-            len(x) == self.size if self.training else self.calls and len(x) == 7
-        )  # of 19 test samples, worker 2 has 7, the others 6
+        # of 19 test samples, worker 2 has 7, the others 6
+        slow = len(x) == self.size if self.training else self.calls and len(x) == 7
         if (
             slow
             and self.where == ("train" if self.training else "evaluation")
@@ -171,9 +170,8 @@ def test_12_a_slow_constructor_and_loader_end_no_run(tmp_path: Path) -> None:
             return inputs[i], targets[i]
 
     def make() -> nn.Module:
-        if (tmp_path / "run" / "events").exists() and once(
-            mark
-        ):  # in a worker, not when the request is looked at
+        # in a worker, not when the request is looked at
+        if (tmp_path / "run" / "events").exists() and once(mark):
             time.sleep(SLOW_S)
         return nn.Linear(6, 3)
 
@@ -223,7 +221,8 @@ import sys, time, torch, paceline
 from torch import nn
 pace = paceline.join("allreduce", deadline_s=0.4)
 model = nn.Linear(6, 3)
-optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), (torch.randn(32, 6), torch.arange(32) % 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = (torch.randn(32, 6), torch.arange(32) % 3)
 model, optimizer, batches = pace.prepare(model, optimizer, data, batch_size=4)
 for number, (x, y) in enumerate(batches):
     if pace.leads and number == 2:

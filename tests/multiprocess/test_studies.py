@@ -111,9 +111,8 @@ def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
     )
     found = records(tmp_path / "s")
     assert sorted(r["status"] for r in found.values()) == ["completed"] * 4 + ["failed"]
-    assert all(
-        r["config"]["data_share"] == 0.2 for r in found.values()
-    )  # a refused run's options too
+    # a refused run's options too
+    assert all(r["config"]["data_share"] == 0.2 for r in found.values())
     page = (tmp_path / "s" / "report.html").read_text()
     assert "was not completed in 1 of 1 runs" in page
     again = run(
@@ -137,9 +136,10 @@ def test_weak_scaling_gives_every_worker_the_work_of_one(tmp_path: Path) -> None
     run(command, cwd=tmp_path, capture_output=True, timeout=120, check=True)
     for record in records(tmp_path / "s").values():
         assert record["result"]["steps"] == 25
+        # an epoch's last batch is short
         assert record["result"]["samples"] == pytest.approx(
             3000 * record["config"]["workers"], rel=0.03
-        )  # an epoch's last batch is short
+        )
     study = read_study(tmp_path / "s")
     line = study.line("local-sgd:every=4", 2)
     rates = [study.line("local-sgd:every=4", p).result("samples_per_s").mean for p in (1, 2)]
@@ -148,8 +148,8 @@ def test_weak_scaling_gives_every_worker_the_work_of_one(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_network_bytes_of_a_ring_are_what_theory_says(tmp_path: Path) -> None:
-    command = [str(PACELINE), "train", "--data", "fashion-mini", "--strategy", "allreduce:collective=ring",
-               "--workers", "3", "--transport", "gloo", "--epochs", "2", "--out", "r", "--quiet"]  # fmt: skip
+    command = [str(PACELINE), "train", "--data", "fashion-mini", 
+               "--strategy", "allreduce:collective=ring", "--workers", "3", "--transport", "gloo", "--epochs", "2", "--out", "r", "--quiet"]  # fmt: skip
     run(command, cwd=tmp_path, timeout=120, check=True)
     record = json.loads((tmp_path / "r" / "run.json").read_text())
     theory = 2 * 2 * 4 * 22_154 * record["result"]["steps"] / 3
@@ -231,8 +231,6 @@ def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) 
     if which == "quick":
         assert recompute(tmp_path / "builtin") >= 5
     if CHROMIUM is not None and which == "quick":  # the page tests say so when there is none
-        for stem in (
-            "builtin",
-            "optimizers",
-        ):  # lines over the workers; dots by setting, and an axis
+        # lines over the workers; dots by setting, and an axis
+        for stem in ("builtin", "optimizers"):
             look(tmp_path / stem / "report.html", tmp_path / f"profile-{stem}")

@@ -44,9 +44,8 @@ class Made:
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Nothing is left of what a test makes."""
-    with tempfile.TemporaryDirectory(
-        prefix="pl-", dir="/tmp"
-    ) as folder:  # sockets need short paths
+    # sockets need short paths
+    with tempfile.TemporaryDirectory(prefix="pl-", dir="/tmp") as folder:
         made = Made(Path(folder))
         monkeypatch.setattr(build.secrets, "token_hex", made.token)
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -156,12 +155,10 @@ def test_a_link_is_no_faster_than_its_rate_and_the_interface_counts(tmp_path: Pa
     run = train(tmp_path, **wide, network="20mbit")
     for worker in run.record["workers"]:
         seconds = worker["payload_sent_bytes"] * 8 / 20e6
-        assert (
-            worker["sync_s"] + worker["idle_s"] > 0.7 * seconds
-        )  # a bucket's worth of tokens comes free
-        assert (
-            0.95 < worker["net_sent_bytes"] / worker["payload_sent_bytes"] < 1.15
-        )  # the last of it may still be queued
+        # a bucket's worth of tokens comes free
+        assert worker["sync_s"] + worker["idle_s"] > 0.7 * seconds
+        # the last of it may still be queued
+        assert 0.95 < worker["net_sent_bytes"] / worker["payload_sent_bytes"] < 1.15
 
 
 @pytest.mark.slow
@@ -344,9 +341,8 @@ def test_what_an_older_version_left_is_taken_down(
     for name in ("paceline-switch", "paceline-launcher", "paceline-0", "paceline-7"):
         namespace(name)
     assert standing.take_down()
-    assert [n for n in ("switch", "launcher", "0", "7") if there(f"paceline-{n}")] == [
-        "7"
-    ]  # there was no such host
+    # there was no such host
+    assert [n for n in ("switch", "launcher", "0", "7") if there(f"paceline-{n}")] == ["7"]
     assert not record.exists()
     assert not folder.exists()
 

@@ -264,10 +264,8 @@ def test_any_architecture(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["rows", "images", "words"]))
     stack: list[nn.Module] = []
     if kind == "words":
-        count, width = (
-            data.draw(st.integers(1, 6)),
-            data.draw(st.integers(2, 6)),
-        )  # one number cannot be normalised
+        # one number cannot be normalised
+        count, width = (data.draw(st.integers(1, 6)), data.draw(st.integers(2, 6)))
         inputs = torch.randint(0, 5, (SAMPLES, count))
         stack += [nn.Embedding(5, width)]
         if data.draw(st.booleans()):
@@ -284,9 +282,8 @@ def test_any_architecture(data: st.DataObject) -> None:
                 nn.Conv2d(channels, out, kernel, stride, padding, bias=data.draw(st.booleans()))
             ]
             channels, side = out, (side + 2 * padding - kernel) // stride + 1
-            if side * side * out > 2 and data.draw(
-                st.booleans()
-            ):  # one number cannot be normalised
+            # one number cannot be normalised
+            if side * side * out > 2 and data.draw(st.booleans()):
                 stack += [nn.GroupNorm(2, out)]
             stack += [nn.ReLU(inplace=data.draw(st.booleans()))]
         with torch.no_grad():
@@ -325,9 +322,8 @@ def test_two_precisions_in_one_model() -> None:
 
 def test_a_compiled_model_is_refused() -> None:
     compiled = nn.Linear(2, 2)
-    compiled._orig_mod = nn.Linear(
-        2, 2
-    )  # as torch.compile leaves it; compiling takes seconds, and warns
+    # as torch.compile leaves it; compiling takes seconds, and warns
+    compiled._orig_mod = nn.Linear(2, 2)
     with pytest.raises(BadRequest, match=r"without torch\.compile"):
         refuse_mixing(compiled)
 
@@ -573,9 +569,8 @@ def test_a_loss_that_is_no_mean_over_rows_is_found_out() -> None:
 def test_targets_that_the_loss_leaves_out_are_refused_in_every_batch() -> None:
     """The eight rows of the trial have no ignored target, but a later row has one."""
     model = layers(nn.Linear(6, 3))
-    outputs = nn.Sequential(
-        model, nn.Unflatten(1, (3, 1))
-    )  # classes of one place: rows x classes x places
+    # classes of one place: rows x classes x places
+    outputs = nn.Sequential(model, nn.Unflatten(1, (3, 1)))
     clipper = Bookkeeping(
         outputs,
         F.cross_entropy,

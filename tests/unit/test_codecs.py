@@ -49,9 +49,10 @@ def layout_of(*shapes: tuple[int, ...]) -> Layout:
 
 
 MODEL = layout_of((20, 3, 5, 5), (20,), (30, 40), (30,), ())
+# cnn-wide on MNIST
 WIDE = layout_of(
     (128, 1, 5, 5), (128,), (256, 128, 5, 5), (256,), (512, 1024), (512,), (10, 512), (10,)
-)  # cnn-wide on MNIST
+)
 SHAPES = st.lists(
     st.sampled_from([(), (1,), (7,), (3, 5), (8, 9), (4, 2, 3, 3), (0,), (600,)]),
     min_size=0,
@@ -250,9 +251,8 @@ def test_sparse_messages_take_six_bytes_a_number() -> None:
     values = values_of(layout_of((200_000,)))
     indices = torch.tensor([0, 1, 65_535, 65_536, 131_071, 131_072, 199_999])
     message = torch.zeros(sparse.message_bytes(200_000, 7), dtype=torch.uint8)
-    assert (
-        sparse.write(values, indices, message) == message.numel() == 64
-    )  # 4 blocks of 4 bytes, 7 of 6, rounded to 8
+    # 4 blocks of 4 bytes, 7 of 6, rounded to 8
+    assert sparse.write(values, indices, message) == message.numel() == 64
     back, chosen = sparse.read(message, 200_000)
     assert torch.equal(back, indices)
     assert torch.equal(chosen, values[indices])

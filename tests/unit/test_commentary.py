@@ -81,9 +81,8 @@ def test_single_runs_are_told_as_such(study) -> None:
     assert "(seen in one run)" in answer(found)[0]
     assert "No setting was run twice" in said(found, "noise")
     assert "did not differ beyond noise" not in said(found, "noise")
-    assert "No strategy lost accuracy" not in said(
-        found, "accuracy"
-    )  # one run each does not show that
+    # one run each does not show that
+    assert "No strategy lost accuracy" not in said(found, "accuracy")
 
 
 def test_without_serial_or_workers_the_answer_is_modest(study) -> None:

@@ -48,10 +48,8 @@ def test_sockets_count_what_was_sent_and_received_also_after_they_are_closed() -
         now = sockets.bytes()
         other.close()
     assert now is not None
-    assert (now[0] - before[0], now[1] - before[1]) == (
-        50_700,
-        50_700,
-    )  # both ends are this process's
+    # both ends are this process's
+    assert (now[0] - before[0], now[1] - before[1]) == (50_700, 50_700)
     assert sockets.bytes() == now
 
 

@@ -138,9 +138,8 @@ def test_messages_are_told_against_a_plain_ring(tmp_path: Path) -> None:
     study = grid(tmp_path / "s", FAST_ONLY_WHERE_SLOW)
     page = messages_table(study)
     assert "<td>1/32.0</td>" in page
-    assert (
-        "<td>3.0 kB</td><td>6.2%</td>" in page
-    )  # 30,000 bytes in 10 steps; a ring of 4 sends 48,000 a step
+    # 30,000 bytes in 10 steps; a ring of 4 sends 48,000 a step
+    assert "<td>3.0 kB</td><td>6.2%</td>" in page
     assert "<td>2.00 ms</td><td>3.00 ms</td>" in page
     assert any(
         "spent more time on encoding and decoding (5.0 ms per step)" in text

@@ -261,9 +261,8 @@ def test_against_opacus(sigma: float, rate: float, steps: int, delta: float) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = account.get_epsilon(delta)
-        slack = (
-            0.015 if name == "rdp" else 0.03
-        )  # theirs has other orders, and an error of 0.01 of its own
+        # theirs has other orders, and an error of 0.01 of its own
+        slack = 0.015 if name == "rdp" else 0.03
         assert epsilon_of([Spent(sigma, rate, steps)], delta, name) == pytest.approx(
             expected, rel=slack
         )  # type: ignore[arg-type]
@@ -352,9 +351,8 @@ def test_an_adaptive_clip_norm_finds_its_quantile() -> None:
     )
     random = torch.Generator().manual_seed(0)
     for step in range(150):
-        inputs = torch.randn(
-            200, 4, generator=random
-        )  # lengths: chi with 4 degrees of freedom, median 1.83
+        # lengths: chi with 4 degrees of freedom, median 1.83
+        inputs = torch.randn(200, 4, generator=random)
         private.forward_backward(Batch(inputs, torch.ones(200), 200, 200, 0, step), 1.0)
     assert private.clipper.bound == pytest.approx(1.83, rel=0.15)
     other = PrivateGradient(
@@ -537,10 +535,8 @@ def test_a_ledger_is_ahead_of_what_is_done(tmp_path: Path) -> None:
     later = Ledger(tmp_path, 0, LedgerEntry(1, 2.0, 0.01, 0), planned=100)
     later.before_step()
     later.settle()
-    assert read_account(tmp_path) == [
-        LedgerEntry(0, 1.0, 0.01, 25),
-        LedgerEntry(1, 2.0, 0.01, 1),
-    ]  # the worker with the most, by session
+    # the worker with the most, by session
+    assert read_account(tmp_path) == [LedgerEntry(0, 1.0, 0.01, 25), LedgerEntry(1, 2.0, 0.01, 1)]
 
 
 def test_a_ledger_writes_down_no_more_than_is_allowed(tmp_path: Path) -> None:

@@ -187,10 +187,8 @@ def test_idle_is_waiting_for_the_last_to_arrive() -> None:
     ]
     second = [step(1, arrived=10.5, sync_s=2.0), step(2, arrived=19.0, sync_s=2.0)]
     assert idle_seconds([first, second]) == [0.5, 1.0]
-    assert idle_seconds([first, [step(1, arrived=15.0, sync_s=0.1)]]) == [
-        2.0,
-        0.0,
-    ]  # no more than the exchange took
+    # no more than the exchange took
+    assert idle_seconds([first, [step(1, arrived=15.0, sync_s=0.1)]]) == [2.0, 0.0]
     assert idle_seconds([first]) == [0.0]
 
 

@@ -57,13 +57,8 @@ def seeds(
 
 # --- ranges that do not overlap are not noise
 
-NOISY = {
-    1: 0.15,
-    2: 0.23,
-    3: 0.20,
-    4: 0.34,
-    5: 0.20,
-}  # standard deviation of log time by workers, on a shared machine
+# standard deviation of log time by workers, on a shared machine
+NOISY = {1: 0.15, 2: 0.23, 3: 0.20, 4: 0.34, 5: 0.20}
 
 
 def shared_machine() -> list[dict[str, Any]]:
@@ -101,9 +96,8 @@ def test_what_was_faster_in_every_round_is_called_faster(study) -> None:
     assert "1.70 s of training against serial's 2.64 s, faster in all 3 rounds" in first
     told = " ".join([*answer(found), said(found)])
     assert "No setting" not in told
-    assert "`allreduce:collective=ring x 3`" not in said(
-        found, "noise"
-    )  # 2.70 to 2.85 s is not 1.41 to 1.90 s
+    # 2.70 to 2.85 s is not 1.41 to 1.90 s
+    assert "`allreduce:collective=ring x 3`" not in said(found, "noise")
     assert_true(found)
     assert [line.id for line in best_lines(found)][:2] == [
         "serial x 1",
@@ -205,9 +199,8 @@ def in_memory(runs: list[dict[str, Any]]) -> Study:
     st.integers(1, 4),
     st.lists(
         st.tuples(
-            st.sampled_from(
-                [0.3, 0.5, 0.6, 0.9, 1.0, 1.02, 1.1, 1.5, 2.0]
-            ),  # the true time, of serial's
+            # the true time, of serial's
+            st.sampled_from([0.3, 0.5, 0.6, 0.9, 1.0, 1.02, 1.1, 1.5, 2.0]),
             st.sampled_from([0.001, 0.02, 0.1, 0.3]),  # the noise
             st.sampled_from([-0.2, -0.01, -0.004, 0.0, 0.02]),  # accuracy, against serial's
             st.integers(1, 5),
@@ -339,8 +332,8 @@ def test_one_seed_that_is_far_apart_is_told_as_seen_once(study, tmp_path: Path) 
     found = on_links(study, seconds)
     text = said(found, "network")
     assert (
-        "reached the target accuracy 3.00x as soon as plain all-reduce (3.00 s against 9.00 s) (seen"
-        " in one run)" in text
+        "reached the target accuracy 3.00x as soon as plain all-reduce (3.00 s against 9.00 s)"
+        " (seen in one run)" in text
     )
     assert (
         "compression does not pay: the best codec, `sign`, took 2.00x the time of plain all-reduce"

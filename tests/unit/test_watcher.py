@@ -58,9 +58,8 @@ def test_the_watcher_removes_the_testbeds_folder_and_nothing_else(
     end(build._watcher(bed(own)))
     assert not own.exists()
     assert all((folder / "thesis.txt").exists() for folder in others)
-    assert (
-        sorted(p.name for p in tmp_path.iterdir()) == before
-    )  # no command in the path was executed
+    # no command in the path was executed
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
 def test_the_watcher_deletes_the_namespaces_it_was_told_of_and_no_others(

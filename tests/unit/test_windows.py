@@ -90,10 +90,8 @@ def test_the_same_workers_go_on_exactly(parts, batch_sizes, window, seed, data) 
 def test_a_worker_takes_its_own_host_first() -> None:
     spans = [RowSpan(0, 10, "a"), RowSpan(10, 20, "b"), RowSpan(20, 30, "b")]
     assert assign(spans, (1, 1, 1), ("b", "a", "b")) == [[(10, 20)], [(0, 10)], [(20, 30)]]
-    assert assign(spans, (1, 1), ("b", "a")) == [
-        [(10, 20), (20, 25)],
-        [(0, 10), (25, 30)],
-    ]  # then by rows
+    # then by rows
+    assert assign(spans, (1, 1), ("b", "a")) == [[(10, 20), (20, 25)], [(0, 10), (25, 30)]]
     assert assign(spans, (1, 1), ()) == [[(0, 10), (10, 15)], [(15, 20), (20, 30)]]
     assert arrangement(spans, (1, 1, 1), ("b", "a", "b")).tolist() == [
         *range(10, 20),

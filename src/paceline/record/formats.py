@@ -41,12 +41,8 @@ _METRIC = Maybe({"name": text, "value": Maybe(finite)})
 _MACHINE = Maybe({"cpu_percent": Maybe(number)})
 _PROFILED = [{"name": text, "calls": number, "own_s": number, "total_s": number}]
 
-EVENT: dict[str, Any] = {
-    "kind": text,
-    "rank": whole,
-    "session": whole,
-    "t": number,
-}  # in every event
+# in every event
+EVENT: dict[str, Any] = {"kind": text, "rank": whole, "session": whole, "t": number}
 EVENTS: dict[str, dict[str, Any]] = {  # further fields, by kind
     "start": {
         "host": Maybe(text),

@@ -237,8 +237,7 @@ class Worker:
         over = self._is_over()
         if ended and config.until_converged is not None and not over:
             over = self._converged()
-        # Workers that decide alone when to stop do not come together: others may have stopped
-        # already.
+        # Workers that stop alone do not come together: others may have stopped already.
         if self.strategy.decides_alone and config.until_converged is not None:
             return over
         if not over and due(config.evaluate_every, self.step, epoch, ended):
