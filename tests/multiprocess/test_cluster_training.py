@@ -158,8 +158,10 @@ def test_people_prepared_by_spark_and_trained_in_private_over_mpi(
     paceline("cluster", "down")
     said = paceline(
         "train", "--data", "shards:people", "--model", "mlp:hidden=32", "--metric", "auc",
-        "--transport", "mpi", "--workers", "3", "--strategy", "allreduce", "--privacy", "epsilon=3,delta=1e-5,clip=1.0",
-        "--batch-size", "128", "--lr", "0.5", "--optimizer", "sgd", "--epochs", "3", "--out", "run",
+        "--transport", "mpi", "--workers", "3", "--strategy", "allreduce",
+        "--privacy", "epsilon=3,delta=1e-5,clip=1.0", "--batch-size", "128", "--lr", "0.5",
+        "--optimizer", "sgd",
+        "--epochs", "3", "--out", "run",
     ).stderr  # fmt: skip
     assert "hold exact counts" in said
     record = json.loads(Path("run/run.json").read_text())

@@ -84,7 +84,8 @@ def test_custom_strategy() -> None:
     assert "growth=1.5" in output(PACELINE, "list", "strategies", *plugin)
     said = output(
         PACELINE, "train", *plugin, "--strategy", "patient:growth=2", "--workers", "2",
-        "--data", "fashion-mini", "--model", "mlp:hidden=32", "--epochs", "2", "--quiet", "--json", "--out", "run",
+        "--data", "fashion-mini", "--model", "mlp:hidden=32", "--epochs", "2",
+        "--quiet", "--json", "--out", "run",
     )  # fmt: skip
     assert float(re.search(r'"test_accuracy": ([\d.]+)', said)[1]) > 0.7
 

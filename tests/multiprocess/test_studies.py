@@ -148,8 +148,10 @@ def test_weak_scaling_gives_every_worker_the_work_of_one(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_network_bytes_of_a_ring_are_what_theory_says(tmp_path: Path) -> None:
-    command = [str(PACELINE), "train", "--data", "fashion-mini", 
-               "--strategy", "allreduce:collective=ring", "--workers", "3", "--transport", "gloo", "--epochs", "2", "--out", "r", "--quiet"]  # fmt: skip
+    command = [
+        str(PACELINE), "train", "--data", "fashion-mini", "--strategy", "allreduce:collective=ring",
+        "--workers", "3", "--transport", "gloo", "--epochs", "2", "--out", "r", "--quiet",
+    ]  # fmt: skip
     run(command, cwd=tmp_path, timeout=120, check=True)
     record = json.loads((tmp_path / "r" / "run.json").read_text())
     theory = 2 * 2 * 4 * 22_154 * record["result"]["steps"] / 3

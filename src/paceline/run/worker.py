@@ -233,8 +233,7 @@ class Worker:
 
     def _look_around(self, epoch: int) -> bool:
         """Evaluate and save where that is due. Returns whether training is over."""
-        ended, config = self.batches.ended, self.config
-        over = self._is_over()
+        ended, config, over = self.batches.ended, self.config, self._is_over()
         if ended and config.until_converged is not None and not over:
             over = self._converged()
         # Workers that stop alone do not come together: others may have stopped already.
