@@ -26,6 +26,7 @@ def test_a_benchmark_is_a_file() -> None:
         assert callable(benchmark.show)
 
 
+@pytest.mark.processes
 def test_bench_strategies(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and the server's updates are measured; the throughput of whole runs is made up."""
     monkeypatch.setattr(contenders, "_peer", lambda *_: 1000.0)
@@ -52,6 +53,7 @@ def test_bench_strategies(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ps:consistency=async on shm, 300,500 parameters" in shown
 
 
+@pytest.mark.processes
 def test_bench_collectives(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without MPI, whose ranks are new processes; the slow test has it."""
     monkeypatch.setattr(MpiTransport, "available", classmethod(lambda cls: False))

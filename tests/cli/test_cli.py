@@ -390,6 +390,7 @@ def test_doctor(cli) -> None:
     assert facts["data mnist"] == missing
 
 
+@pytest.mark.processes
 def test_completion(cli) -> None:
     code, out, _ = cli("completion", "bash")
     assert code == 0

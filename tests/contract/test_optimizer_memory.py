@@ -11,7 +11,7 @@ from paceline import Run
 from paceline.errors import BadRequest
 from paceline.record import checkpoint
 from paceline.replica.replica import Replica
-from paceline.run.rank import line_up
+from paceline.run.rank import make_context
 from paceline.strategies.hogwild import Hogwild, share_optimizer
 from paceline.strategies.local_sgd import LocalSGD
 from paceline.strategies.parts.averaging import OptimizerAverage, make_state
@@ -59,7 +59,7 @@ def averaged(
         made = optimizer(model.parameters())
         strategy = LocalSGD(every="1", optimizer_state="average")
         strategy.name = "local-sgd"
-        ctx = line_up(transport, strategy, 2, codec="none", seed=0, recorder=Silent())
+        ctx = make_context(transport, strategy, 2, codec="none", seed=0, recorder=Silent())
         replica = Replica(model, made, lambda y, _: (y**2).mean())
         strategy.setup(ctx, replica)
         calls: list[int] = []
@@ -159,7 +159,7 @@ def test_states_of_different_kinds_are_refused() -> None:
     def body(transport: InprocTransport) -> str:
         model = Two()
         made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        ctx = line_up(transport, LocalSGD(), 2, codec="none", seed=0, recorder=Silent())
+        ctx = make_context(transport, LocalSGD(), 2, codec="none", seed=0, recorder=Silent())
         replica = Replica(model, made, lambda y, _: y.mean())
         made.state[model.a.weight] = {"x" if transport.rank else "y": torch.zeros(4)}
         with pytest.raises(
@@ -212,7 +212,8 @@ def test_shared_memory_begins_as_a_plain_optimizers_does() -> None:
             replica = Replica(model, optimizer(model.parameters()), lambda y, _: y.mean())
             before = [p.detach().clone() for p in model.parameters()]
             share_optimizer(
-                line_up(transport, Hogwild(), 2, codec="none", seed=0, recorder=Silent()), replica
+                make_context(transport, Hogwild(), 2, codec="none", seed=0, recorder=Silent()),
+                replica,
             )
             assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
             state = replica.optimizer.state[model.a.weight]

@@ -151,7 +151,7 @@ def test_changes_are_recorded_and_survive_a_resume(
     monkeypatch.setattr(
         Balance,
         "saw",
-        lambda self, samples, seconds: saw(self, samples, samples * (1, 5)[self.line.rank]),
+        lambda self, samples, seconds: saw(self, samples, samples * (1, 5)[self.peers.rank]),
     )
     out = str(tmp_path / "run")
     options = {
@@ -188,7 +188,11 @@ def test_the_learning_rate_grows_with_the_workers() -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("cubic", "linear"), ("linear:warmup=-1", "0 or more"), ("linear:steps=3", "knows warmup")],
+    [
+        ("cubic", "linear"),
+        ("linear:warmup=-1", "0 or more"),
+        ("linear:steps=3", "its only option is warmup"),
+    ],
 )
 def test_bad_scalings_are_refused(run_inproc: RunInproc, text: str, sentence: str) -> None:
     with pytest.raises(BadRequest, match=sentence):

@@ -166,6 +166,7 @@ def test_caches_follow_xdg_and_old_data_is_still_found(
     assert find("set", None, ["set"], ["a"]) == new
 
 
+@pytest.mark.processes
 def test_importing_paceline_imports_neither_library() -> None:
     script = (
         "import sys, paceline, paceline.common.places, paceline.record.lock, paceline.spark.java\n"
@@ -191,6 +192,7 @@ def test_a_lock_has_one_holder_and_ends_with_release(tmp_path: Path) -> None:
     again.release()
 
 
+@pytest.mark.processes
 def test_a_forked_child_neither_holds_nor_releases_its_parents_lock(tmp_path: Path) -> None:
     """In a fresh process: this one may have threads of other tests."""
     script = f"""

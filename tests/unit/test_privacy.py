@@ -727,7 +727,7 @@ def test_the_calculator(capsys: pytest.CaptureFixture[str]) -> None:
         ],
         standalone_mode=False,
     )
-    assert "without the gain" in capsys.readouterr().out
+    assert "no gain from" in capsys.readouterr().out
     for wrong, says in (
         (["--epochs", "1"], "--noise .* or --epsilon"),
         (["--noise", "1"], "--epochs or --steps"),

@@ -254,15 +254,15 @@ def test_the_example_is_what_the_command_writes() -> None:
             "strategy serial runs 1 worker, and 2 nodes with 1 task each are 2",
         ),
         (["--nodes", "2", "--", *TRAIN, "--lr", "fast"], "lr"),
-        (["nosuch.py"], "nosuch.py is not a file: write your script, or train"),
+        (["nosuch.py"], "nosuch.py is not a file: give your script, or train"),
         (["study", "--short"], "study is not a file"),
         (
             ["-n", "4", "--", "train"],
-            "--ranks is for processes on this machine: with --slurm write --nodes",
+            "--ranks is for processes on this machine; with --slurm give --nodes",
         ),
         (
             ["--threads", "4", "--", "train"],
-            "--threads is for processes on this machine: with --slurm write --cpus-per-task",
+            "--threads is for processes on this machine; with --slurm give --cpus-per-task",
         ),
     ],
 )
@@ -299,9 +299,7 @@ def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--nodes", "--time", "--setup", "--partition"])
 def test_options_of_slurm_need_slurm(option: str) -> None:
-    with pytest.raises(
-        BadRequest, match=f"{option} is for a batch script: it goes with --slurm FILE"
-    ):
+    with pytest.raises(BadRequest, match=f"{option} is for a batch script: add --slurm FILE"):
         call(option, "1", "train.py")
 
 
