@@ -1,6 +1,4 @@
-"""Paceline: train any PyTorch model with a line of workers, and see which way of keeping them
-together is best.
-"""
+"""Train a PyTorch model on several processes, and measure which strategy keeps them together best."""
 
 from __future__ import annotations
 
