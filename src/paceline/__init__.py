@@ -1,4 +1,4 @@
-"""Train a PyTorch model on several processes, and measure which strategy keeps them together best."""
+"""Train a PyTorch model on several processes, and measure which strategy suits it best."""
 
 from __future__ import annotations
 
