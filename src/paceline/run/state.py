@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from paceline.common.seeding import derive, random_states, seed_everything, set_random_states
 from paceline.data.base import Samples, Stream
-from paceline.data.batches import Batches
 from paceline.errors import BadRequest, PacelineError
-from paceline.privacy.worker import Private
 from paceline.record import checkpoint
-from paceline.replica.replica import Replica
-from paceline.request.config import Config
-from paceline.request.job import Job
-from paceline.request.session import Session
-from paceline.run.balance import Balance
-from paceline.strategies.base import Context, Strategy
 
-
-class Seconds(Protocol):
-    total_s: float
-
-
-class Worker(Protocol):
-    """The parts of a worker that a checkpoint holds."""
-
-    session: Session
-    job: Job
-    config: Config
-    strategy: Strategy
-    ctx: Context
-    replica: Replica
-    batches: Batches
-    balance: Balance | None
-    private: Private | None
-    epoch_start: list[Tensor]
-    step: int
-
-    @property
-    def timer(self) -> Seconds: ...
+if TYPE_CHECKING:
+    from paceline.run.worker import Worker
 
 
 def save(worker: Worker) -> Path:
