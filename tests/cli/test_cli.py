@@ -11,15 +11,13 @@ from typing import Any
 
 import click
 import pytest
+from tests.commands import PACELINE, run
 
 from paceline.cli.choices import names_of
 from paceline.cli.main import COMMANDS
 from paceline.cli.main import cli as paceline_cli
 from paceline.data.mnist import FILES, MINI
 from paceline.registry import ALL
-
-PACELINE = Path(sys.executable).parent / "paceline"
-
 
 QUICK = ["train", "--data", "fashion-mini", "--model", "linear", "--steps", "3", "--threads", "1"]
 
@@ -533,20 +531,21 @@ sys.exit("torch" in sys.modules)
 
 @pytest.mark.processes
 def test_plain_lines_when_piped_and_a_bar_when_asked_for() -> None:
-    def run(*flags: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [PACELINE, *QUICK, *flags], capture_output=True, text=True, timeout=60, check=True
-        )
+    def said(*flags: str) -> str:
+        command = [PACELINE, *QUICK, *flags]
+        return str(run(command, capture_output=True, text=True, check=True).stderr)
 
-    piped = run()
+    piped = subprocess.run(
+        [PACELINE, *QUICK], capture_output=True, text=True, timeout=100, check=True
+    )
     assert "\x1b" not in piped.stderr + piped.stdout
     assert "linear on fashion-mini: serial" in piped.stderr
     assert "test accuracy" in piped.stdout
     assert "━" not in piped.stderr
-    barred = run("--progress")
-    assert "━" in barred.stderr
-    assert "3/3" in barred.stderr
-    assert "━━" not in run("--no-progress").stderr
+    barred = said("--progress")
+    assert "━" in barred
+    assert "3/3" in barred
+    assert "━━" not in said("--no-progress")
 
 
 def test_explain(cli, tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """A warning of a person's model is printed once by a run, not once per worker, step or process."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import PACELINE, run
 
-PACELINE = Path(sys.executable).parent / "paceline"
 MODEL = """
 import warnings
 import torch
@@ -31,7 +29,7 @@ def test_a_warning_of_a_model_is_printed_once(
     (tmp_path / "warns.py").write_text(MODEL)
     command = [PACELINE, "train", "--data", "fashion-mini", "--model", "warns:Warns"]
     command += ["--strategy", "allreduce", "--workers", "3", "--threads", "1", "--steps", "4"]
-    done = subprocess.run(
+    done = run(
         [*command, "--transport", transport, *quiet],
         cwd=tmp_path,
         capture_output=True,
