@@ -1,13 +1,14 @@
-"""Compare the speed of two checkouts: the same runs from both, one after the other, in random
-order.
+"""Compare the speed of two checkouts: the same from both, one after the other, in random order.
 
     git worktree add /tmp/before main~20
     .venv/bin/python benchmarks/two_checkouts.py /tmp/before . --rounds 12
+    .venv/bin/python benchmarks/two_checkouts.py /tmp/before . --bench "collectives --workers 2"
 
-Each setting is trained by `paceline train` from one checkout and then from the other (which goes
-first is drawn), so that both runs see the same noise of the machine. The figure is the geometric
-mean of new / old samples per second over the rounds, with a 95% t interval. Both checkouts use this
-Python and its packages; only Paceline's source differs.
+Without `--bench`, each setting is trained by `paceline train` from one checkout and then from the
+other (which goes first is drawn), so that both runs see the same noise of the machine. With it, a
+benchmark of Paceline is run from both in turn, and its figures of our own code are compared one by
+one. A ratio is the geometric mean of new / old speed over the rounds, with a 95% t interval. Both
+checkouts use this Python and its packages; only Paceline's source differs.
 """
 
 from __future__ import annotations
@@ -22,72 +23,35 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from scipy.stats import t
 
 SETTINGS = {
-    "serial": ["--strategy", "serial", "--steps", "300"],
-    "allreduce x 2, shm": ["--strategy", "allreduce", "--workers", "2", "--steps", "300"],
-    "allreduce ring x 2, shm": [
-        "--strategy",
-        "allreduce:collective=ring",
-        "--workers",
-        "2",
-        "--steps",
-        "300",
-    ],
-    "allreduce x 2, gloo": [
-        "--strategy",
-        "allreduce",
-        "--workers",
-        "2",
-        "--transport",
-        "gloo",
-        "--steps",
-        "300",
-    ],
-    "ps:consistency=async x 2, shm": [
-        "--strategy",
-        "ps:consistency=async",
-        "--workers",
-        "2",
-        "--steps",
-        "200",
-    ],
-    "local-sgd x 2, shm": ["--strategy", "local-sgd", "--workers", "2", "--steps", "300"],
-    "hogwild x 2": ["--strategy", "hogwild", "--workers", "2", "--steps", "300"],
-    "gossip x 2, gloo": [
-        "--strategy",
-        "gossip",
-        "--workers",
-        "2",
-        "--transport",
-        "gloo",
-        "--steps",
-        "300",
-    ],
+    "serial": "--strategy serial --steps 300",
+    "allreduce x 2, shm": "--strategy allreduce --workers 2 --steps 300",
+    "allreduce ring x 2, shm": "--strategy allreduce:collective=ring --workers 2 --steps 300",
+    "allreduce x 2, gloo": "--strategy allreduce --workers 2 --transport gloo --steps 300",
+    "ps:consistency=async x 2, shm": "--strategy ps:consistency=async --workers 2 --steps 200",
+    "local-sgd x 2, shm": "--strategy local-sgd --workers 2 --steps 300",
+    "hogwild x 2": "--strategy hogwild --workers 2 --steps 300",
+    "gossip x 2, gloo": "--strategy gossip --workers 2 --transport gloo --steps 300",
 }
-COMMON = [
-    "--data",
-    "fashion-mini",
-    "--model",
-    "cnn",
-    "--threads",
-    "1",
-    "--memory-format",
-    "channels_last",
-    "--epochs",
-    "99",
-]
-COMMON += ["--evaluate-every", "1000000", "--evaluate-samples", "100", "--json", "--quiet"]
+COMMON = (
+    "--data fashion-mini --model cnn --threads 1 --memory-format channels_last --epochs 99"
+    " --evaluate-every 1000000 --evaluate-samples 100 --json --quiet"
+)
 START = "from paceline.cli.main import main; main()"
+PEERS = ("usual loop", "stock DDP", "open-mpi")  # not our code: equal in both checkouts
 
 
-def samples_per_s(checkout: Path, options: list[str]) -> float:
+def paceline(checkout: Path, words: list[str]) -> Any:
+    """Run a command of a checkout and return the JSON that it prints."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-c", START, "train", *COMMON, *options, "--out", f"{folder}/run"],
+            [sys.executable, "-c", START, *words],
             env={**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"},
             cwd=folder,
             capture_output=True,
@@ -95,42 +59,67 @@ def samples_per_s(checkout: Path, options: list[str]) -> float:
             check=False,
         )
     if done.returncode:
-        raise SystemExit(f"{checkout}: {' '.join(options)}: {done.stderr.strip().splitlines()[-1]}")
-    return float(json.loads(done.stdout)["result"]["samples_per_s"])
+        raise SystemExit(f"{checkout}: {' '.join(words)}: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout)
+
+
+def samples_per_s(checkout: Path, name: str) -> dict[str, float]:
+    words = ["train", *COMMON.split(), *SETTINGS[name].split(), "--out", "run"]
+    return {name: float(paceline(checkout, words)["result"]["samples_per_s"])}
+
+
+def figures(checkout: Path, command: str) -> dict[str, float]:
+    """The speeds that a benchmark measures, by name."""
+    found = paceline(checkout, ["bench", *command.split(), "--json"])
+    if "samples_per_s" in found:
+        rates = {name: value["median"] for name, value in found["samples_per_s"].items()}
+    else:
+        rates = {
+            f"{row['transport']} {row['collective']}, {row['workers']} workers, {row['bytes']:,} B":
+            1 / row["median_s"] for row in found["rows"]
+        }  # fmt: skip
+    return {name: rate for name, rate in rates.items() if not name.startswith(PEERS)}
+
+
+def interval(each: list[float]) -> tuple[float, float, float]:
+    """The geometric mean of ratios whose logarithms are given, and its 95% interval."""
+    mean, error = statistics.mean(each), statistics.stdev(each) / math.sqrt(len(each))
+    half = float(t.ppf(0.975, len(each) - 1)) * error
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--only", default="", help="settings whose name contains this")
+    parser.add_argument("--bench", help='a benchmark with its options: "collectives --workers 2"')
     asked = parser.parse_args()
     checkouts = {"old": asked.old.resolve(), "new": asked.new.resolve()}
-    settings = {name: options for name, options in SETTINGS.items() if asked.only in name}
-    logs: dict[str, list[float]] = {name: [] for name in settings}
+    what: list[str] = [asked.bench] if asked.bench else [n for n in SETTINGS if asked.only in n]
+    measure: Callable[[Path, str], dict[str, float]] = figures if asked.bench else samples_per_s
+    logs: dict[str, list[float]] = {}
     order = random.Random(0)
     for number in range(asked.rounds):
-        for name, options in settings.items():
+        for name in what:
             turns = list(checkouts)
             order.shuffle(turns)
-            rates = {which: samples_per_s(checkouts[which], options) for which in turns}
-            logs[name].append(math.log(rates["new"] / rates["old"]))
-            shown = f"{rates['new']:,.0f} against {rates['old']:,.0f}"
-            print(
-                f"round {number + 1}/{asked.rounds}  {name}: {shown} samples/s",
-                file=sys.stderr,
-                flush=True,
-            )
+            rates = {which: measure(checkouts[which], name) for which in turns}
+            for figure in rates["new"].keys() & rates["old"].keys():
+                ratio = math.log(rates["new"][figure] / rates["old"][figure])
+                logs.setdefault(figure, []).append(ratio)
+            done = statistics.mean(logs[figure][-1] for figure in rates["new"] if figure in logs)
+            told = f"round {number + 1}/{asked.rounds}  {name}: new / old {math.exp(done):.3f}"
+            print(told, file=sys.stderr, flush=True)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(f"{machine}; {asked.rounds} rounds")
-    print("| setting | new / old | 95% interval | each |\n|---|--:|--:|---|")
-    for name, each in logs.items():
-        mean, spread = statistics.mean(each), statistics.stdev(each) / math.sqrt(len(each))
-        half = float(t.ppf(0.975, len(each) - 1)) * spread
-        low, high = math.exp(mean - half), math.exp(mean + half)
+    print("| figure | new / old | 95% interval | each |\n|---|--:|--:|---|")
+    together = [statistics.mean(logs[f][n] for f in logs) for n in range(asked.rounds)]
+    for name, each in [*sorted(logs.items()), ("all together", together)]:
+        mean, low, high = interval(each)
         told = " ".join(f"{math.exp(value):.2f}" for value in each)
-        print(f"| {name} | {math.exp(mean):.3f} | {low:.3f} to {high:.3f} | {told} |")
+        print(f"| {name} | {mean:.3f} | {low:.3f} to {high:.3f} | {told} |")
 
 
 if __name__ == "__main__":
