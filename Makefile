@@ -24,12 +24,16 @@ $(STAMP): pyproject.toml constraints.txt
 study: $(STAMP)
 	@$(BIN)/paceline study --fetch $(if $(FULL),--full)
 
-# Tests that start no process run in parallel; the others after them, one by one, in a process
-# with one thread, which can be forked safely. Both parts run, whatever the first one says.
+# Two parts at the same time. Tests that start processes run one after the other in one process with
+# one thread, which can be forked safely; all others run under pytest-xdist.
 test: $(STAMP)
-	@failed=0; \
+	@failed=0; said=$$(mktemp); \
+	$(BIN)/python -m pytest -q -m 'not slow and processes' >$$said 2>&1 & real=$$!; \
+	trap "kill $$real 2>/dev/null; rm -f $$said" EXIT INT TERM; \
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not processes' || failed=1; \
-	$(BIN)/python -m pytest -q -m 'not slow and processes' || failed=1; \
+	echo "tests that start processes:"; \
+	wait $$real || failed=1; \
+	cat $$said; \
 	exit $$failed
 
 test-slow: $(STAMP)

@@ -1,8 +1,8 @@
-"""Small data, small models, and how far weights are apart: without pytest, for other
-processes too.
-"""
+"""Small data, small models, distances of weights. Without pytest: other processes import it too."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 from torch import Tensor, nn
@@ -35,3 +35,8 @@ def weights_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 def identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def shared_files() -> set[str]:
+    """Files in shared memory, but for those of MPI, which other processes may use at the time."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sm_segment", "vader"))}

@@ -90,7 +90,10 @@ LAUNCHERS = [
         with_mpirun,
         "mpi",
         id="mpirun",
-        marks=pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here"),
+        marks=[
+            pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here"),
+            pytest.mark.slow,  # tests/multiprocess/test_mpi.py trains over MPI in `make test`
+        ],
     ),
     pytest.param(with_torchrun, "auto", id="torchrun"),
     pytest.param(with_srun, "gloo", id="srun"),
