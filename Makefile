@@ -24,16 +24,18 @@ $(STAMP): pyproject.toml constraints.txt
 study: $(STAMP)
 	@$(BIN)/paceline study --fetch $(if $(FULL),--full)
 
-# Two parts at the same time. Tests that start processes run one after the other in one process with
-# one thread, which can be forked safely; all others run under pytest-xdist.
+# Three parts at the same time. Tests that start processes run one after the other, in two processes
+# with one thread each, which can be forked safely; all others run under pytest-xdist.
+REAL := $(BIN)/python -m pytest -q -m 'not slow and processes'
 test: $(STAMP)
-	@failed=0; said=$$(mktemp); \
-	$(BIN)/python -m pytest -q -m 'not slow and processes' >$$said 2>&1 & real=$$!; \
-	trap "kill $$real 2>/dev/null; rm -f $$said" EXIT INT TERM; \
+	@failed=0; said=$$(mktemp -d); \
+	$(REAL) tests/multiprocess/test_[s-z]*.py >$$said/one 2>&1 & one=$$!; \
+	$(REAL) tests --ignore-glob 'tests/multiprocess/test_[s-z]*.py' >$$said/two 2>&1 & two=$$!; \
+	trap "kill $$one $$two 2>/dev/null; rm -rf $$said" EXIT INT TERM; \
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not processes' || failed=1; \
 	echo "tests that start processes:"; \
-	wait $$real || failed=1; \
-	cat $$said; \
+	wait $$one || failed=1; cat $$said/one; \
+	wait $$two || failed=1; cat $$said/two; \
 	exit $$failed
 
 test-slow: $(STAMP)
