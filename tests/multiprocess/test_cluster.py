@@ -457,7 +457,7 @@ def test_the_command_line(tmp_path: Path) -> None:
             executor = cluster.executors()[0]
             down = call("cluster", "down")
             assert "the cluster is down" in down.stdout
-            assert "was using it" in down.stderr
+            assert "used the cluster" in down.stderr
             assert not executor.is_running()
             assert not cluster.processes()
             assert not cluster.folder.exists()
