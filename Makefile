@@ -32,7 +32,8 @@ test: $(STAMP)
 	$(REAL) tests/multiprocess/test_[s-z]*.py >$$said/one 2>&1 & one=$$!; \
 	$(REAL) tests --ignore-glob 'tests/multiprocess/test_[s-z]*.py' >$$said/two 2>&1 & two=$$!; \
 	trap "kill $$one $$two 2>/dev/null; rm -rf $$said" EXIT INT TERM; \
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not processes' || failed=1; \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not processes' \
+		--ignore tests/multiprocess || failed=1; \
 	echo "tests that start processes:"; \
 	wait $$one || failed=1; cat $$said/one; \
 	wait $$two || failed=1; cat $$said/two; \

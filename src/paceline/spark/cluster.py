@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import psutil
 from paceline.spark import marked
 
 END_S = 8.0  # for the processes to end by themselves after SIGTERM
+AGAIN_S = 0.1  # between two looks at a process
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 # The processes that this process started, by the mark of their cluster.
@@ -86,8 +88,15 @@ class Cluster:
 
 
 def _runs(daemon: Daemon, mark: str) -> bool:
-    """Return whether the daemon runs. The system may have given its pid to another process."""
+    """Return whether the daemon runs. The system may have given its pid to another process.
+
+    A process that replaces its program (the script that becomes Java) shows no environment, and so
+    no mark, for a moment: the second look counts.
+    """
     process = marked.at(daemon.pid, mark)
+    if process is None and psutil.pid_exists(daemon.pid):
+        time.sleep(AGAIN_S)
+        process = marked.at(daemon.pid, mark)
     try:
         # 2 s: the system's clock may have been adjusted meanwhile
         return process is not None and abs(process.create_time() - daemon.started_s) < 2
