@@ -31,6 +31,8 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 PACELINE = Path(sys.executable).with_name("paceline")
+SMALL_TRAIN = ["train", "--data", "fashion-mini", "--model", "mlp:hidden=16"]
+SMALL_TRAIN += ["--strategy", "allreduce", "--steps", "4"]
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
 

@@ -21,7 +21,7 @@ from uuid import uuid4
 import pytest
 import torch.distributed as dist
 from tests import commands
-from tests.commands import PACELINE
+from tests.commands import PACELINE, SMALL_TRAIN
 from tests.conftest import make_pairs, small_net
 
 import paceline
@@ -40,18 +40,7 @@ from paceline.transport.c10d.gloo import GlooTransport
 from paceline.transport.mpi.transport import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
-TRAIN = [
-    "train",
-    "--data",
-    "fashion-mini",
-    "--model",
-    "mlp:hidden=16",
-    "--strategy",
-    "allreduce",
-    "--steps",
-    "4",
-]
-TRAIN += ["--memory-format", "contiguous"]
+TRAIN = [*SMALL_TRAIN, "--memory-format", "contiguous"]
 MPI = pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here")
 
 

@@ -9,24 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.commands import free_job
+from tests.commands import SMALL_TRAIN, free_job
 
 from paceline.cli.launch import launch
 from paceline.errors import BadRequest, UnknownName
 from paceline.launch.slurm import Allocation, batch_script
 
 ROOT = Path(__file__).parent.parent.parent
-TRAIN = [
-    "train",
-    "--data",
-    "fashion-mini",
-    "--model",
-    "mlp:hidden=16",
-    "--strategy",
-    "allreduce",
-    "--steps",
-    "4",
-]
 
 # As srun: one process per task, each with its variables; the first failure ends the others
 # (--kill-on-bad-exit).
@@ -93,7 +82,7 @@ def test_a_script_for_a_training_run(tmp_path: Path) -> None:
         "--time",
         "1:30:00",
         "--",
-        *TRAIN,
+        *SMALL_TRAIN,
     )
     assert (
         said == "job.sh: 2 nodes with 4 tasks each, a process for every task. Next: sbatch job.sh\n"
@@ -167,7 +156,7 @@ def test_threads_that_were_said_are_kept(tmp_path: Path, how: list[str]) -> None
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("words", [["paceline", *TRAIN], TRAIN])
+@pytest.mark.parametrize("words", [["paceline", *SMALL_TRAIN], SMALL_TRAIN])
 def test_bash_understands_it(tmp_path: Path, words: list[str]) -> None:
     awkward = ["--out", "a 'b' $c `d` \"e\" \\ ; f"]
     call("--slurm", "job.sh", "--tasks-per-node", "2", "--setup", "true", "--", *words, *awkward)
@@ -181,7 +170,7 @@ def test_bash_understands_it(tmp_path: Path, words: list[str]) -> None:
         re.sub(r"export PATH=[^:]*:", f"export PATH={tmp_path}:", text)
     )
     done = submit(tmp_path / "job.sh", tmp_path)
-    assert done.stdout.splitlines() == [*TRAIN, *awkward, "--threads", "1"]
+    assert done.stdout.splitlines() == [*SMALL_TRAIN, *awkward, "--threads", "1"]
     assert (tmp_path / "srun-options").read_text().split() == [
         "--kill-on-bad-exit=1",
         "--cpus-per-task=1",
@@ -230,7 +219,7 @@ def test_the_example_is_what_the_command_writes() -> None:
             "--job-name 'a.*: it must be one word",
         ),
         (
-            ["--nodes", "2", "--", *TRAIN, "--workers", "3"],
+            ["--nodes", "2", "--", *SMALL_TRAIN, "--workers", "3"],
             "--workers 3, but 2 nodes with 1 task each are 2 processes: leave",
         ),
         (
@@ -253,7 +242,7 @@ def test_the_example_is_what_the_command_writes() -> None:
             ["--nodes", "2", "--", "train"],
             "strategy serial runs 1 worker, and 2 nodes with 1 task each are 2",
         ),
-        (["--nodes", "2", "--", *TRAIN, "--lr", "fast"], "lr"),
+        (["--nodes", "2", "--", *SMALL_TRAIN, "--lr", "fast"], "lr"),
         (["nosuch.py"], "nosuch.py is not a file: give your script, or train"),
         (["study", "--short"], "study is not a file"),
         (
@@ -273,7 +262,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], sentence: s
 
 
 def test_workers_that_agree_are_welcome() -> None:
-    assert "--workers 2" in call("--slurm", "-", "--nodes", "2", "--", *TRAIN, "--workers", "2")
+    assert "--workers 2" in call(
+        "--slurm", "-", "--nodes", "2", "--", *SMALL_TRAIN, "--workers", "2"
+    )
     assert "--workers 7" in call(
         "--slurm", "-", "--nodes", "8", "--", "train", "--strategy", "ps", "--workers", "7"
     )
@@ -319,7 +310,7 @@ def test_three_tasks_train_together(tmp_path: Path) -> None:
         "--cpus-per-task",
         "1",
         "--",
-        *TRAIN,
+        *SMALL_TRAIN,
         "--out",
         "run",
         "--json",

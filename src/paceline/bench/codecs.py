@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.bench.parts.benchmark import ROUNDS, Option, Say
-from paceline.bench.parts.table import Table
+from paceline.bench.parts.table import Table, against_goal
 from paceline.report.words import size
 
 OPTIONS = {
@@ -53,12 +53,7 @@ def show(result: dict[str, Any]) -> Iterator[Table | str]:
     yield Table(
         ("codec", "memcpys*", "min - max", "goal"),
         [
-            (
-                row["codec"],
-                f"{row['memcpys']['median']:.1f}",
-                f"{row['memcpys']['min']:.1f} - {row['memcpys']['max']:.1f}",
-                f"{row['memcpys_goal']:g}" if row["memcpys_goal"] else "",
-            )
+            (row["codec"], *against_goal(row["memcpys"], row["memcpys_goal"], digits=1))
             for row in rows
         ],
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.bench.parts.benchmark import BATCH_SIZE, DATA_DIR, ROUNDS, Option, Say
-from paceline.bench.parts.table import Table
+from paceline.bench.parts.table import Table, against_goal
 
 OPTIONS = {
     "rounds": ROUNDS,
@@ -45,15 +45,7 @@ def show(result: dict[str, Any]) -> Iterator[Table | str]:
     )
     yield Table(
         ("ratio, per round", "median", "min - max", "goal"),
-        [
-            (
-                r["title"],
-                f"{r['median']:.2f}",
-                f"{r['min']:.2f} - {r['max']:.2f}",
-                f"{r['goal']:g}" if r["goal"] else "",
-            )
-            for r in result["ratios"]
-        ],
+        [(r["title"], *against_goal(r, r["goal"], digits=2)) for r in result["ratios"]],
     )
     bound = result["in_step_bound"]
     yield (

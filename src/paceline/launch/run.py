@@ -37,6 +37,7 @@ from paceline.request.session import Session
 
 # Called with ("progress", {...}), ("evaluation", {...}), ("notice", {...}), ("chosen", {...})
 Listen = Callable[[str, dict[str, Any]], None]
+Events = list[list[dict[str, Any]]]  # of each rank
 
 
 def run(
@@ -156,8 +157,9 @@ class Attempt:
                 return read_run(self.out)
             if not _lost_the_leader(failure):
                 raise failure
-        record = self._record(failure)
-        failure = self._write(record, failure)
+        events = read_worker_events(self.out)
+        record = self._record(events, failure)
+        failure = self._write(record, events, failure)
         if failure is not None:
             if isinstance(failure, WorkerFailed) and failure.worker_traceback:
                 failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
@@ -166,7 +168,7 @@ class Attempt:
             self.meeting.recorded()
         return record
 
-    def _record(self, failure: BaseException | None) -> dict[str, Any]:
+    def _record(self, events: Events, failure: BaseException | None) -> dict[str, Any]:
         job, status = self.job, "completed"
         if failure is not None:
             status = "interrupted" if isinstance(failure, Interrupted) else "failed"
@@ -175,9 +177,8 @@ class Attempt:
             "batch_sizes": list(job.batch_sizes),
             "oversubscribed": job.oversubscribed,
         }
-        self.events = read_worker_events(self.out)
         error, wall_s = str(failure) if failure else None, time.perf_counter() - job.started
-        summary = summarise(self.events, config, environment(), status, error, wall_s)
+        summary = summarise(events, config, environment(), status, error, wall_s)
         record = dict(clean_json(summary))
         if self.lost:
             record["lost"] = sorted(self.lost)
@@ -189,11 +190,13 @@ class Attempt:
             record["privacy"] = clean_json(account(self.out, job.protection))
         return record
 
-    def _write(self, record: dict[str, Any], failure: BaseException | None) -> BaseException | None:
+    def _write(
+        self, record: dict[str, Any], events: Events, failure: BaseException | None
+    ) -> BaseException | None:
         """Write run.json and the timeline. Returns what went wrong, before or here."""
         try:
             write_json(self.out / "run.json", record)
-            write_trace(self.events, self.out / "trace.json")
+            write_trace(events, self.out / "trace.json")
         except RunFailed as error:
             if (self.out / "run.json").is_file():  # a missing timeline does not make a run fail
                 self.listen("notice", {"text": str(error)})

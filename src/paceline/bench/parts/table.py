@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,14 @@ class Table:
     left: tuple[int, ...] = (0,)
     framed: bool = True  # False saves width: a line under the headings only, and no wrapping
     unbroken: tuple[int, ...] = ()  # columns that never wrap
+
+
+def against_goal(
+    spread: Mapping[str, float], goal: float | None, digits: int
+) -> tuple[str, str, str]:
+    """Return the cells of a spread: its median, its range, and the goal (empty without one)."""
+    low, high = f"{spread['min']:.{digits}f}", f"{spread['max']:.{digits}f}"
+    return f"{spread['median']:.{digits}f}", f"{low} - {high}", f"{goal:g}" if goal else ""
 
 
 def print_parts(console: Console, parts: Iterable[Table | str]) -> None:
