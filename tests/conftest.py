@@ -49,6 +49,9 @@ for registry in ALL.values():
 # test forks inherit them.
 native.loops()
 
+# A JVM that runs for seconds spends most of them on compiling well.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 XDIST = "PYTEST_XDIST_WORKER" in os.environ
 STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "subprocess.Popen")
 started: list[str] = []
@@ -133,6 +136,7 @@ def run_inproc(tmp_path: Path) -> Callable[..., paceline.Run]:
             "data": (make_pairs(60), make_pairs(20, seed=1)),
             "transport": "inproc",
             "memory_format": "contiguous",
+            "sample_every_s": 0,
             **({} if "global_batch_size" in options else {"batch_size": 8}),
             "out": str(tmp_path / f"run-{next(count)}"),
         }

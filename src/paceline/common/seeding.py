@@ -31,17 +31,23 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of the default generators, in types that a checkpoint can hold."""
-    numbers = np.random.get_state(legacy=True)
+    """Return the states of the default generators."""
     return {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": [numbers[0], numbers[1].tolist(), *numbers[2:]],  # type: ignore[index]
+        "numpy": np.random.get_state(legacy=True),
     }
 
 
+def saved_random_states() -> dict[str, Any]:
+    """Return the states of the default generators, in types that a checkpoint can hold."""
+    states = random_states()
+    name, keys, *rest = states["numpy"]
+    return {**states, "numpy": [name, keys.tolist(), *rest]}
+
+
 def set_random_states(states: dict[str, Any]) -> None:
-    """Set the default generators to what `random_states` returned."""
+    """Set the default generators to what one of the two functions above returned."""
     torch.set_rng_state(states["torch"])
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -63,7 +63,8 @@ class Sampler:
     def summary(self) -> dict[str, Any]:
         """Return what was used since the beginning, under run.json's names."""
         self.stop()
-        self.pss_peak_bytes = max(self.pss_peak_bytes or 0, pss_bytes() or 0) or None
+        if self.every_s > 0:
+            self.pss_peak_bytes = max(self.pss_peak_bytes or 0, pss_bytes() or 0) or None
         used = Usage.now(self.task).since(self._start)
         machine = {}
         if self._machine_start:

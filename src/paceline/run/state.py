@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.common.seeding import derive, random_states, seed_everything, set_random_states
+from paceline.common.seeding import (
+    derive,
+    saved_random_states,
+    seed_everything,
+    set_random_states,
+)
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest, PacelineError
 from paceline.record import checkpoint
@@ -52,7 +57,7 @@ def own_state(worker: Worker, strategy: dict[str, Any]) -> dict[str, Any]:
     """Return the state that differs between workers."""
     return {
         "optimizer": worker.replica.optimizer.state_dict(),
-        "random": random_states(),
+        "random": saved_random_states(),
         "generators": [worker.ctx.random.get_state(), worker.ctx.shared_random.get_state()],
         "strategy": strategy,
         "epoch_start": worker.epoch_start,

@@ -31,7 +31,7 @@ class Baton:
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
-        self._turns: dict[int, threading.Semaphore] = {}
+        self._turns: dict[int, threading.Lock] = {}  # released to let a thread run
         self._ready: dict[int, Ready] = {}
         self._why: dict[int, str] = {}
         self._stuck = ""
@@ -47,12 +47,13 @@ class Baton:
 
     def join(self, who: int) -> None:
         """Add a thread. All threads must be added before the first one runs."""
-        self._turns[who] = threading.Semaphore(0)
+        self._turns[who] = threading.Lock()
+        self._turns[who].acquire()
         self._ready[who] = _always
         self._why[who] = "start"
 
     def start(self) -> None:
-        self._pass_on()
+        self._turns[self._next()].release()
 
     def enter(self, who: int) -> None:
         """Wait for the first turn; each thread calls this first."""
@@ -62,29 +63,31 @@ class Baton:
         """Give the baton away for good; each thread calls this last, also after an error."""
         del self._ready[who], self._why[who]
         if self._ready:
-            self._pass_on()
+            self._turns[self._next()].release()
 
     def hand_over(self, who: int, ready: Ready, why: str) -> None:
         """Let another thread run; return at this thread's next turn once `ready()` holds."""
         self._ready[who], self._why[who] = ready, why
-        saved = random_states()
-        self._pass_on()
-        self._turns[who].acquire()
-        set_random_states(saved)
+        if (chosen := self._next()) != who:
+            saved = random_states()
+            self._turns[chosen].release()
+            self._turns[who].acquire()
+            set_random_states(saved)
         if self._aborted:
             raise TransportError("interrupted")
         if self._stuck and not ready():
             raise TransportError(self._stuck)
         self._ready[who] = _always
 
-    def _pass_on(self) -> None:
+    def _next(self) -> int:
+        """Choose the thread that runs next, by the seed."""
         able = [who for who in sorted(self._ready) if self._ready[who]()]
         if not able:
             self._stuck = "deadlock: " + "; ".join(
                 f"rank {who} waits for {self._why[who]}" for who in sorted(self._ready)
             )
             able = sorted(self._ready)
-        self._turns[self._random.choice(able)].release()
+        return self._random.choice(able)
 
 
 class Hub:
