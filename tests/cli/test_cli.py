@@ -13,6 +13,7 @@ import click
 import pytest
 from tests.commands import PACELINE, run
 
+from paceline import doctor
 from paceline.cli.choices import names_of
 from paceline.cli.main import COMMANDS
 from paceline.cli.main import cli as paceline_cli
@@ -372,7 +373,9 @@ def test_lists(cli) -> None:
 
 
 @pytest.mark.processes
-def test_doctor(cli) -> None:
+def test_doctor(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = doctor.examine()
+    monkeypatch.setattr(doctor, "examine", lambda data_dir=None: found)
     code, out, _ = cli("doctor")
     assert code == 0
     assert "transport gloo" in out
@@ -535,9 +538,7 @@ def test_plain_lines_when_piped_and_a_bar_when_asked_for() -> None:
         command = [PACELINE, *QUICK, *flags]
         return str(run(command, capture_output=True, text=True, check=True).stderr)
 
-    piped = subprocess.run(
-        [PACELINE, *QUICK], capture_output=True, text=True, timeout=100, check=True
-    )
+    piped = run([PACELINE, *QUICK], capture_output=True, text=True, check=True)
     assert "\x1b" not in piped.stderr + piped.stdout
     assert "linear on fashion-mini: serial" in piped.stderr
     assert "test accuracy" in piped.stdout

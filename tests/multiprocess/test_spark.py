@@ -67,7 +67,8 @@ def assert_same(one: Manifest, other: Manifest) -> None:
 @pytest.fixture
 def spark() -> Iterator[Session]:
     """Share one session: starting a JVM takes longer than the tests."""
-    with Session("local[2]", "tests", {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false", "spark.ui.enabled": "false"}) as session:
+    quick = {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false"}
+    with Session("local[2]", "tests", quick) as session:
         yield session
 
 
