@@ -234,3 +234,14 @@ def test_scaling_is_what_a_larger_lr_would_be(run_inproc: RunInproc) -> None:
     }
     same = run_inproc(**DOUBLE, **constant_batch, lr_scaling="linear")
     assert weights_distance(same.weights, by_hand.weights) < 1e-12
+
+
+def test_a_run_without_balance_is_resumed_with_it(run_inproc: RunInproc, tmp_path: Path) -> None:
+    options = {**DOUBLE, "strategy": "allreduce", "workers": 2, "global_batch_size": 12, "lr": 0.05}
+    whole = run_inproc(**options, steps=6)
+    begun = run_inproc(**options, steps=3, checkpoint_every=3)
+    resumed = run_inproc(**options, steps=6, balance="measured", resume=str(begun.out))
+    assert weights_distance(whole.weights, resumed.weights) < 1e-12
+    begun = run_inproc(**options, steps=3, checkpoint_every=3, balance="measured")
+    resumed = run_inproc(**options, steps=6, resume=str(begun.out))
+    assert weights_distance(whole.weights, resumed.weights) < 1e-12

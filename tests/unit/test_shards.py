@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.shards import Cursor, GlobalShards, Shards, StaticShards, split
+from paceline.data.shards import Cursor, Cuts, GlobalShards, Shards, StaticShards, split
 
 sizes = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any).map(tuple)
 
@@ -106,3 +106,11 @@ def test_split_is_whole_and_fair(total: int, weights: list[float]) -> None:
     assert sum(parts) == total
     for part, weight in zip(parts, weights, strict=True):
         assert abs(part - total * weight / sum(weights)) <= 1 + 1e-6
+
+
+@given(st.integers(2, 60), st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
+def test_no_worker_gets_a_lone_row(rows: int, weights: list[float]) -> None:
+    """Batch norm cannot take one row."""
+    counts = Cuts(no_lone_row=True).split(rows, weights)
+    assert sum(counts) == rows
+    assert 1 not in counts
