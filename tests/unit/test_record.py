@@ -1,6 +1,7 @@
 """run.json is computed from events, also damaged ones and after a resume."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from paceline.record.reader import (
     summarise,
 )
 from paceline.record.resources import Task, Usage
+from paceline.record.steady import steady_samples_per_s
 from paceline.record.writer import Recorder, write_json
 
 
@@ -279,3 +281,19 @@ def test_usage_counts_what_was_used() -> None:
         "disk_read_bytes",
         "disk_write_bytes",
     }
+
+
+def test_the_first_steps_are_left_out_of_the_steady_speed() -> None:
+    def steps(*seconds: float) -> list[dict[str, float]]:
+        ends = itertools.accumulate(seconds)
+        return [{"n": 10, "train_s": end} for end in ends]
+
+    slow_start = steps(*[5.0] * 5, *[0.5] * 45)
+    assert steady_samples_per_s([slow_start]) == pytest.approx(20)
+    assert steady_samples_per_s([slow_start, slow_start]) == pytest.approx(40)  # both together
+    late = steps(*[1.0] * 10, *[0.1] * 90)  # 10% of 100 steps
+    assert steady_samples_per_s([late]) == pytest.approx(100)
+    assert steady_samples_per_s([steps(1.0, 1.0, 1.0)]) == pytest.approx(10)  # too few
+    assert steady_samples_per_s([slow_start, []]) == pytest.approx(20)  # a lost worker's
+    assert steady_samples_per_s([[], []]) is None
+    assert steady_samples_per_s([steps(0.0)]) is None

@@ -158,6 +158,7 @@ RUN: dict[str, Any] = {
         "train_s": number,
         "wall_s": number,
         "samples_per_s": OrNull(number),
+        "steady_samples_per_s": Maybe(number),
         "time_to_accuracy_s": OrNull(number),
         "steps_to_accuracy": OrNull(whole),
     },

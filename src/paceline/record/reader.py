@@ -12,6 +12,7 @@ from typing import Any
 from paceline.errors import BadRequest
 from paceline.record.formats import COUNTERS, EVENT, EVENTS, GO_TOGETHER, RUN
 from paceline.record.shapes import fault
+from paceline.record.steady import steady_samples_per_s
 
 SCHEMA, STUDY_SCHEMA = 1, 1
 Event = dict[str, Any]
@@ -164,6 +165,7 @@ def summarise(
             "train_s": train_s,
             "wall_s": wall_s,
             "samples_per_s": samples / train_s if train_s else None,
+            "steady_samples_per_s": steady_samples_per_s(steps),
             "time_to_accuracy_s": reached["train_s"] if reached else None,
             "steps_to_accuracy": reached["step"] if reached else None,
         },
