@@ -239,7 +239,8 @@ def run_toml(r: random.Random) -> None:
 
 STUDY = {
     "title": '"t"', "question": '"q"', "seeds": "1", "scaling": '"strong"', "target_accuracy":
-    "0.5", "budget_s": "60", "all_cores": "false", "cut": '"c"',
+    "0.5", "budget": '"60s"', "confirm": "0", "width": "0.2", "block": '"5s"',
+    "all_cores": "false", "cut": '"c"',
 }  # fmt: skip
 
 

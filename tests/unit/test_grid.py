@@ -129,7 +129,12 @@ def test_variants_and_changes() -> None:
         ({"question": 3}, "question=3 is not text"),
         ({"cut": []}, "is not text"),
         ({"all_cores": "no"}, "true or false"),
-        ({"budget_s": True}, "budget_s=True"),
+        ({"budget_s": 60}, 'write it with a unit, budget = "60s"'),
+        ({"budget": "soon"}, "budget='soon' is not a number with one of the units s, min, h"),
+        ({"budget": "0.1s"}, "budget='0.1s': it must be 1 second or more"),
+        ({"confirm": 6}, "confirm=6: write how many settings to confirm, 0 to 5"),
+        ({"width": 3}, "width=3: it must be a number between 0.01 and 1"),
+        ({"axes": {"workers": ["some cores"]}}, "write a number, cores, or 2\\*cores"),
         ({"seeds": [True]}, "whole numbers"),
         ({"seeds": 10**18}, "at most 10,000"),
         ({"base": {"global_batch_size": []}}, "a number of samples"),
@@ -194,7 +199,8 @@ def test_the_built_in_study_has_everything_that_was_promised() -> None:
         "local-sgd",
         "hogwild",
     }
-    assert {s.workers for s in study.settings()} == {1, 2, 3, 4, 5}
+    assert {s.workers for s in study.settings()} == {1, 2, cores(), 2 * cores()}
+    assert study.confirms == 2
     for consistency in ("sync", "async", "ssp"):
         assert any(f"consistency={consistency}" in s.strategy for s in study.settings())
     assert study.cut

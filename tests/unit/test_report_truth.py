@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.records import run, write_study
@@ -25,14 +25,14 @@ from paceline.report.answer import answer, best_lines, compared
 from paceline.report.charts.marks import quantity
 from paceline.report.commentary.all import comments
 from paceline.report.compare import compare
+from paceline.report.judge import SPEED, judge, serial_speedup, speed
 from paceline.report.lines import Line, RunRecord, Study
-from paceline.report.noise import SPEED, judge
 from paceline.report.origin import origin_table
 from paceline.report.reading import read_study
 from paceline.report.render import render, write
 from paceline.report.results import write_results
-from paceline.report.score import score_of
-from paceline.report.tables import verdicts
+from paceline.report.score import score_of, scored
+from paceline.report.tables import line_rows, verdicts
 from paceline.report.words import with_range
 from paceline.terminal.results import show_study
 
@@ -89,15 +89,13 @@ def shared_machine() -> list[dict[str, Any]]:
     return found
 
 
-def test_what_was_faster_in_every_round_is_called_faster(study) -> None:
+def test_what_was_faster_in_every_round_is_told_with_its_interval(study) -> None:
+    """Three noisy rounds of many settings do not settle it, but they do not say "no" either."""
     found = study(*shared_machine())
     first = answer(found)[0]
-    assert "`allreduce:collective=ring` with 2 workers: 1.55x as fast as serial" in first
-    assert "1.70 s of training against serial's 2.64 s, faster in all 3 rounds" in first
-    told = " ".join([*answer(found), said(found)])
-    assert "No setting" not in told
-    # 2.70 to 2.85 s is not 1.41 to 1.90 s
-    assert "`allreduce:collective=ring x 3`" not in said(found, "noise")
+    assert "`allreduce:collective=ring` with 2 workers: 1.57x as fast as serial (95% inter" in first
+    assert "faster in 3 of 3 rounds" in first
+    assert "No setting" not in " ".join([*answer(found), said(found)])
     assert_true(found)
     assert [line.id for line in best_lines(found)][:2] == [
         "serial x 1",
@@ -105,83 +103,165 @@ def test_what_was_faster_in_every_round_is_called_faster(study) -> None:
     ]
 
 
+def confirmed(*ratios: tuple[float, ...], others: tuple[str, ...] = ("b x 2", "c x 2")) -> dict:
+    """study.json's `confirm`: one tuple of speeds against serial per block."""
+    blocks = [
+        {
+            "number": n,
+            "order": ["serial x 1", *others],
+            "samples_per_s": {
+                "serial x 1": 1000.0,
+                **{name: 1000.0 * r for name, r in zip(others, each, strict=True)},
+            },
+            "seconds": 30.0,
+            "foreign": 0.01,
+            "stolen": 0.0,
+            "repeats": 0,
+            "disturbed": False,
+        }
+        for n, each in enumerate(ratios)
+    ]
+    return {
+        "serial": "serial x 1",
+        "settings": list(others),
+        "width": 0.1,
+        "pilot": 5,
+        "wanted": len(blocks),
+        "block_s": 30.0,
+        "ended": "enough",
+        "blocks": blocks,
+    }
+
+
+SCREENED = [("serial", 1, 4.0), ("a", 2, 2.4), ("b", 2, 2.0), ("c", 2, 2.1)]
+
+
+def screened(tmp_path: Path, confirm: dict[str, Any]) -> Study:
+    runs = [r for name, p, t in SCREENED for r in seeds(name, p, (0.97 * t, t, 1.04 * t))]
+    return read_study(write_study(tmp_path / "s", runs, confirm=confirm, spent_s=500.0))
+
+
+def test_the_headline_is_made_from_the_confirming_blocks_alone(tmp_path: Path) -> None:
+    found = screened(tmp_path, confirmed((1.50, 1.2), (1.55, 1.22), (1.45, 1.18), (1.52, 1.21)))
+    first = answer(found)[0]
+    assert first.startswith(
+        "`b` with 2 workers was the fastest: 1.50x as fast as serial (95% inter"
+    )
+    assert "faster in 4 of 4 blocks" in first
+    assert "than `c x 2` too" in first
+    assert "rests on 4 blocks alone" in said(found, "confirmed")
+
+
+def test_confirmed_settings_that_cannot_be_told_apart_are_tied(tmp_path: Path) -> None:
+    found = screened(tmp_path, confirmed((1.5, 1.52), (1.55, 1.5), (1.45, 1.49), (1.52, 1.53)))
+    first = answer(found)[0]
+    assert first.startswith("`c` and `b` with 2 workers were tied for the fastest: 1.51x and 1.50x")
+    assert_true(found)
+
+
+def test_what_the_blocks_do_not_confirm_is_not_claimed(tmp_path: Path) -> None:
+    found = screened(tmp_path, confirmed((1.0, 0.9), (1.1, 1.0), (0.9, 1.05), (1.02, 0.95)))
+    first = answer(found)[0]
+    assert "No setting with several workers was shown to be faster than serial" in first
+    assert "faster in 2 of 4 blocks" in first or "slower in 2 of 4 blocks" in first
+
+
+def test_a_budget_that_ended_says_which_one_would_do(tmp_path: Path) -> None:
+    confirm = confirmed((1.5, 1.2), (1.9, 1.3), (1.2, 1.0), (1.6, 1.1))
+    found = screened(tmp_path, {**confirm, "ended": "budget", "wanted": 20})
+    told = said(found, "confirmed")
+    assert "The budget ended after 4 of 20 blocks, with intervals of +-" in told
+    assert "`--budget 17min` would give +-10%" in told  # 500 s and 16 blocks of 30 s
+
+
 def test_the_pair_table_and_the_results_say_the_same(study, tmp_path: Path) -> None:
     found = study(*shared_machine())
     place = {line.id: i for i, line in enumerate(found.lines)}
     letters = verdicts(found)["train_s"]
-    assert letters[place["allreduce:collective=ring x 2"]][place["serial x 1"]] == "r"
-    assert (
-        letters[place["allreduce:collective=ring x 3"]][place["allreduce:collective=ring x 2"]]
-        == "r"
-    )
+    told = {True: "t", False: "n"}
+    for line in found.lines:
+        verdict = speed(found, line, found.serial(line))
+        if verdict is not None and line is not found.lines[0]:
+            assert letters[place[line.id]][place["serial x 1"]] == told[verdict.differs]
     write_results(found, tmp_path / "results.csv")
     with (tmp_path / "results.csv").open() as file:
         said_of = {
             row["label"] + row["workers"]: row["setting_against_serial"]
             for row in csv.DictReader(file)
         }
-    assert said_of["allreduce:collective=ring2"] == "faster"
     assert said_of["serial1"] == ""
     assert said_of["psgd5"] == "not told apart"
+    for line in found.lines:
+        verdict = speed(found, line, found.serial(line))
+        if verdict is not None:
+            word = "faster" if verdict.lower else "slower" if verdict.higher else "not told apart"
+            assert said_of[f"{line.label}{line.workers}"] == word
 
 
-def overlap(one: Line, other: Line, key: str) -> bool:
-    own, theirs = one.values(lambda r: r["result"][key]), other.values(lambda r: r["result"][key])
-    return not (max(own) < min(theirs) or max(theirs) < min(own))
-
-
-def apart(one: Line, other: Line, key: str = "train_s") -> bool:
-    """Whether both have at least two runs, and their ranges do not overlap."""
-    return min(len(one.completed), len(other.completed)) >= 2 and not overlap(one, other, key)
+FASTNESS = re.compile(
+    r"(\d+\.\d\d)x as fast as serial \(95% interval (\d+\.\d\d) to (\d+\.\d\d)"
+    r"(?:, (faster|slower) in (\d+) of (\d+) (?:rounds|blocks))?\)"
+)
 
 
 def assert_true(found: Study) -> None:
-    """Assert that no sentence of the page contradicts the ranges of the runs."""
+    """Assert that no sentence of the page contradicts the verdicts or another sentence."""
     texts = [*answer(found), *(c.text for c in comments(found))]
     by_id = {line.id: line for line in found.lines}
     lines, serial = compared(found), by_id["serial x 1"]
-    faster = [x for x in lines if apart(x, serial) and x.train_s.mean < serial.train_s.mean]
-    below = [
-        x
-        for x in lines
-        if apart(x, serial, "test_accuracy") and x.accuracy.mean < serial.accuracy.mean - 0.0005
-    ]
+    against = {x.id: speed(found, x, serial) for x in lines}
+    rows = {row["id"]: row for row in line_rows(found)}
     for text in texts:
         names = [by_id[n] for n in re.findall(r"`([^`]+ x \d+)`", text) if n in by_id]
         labelled = [
             by_id[f"{label} x {p}"] for label, p in re.findall(r"`([^`]+)` with (\d+) worker", text)
         ]
-        if "No setting" in text and "faster" in text:
-            assert not faster, text
-        if re.search(
-            r"All \d+ settings with several workers were slower|was slower than serial: it took",
-            text,
-        ):
-            assert all(x.train_s.mean > serial.train_s.mean for x in lines), text
+        for gain, low, high, side, wins, of in FASTNESS.findall(text):
+            assert float(low) <= float(gain) <= float(high), text
+            if "tied" not in text:
+                assert float(gain) == pytest.approx(
+                    rows[labelled[0].id]["speedup_serial"], abs=0.006, rel=1e-3
+                ), text
+            if side:
+                assert int(wins) <= int(of), text
+                assert (float(gain) >= 1) if side == "faster" else (float(gain) <= 1), text
+        if "No setting with several workers" in text:
+            assert not against[labelled[0].id].lower, text
+            assert labelled[0].id in found.confirmed or not any(v.lower for v in against.values())
+        if re.search(r"All \d+ settings with several workers were slower", text):
+            assert all(serial_speedup(found, x).mean < 1 for x in lines), text
+        if re.search(r"The fastest (beyond noise )?was|was the fastest", text):
+            assert against[labelled[0].id].lower, text
+        if "seems to be" in text:
+            assert against[labelled[0].id].high < 0, text
+            assert not any(v.lower for v in against.values()), text
         if "did not differ beyond noise from" in text:
             *others, best = names
-            assert not any(apart(x, best) for x in others), text
+            assert not any(speed(found, x, best).differs for x in others), text
         if counted := re.search(r"(\d+) other settings? did not differ from it", text):
-            close = [x for x in lines if x is not labelled[0] and not apart(x, labelled[0])]
-            assert int(counted[1]) <= len(close), text
-        if "the nearest, " in text:
-            assert not apart(names[0], serial), text
-        if re.match(r"The fastest (beyond noise )?was", text):
-            assert labelled[0].train_s.mean < serial.train_s.mean, text
+            best = labelled[0]
+            close = [x for x in lines if x is not best and not speed(found, x, best).differs]
+            assert int(counted[1]) == len(close), text
         if "the speedup is within noise" in text:
             one = by_id.get(f"{labelled[0].label} x 1", serial)
-            assert not apart(labelled[0], one), text
+            assert not speed(found, labelled[0], one).differs, text
+        if "was slower:" in text:
+            assert against[labelled[0].id].higher, text
+        score = score_of(found)
+        scores = {x.id: scored(found, x, serial) for x in lines}
         if "No strategy lost accuracy" in text:
-            assert not below, text
+            assert not any(
+                v is not None and v.differs and score.worse(v) > score.tiny for v in scores.values()
+            ), text
         if text.startswith("It ended") and "within noise" in text:
             best = re.findall(r"`([^`]+)` with (\d+) worker", answer(found)[0])[0]
-            assert not apart(by_id[f"{best[0]} x {best[1]}"], serial, "test_accuracy"), text
-    for column, key in (("train_s", "train_s"), ("accuracy", "test_accuracy")):
-        for i, row in enumerate(verdicts(found)[column]):
-            assert not any(
-                letter in "n1" and apart(found.lines[i], found.lines[j], key)
-                for j, letter in enumerate(row)
-            )
+            assert not scores[f"{best[0]} x {best[1]}"].differs, text
+    done = [line for line in found.lines if line.completed]
+    for column, asked in (("train_s", SPEED), ("accuracy", score_of(found).quantity)):
+        for i, row in enumerate(verdicts(found).get(column, [])):
+            for j, letter in enumerate(row):
+                verdict = judge(asked, found)(done[i], done[j])
+                assert (letter in "to") == (verdict is not None and verdict.differs)
 
 
 def in_memory(runs: list[dict[str, Any]]) -> Study:
@@ -195,23 +275,32 @@ def in_memory(runs: list[dict[str, Any]]) -> Study:
     return Study("made up", Path(), list(lines.values()), {"definition": {"title": "made up"}})
 
 
+def heavy_tailed(luck: random.Random) -> float:
+    """Student's t with two degrees of freedom: now and then a run takes very long."""
+    return luck.gauss(0, 1) / math.sqrt(luck.expovariate(1.0) + 1e-9)
+
+
+@settings(max_examples=60)
 @given(
     st.integers(1, 4),
     st.lists(
         st.tuples(
-            # the true time, of serial's
-            st.sampled_from([0.3, 0.5, 0.6, 0.9, 1.0, 1.02, 1.1, 1.5, 2.0]),
+            # the true time, of serial's: equal, 10% apart, more
+            st.sampled_from([0.5, 0.9, 1.0, 1.0, 1.1, 1.5]),
             st.sampled_from([0.001, 0.02, 0.1, 0.3]),  # the noise
             st.sampled_from([-0.2, -0.01, -0.004, 0.0, 0.02]),  # accuracy, against serial's
             st.integers(1, 5),
+            st.booleans(),  # heavy tails
+            st.booleans(),  # one seed diverges
         ),
         min_size=1,
-        max_size=8,
+        max_size=7,
     ),
+    st.integers(0, 6),  # confirming blocks
     st.integers(0, 2**32),
 )
-def test_no_sentence_contradicts_the_runs(
-    count: int, truths: list[tuple[float, float, float, int]], seed: int
+def test_no_sentence_contradicts_the_table(
+    count: int, truths: list[tuple[float, float, float, int, bool, bool]], blocks: int, seed: int
 ) -> None:
     """The true times and noises are known; every setting has one to four runs."""
     luck = random.Random(seed)
@@ -219,35 +308,38 @@ def test_no_sentence_contradicts_the_runs(
         run("serial", 1, 4.0 * math.exp(luck.gauss(0, 0.02)), 0.9 + luck.gauss(0, 0.002))
         for _ in range(count)
     ]
-    for number, (ratio, noise, points, workers) in enumerate(truths):
-        for _ in range(count):
-            time = 4.0 * ratio * math.exp(luck.gauss(0, noise))
-            runs.append(run(f"s{number % 5}", workers, time, 0.9 + points + luck.gauss(0, 0.002)))
-    assert_true(in_memory(runs))
+    for number, (ratio, noise, points, workers, heavy, diverges) in enumerate(truths):
+        for n in range(count):
+            chance = heavy_tailed(luck) if heavy else luck.gauss(0, 1)
+            time = 4.0 * ratio * math.exp(max(-3.0, min(3.0, noise * chance)))
+            accuracy = 0.1 if diverges and n == 0 else 0.9 + points + luck.gauss(0, 0.002)
+            runs.append(run(f"s{number % 5}", workers, time, accuracy))
+    found = in_memory(runs)
+    names = [x.id for x in compared(found)][:2]
+    if blocks and names:
+        ratios = [tuple(math.exp(luck.gauss(0.2, 0.1)) for _ in names) for _ in range(blocks)]
+        found.about["confirm"] = confirmed(*ratios, others=tuple(names))
+    assert_true(found)
 
 
 def test_all_were_slower(study) -> None:
     once = study(run("serial", 1, 1.66), run("ps", 2, 2.94), run("allreduce", 2, 3.5))
     first = answer(once)[0]
     assert (
-        "All 2 settings with several workers were slower than serial; the nearest was `ps x 2`: it"
-        " took 1.77x as long" in first
-    )
-    assert (
-        "2.94 s of training against serial's 1.66 s, ending at 95.00% (serial: 95.00%) (seen in one"
-        " run)" in first
+        "All 2 settings with several workers were slower than serial; the nearest was `ps` with 2"
+        " workers: 0.56x as fast as serial (seen in one run), ending at" in first
     )
     three = study(
-        *seeds("serial", 1, (1.6, 1.7, 1.8)), *seeds("ps", 2, (2.8, 2.9, 3.0)), folder="t"
+        *seeds("serial", 1, (1.6, 1.7, 1.8)), *seeds("ps", 2, (2.8, 2.9, 3.2)), folder="t"
     )
-    assert "`ps x 2` was slower than serial: it took 1.71x as long" in answer(three)[0]
-    assert "slower in all 3 rounds" in answer(three)[0]
+    assert "`ps` with 2 workers was slower than serial: 0.57x as fast as serial" in answer(three)[0]
+    assert "slower in 3 of 3 rounds" in answer(three)[0]
     close = study(
-        *seeds("serial", 1, (1.6, 1.7, 1.8)), *seeds("ps", 2, (1.65, 1.72, 1.82)), folder="u"
+        *seeds("serial", 1, (1.6, 1.7, 1.8)), *seeds("ps", 2, (1.7, 1.68, 1.85)), folder="u"
     )
     assert (
-        "No setting with several workers was faster than serial; the nearest, `ps x 2`, did not"
-        " differ beyond noise" in answer(close)[0]
+        "No setting with several workers was shown to be faster than serial; the nearest was `ps`"
+        in answer(close)[0]
     )
 
 
@@ -266,7 +358,7 @@ def test_oversubscribed_settings_do_not_blur_the_others(study) -> None:
     found = study(*seeds("serial", 1, (3.56, 3.6, 3.64)), *calm, *crowded)
     noise = judge(SPEED, found).noise
     assert noise[False].deviation < 0.02 < 0.3 < noise[True].deviation
-    assert judge(SPEED, found)(found.line("s0", 2), found.line("serial", 1)).beyond_noise
+    assert judge(SPEED, found)(found.line("s0", 2), found.line("serial", 1)).differs
     assert "oversubscribed runs differed by" in said(found, "next")
     assert "runs that fit the cores differed" not in said(found, "next")
 
@@ -278,7 +370,7 @@ def test_a_small_loss_beyond_noise_is_told_as_such(study) -> None:
     found = study(
         *of("serial", 1, 4.0, 0.970), *of("allreduce", 2, 2.0, 0.966), *of("psgd", 2, 2.5, 0.970)
     )
-    assert answer(found)[1] == "It ended 0.4 points below serial, in all 3 rounds."
+    assert answer(found)[1] == "It ended 0.4 points below serial, in 3 of 3 rounds."
     assert "`allreduce` lost accuracy against serial, but little: 0.4 points below serial" in said(
         found, "accuracy"
     )
@@ -290,7 +382,7 @@ def test_adding_workers_is_not_judged_within_noise(study) -> None:
     found = study(
         *seeds("serial", 1, (3.8, 4.0, 4.2), **known),
         *seeds("allreduce", 1, (3.8, 4.0, 4.2), **known),
-        *seeds("allreduce", 2, (3.81, 4.01, 4.21), **known),
+        *seeds("allreduce", 2, (4.21, 3.81, 4.01), **known),
     )
     told = " ".join(answer(found))
     assert "Adding workers did not pay" not in told
@@ -400,7 +492,7 @@ def test_smaller_is_better_where_the_metric_says_so(study) -> None:
     assert not score_of(found).higher_is_better
     assert "ending at mse 0.7 (serial: 0.5)" in answer(found)[0]
     assert "in mse was `hogwild` with 2 workers" in answer(found)[1]
-    assert "with mse 0.1 better than serial's, in both rounds" in answer(found)[1]
+    assert "with mse 0.1 better than serial's, in 2 of 2 rounds" in answer(found)[1]
     assert "`psgd` lost in mse against serial: up to 0.2 worse than serial" in said(
         found, "accuracy"
     )
@@ -465,10 +557,10 @@ def test_gains_are_told_with_their_reason(study) -> None:
     found = study(*seeds("serial", 1, (2.60, 2.64, 2.68), reached_s=2.29, **known), *gained)
     text = said(found, "accuracy")
     assert "`hogwild` gained accuracy against serial: up to 1.4 points above serial" in text
-    assert "96.25%, in all 3 rounds" in text
+    assert "96.25%, in 3 of 3 rounds" in text
     assert "It reached 92% in 1.03 s, serial in 2.29 s." in text
     assert "With the same global batch its 2 workers make 2 updates" in text
-    assert answer(found)[1] == "It ended 1.4 points above serial, in all 3 rounds."
+    assert answer(found)[1] == "It ended 1.4 points above serial, in 3 of 3 rounds."
     other = study(
         *seeds("serial", 1, (2.60, 2.64)), *seeds("allreduce", 2, (2.0, 2.1), 0.962), folder="t"
     )
@@ -483,14 +575,14 @@ def test_amdahl_is_left_out_where_it_says_nothing(
 ) -> None:
     """The strategy sends nothing, or the noise is larger than the share."""
     each = [{"payload_sent_bytes": sent}] * 2
-    times = tuple(2.6 * (1 + s * spread) for s in (-1, 0, 1))
+    times = tuple(2.6 * (1 + s * spread) for s in (1, 0, -1))
     alone = tuple(4.0 * (1 + s * spread) for s in (-1, 0, 1))
     found = study(
         *seeds("serial", 1, alone),
         *seeds(strategy, 1, alone),
         *seeds(strategy, 2, times, each=each),
     )
-    assert "1.54x as fast as with one worker" in said(found, "linear")
+    assert "x as fast as with one worker" in said(found, "linear")
     assert "Amdahl" not in said(found, "linear")
 
 
@@ -604,7 +696,7 @@ def test_the_pages_words_are_those_of_the_answer(study, tmp_path: Path) -> None:
     """The page of the shared machine's study, without figures."""
     found = study(*shared_machine())
     text = write(found, tmp_path / "s", False, lambda _: None).read_text()
-    assert "faster in all 3 rounds" in text
+    assert "faster in 3 of 3 rounds" in text
     assert "No setting" not in text
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
     assert set(data["verdicts"]) >= {"train_s", "accuracy", "speedup_serial"}

@@ -85,8 +85,8 @@ def test_the_results_of_the_built_in_study_fit(tmp_path: Path, width: int) -> No
     table = lines[start:end]
     assert_whole(table, width)
     assert all(heading in table[0] for heading in ("workers", "training", "accuracy"))
-    assert ("92%" in table[0], "5.00x" in "\n".join(table)) == (width == 80, width == 80)
-    assert any("95.22" in line and "24.89" in line for line in table)
+    assert ("92%" in table[0], "4.00x" in "\n".join(table)) == (width == 80, width == 80)
+    assert any("95.22" in line and "31.11" in line for line in table)
 
 
 @pytest.mark.parametrize("width", [80, 60])

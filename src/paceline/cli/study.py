@@ -34,6 +34,20 @@ if TYPE_CHECKING:
 )
 @click.option("--full", is_flag=True, help="the file's [full] variant: nothing is cut")
 @click.option(
+    "--budget",
+    default=None,
+    metavar="TIME",
+    help="the time that the study may take: 10min, 90s, 2h; what screening leaves of it goes into"
+    " confirming the best settings",
+)
+@click.option(
+    "--confirm",
+    default=None,
+    type=click.IntRange(0),
+    metavar="N",
+    help="how many settings to confirm  [default: 2 with a budget]",
+)
+@click.option(
     "--seeds",
     default=None,
     type=click.IntRange(1),
@@ -74,6 +88,8 @@ def study(
     out: str | None,
     short: bool,
     full: bool,
+    budget: str | None,
+    confirm: int | None,
     seeds: int | None,
     settings: tuple[str, ...],
     data_dir: str | None,
@@ -87,14 +103,16 @@ def study(
 ) -> None:
     """Measure a grid of settings and write a report.
 
-    Without FILE it compares all strategies with one to five workers on MNIST. Started again, the
-    study continues where it was stopped.
+    Without FILE it compares all strategies on MNIST, with 1, 2 and as many workers as cores. First
+    it screens all settings in short runs; then it confirms the best beside serial, in many blocks
+    of half a minute. Started again, the study continues where it was stopped.
 
     \b
     Examples:
       paceline study --fetch
       paceline study studies/stragglers.toml
       paceline study studies/optimizers.toml --set workers=2 --seeds 3
+      paceline study my.toml --budget 20min
       paceline study --dry-run
     """
     with held_back():
@@ -114,7 +132,7 @@ def study(
     if short and full:
         raise BadRequest("--short and --full were given: use one of them")
     spec = StudySpec.read(file or BUILTIN, "short" if short else "full" if full else "")
-    spec = spec.changed(settings, seeds=seeds, data_dir=data_dir)
+    spec = spec.changed(settings, seeds=seeds, budget=budget, confirm=confirm, data_dir=data_dir)
     messages, console = Console(stderr=True), Console()
     if fetch:
         spec = _fetched(spec, data_dir, messages)
@@ -195,11 +213,9 @@ def _list_runs(spec: StudySpec, console: Console) -> None:
     steps = [WRAP, drop(seeds), drop(threads)]
     console.print(fit_table(console, "setting", names, columns, steps))
     total = sum(guess or 0.0 for guess in guesses) * len(spec.seeds)
-    budget = (
-        f"; a further seed is run only if it fits into {spec.budget_s:.0f} s"
-        if spec.budget_s
-        else ""
-    )
+    best = f"confirming the best {spec.confirms}" if spec.confirms else ""
+    budget = f" of a budget of {spec.budget}; the rest goes into {best}" if spec.budget else ""
+    budget = budget or (f"; then {best}" if best else "")
     about = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} minutes"
     told = f"about {about} on this machine (an estimate)" if total else "no estimate was possible"
     console.print(f"{len(settings) * len(spec.seeds)} runs, {told}{budget}", highlight=False)

@@ -8,6 +8,7 @@ from paceline.errors import BadRequest
 
 RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+LONG_TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0}
 SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 
 

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import math
 
+from paceline.report.judge import Verdict, mean_of, serial_speedup, speed
 from paceline.report.lines import Line, Study
 from paceline.report.networks import soonest
-from paceline.report.noise import Verdict, mean_of, speed
 from paceline.report.privacy import epsilon_of
 from paceline.report.score import lost, only_the_largest_class, score_of, standing
-from paceline.report.words import count, listed, pace_against, percent, seconds, times, workers
+from paceline.report.words import (
+    as_fast,
+    count,
+    interval,
+    listed,
+    percent,
+    seconds,
+    times,
+    workers,
+)
 
 
 def answer(study: Study) -> list[str]:
@@ -35,18 +44,23 @@ def compared(study: Study) -> list[Line]:
     return [
         x
         for x in study.lines
-        if x.strategy != "serial" and x.workers > 1 and study.serial_speedup(x) is not None
+        if x.strategy != "serial" and x.workers > 1 and serial_speedup(study, x) is not None
     ]
 
 
 def leader(study: Study, lines: list[Line]) -> Line:
     """Return the setting that the first sentence is about.
 
-    It is the fastest of those that are faster than serial beyond noise, if there are any.
+    It is the fastest of those that were confirmed, if any were; else the fastest of those that are
+    faster than serial beyond noise, if there are any.
     """
+    confirmed = [x for x in study.lines if x.id in study.confirmed and x is not study.serial(x)]
+    if confirmed:
+        return max(confirmed, key=lambda x: mean_of(serial_speedup(study, x)))
     faster = [x for x in lines if _is_faster(study, x)]
     return max(
-        faster or lines, key=lambda x: (mean_of(study.serial_speedup(x)), -(x.sample_s or math.inf))
+        faster or lines,
+        key=lambda x: (mean_of(serial_speedup(study, x)), -(x.sample_s or math.inf)),
     )
 
 
@@ -67,7 +81,7 @@ def best_lines(study: Study) -> list[Line]:
         if own:
             found.append(min(own, key=lambda x: (not _is_faster(study, x), x.sample_s or math.inf)))
     return sorted(
-        found, key=lambda x: (x.strategy != "serial", x.threads, -mean_of(study.serial_speedup(x)))
+        found, key=lambda x: (x.strategy != "serial", x.threads, -mean_of(serial_speedup(study, x)))
     )
 
 
@@ -107,56 +121,89 @@ def _answer_without_comparison(study: Study) -> list[str]:
 
 
 def _fastest(study: Study, lines: list[Line]) -> str:
+    """Name the fastest setting, or those that are tied, with intervals."""
     best = leader(study, lines)
-    serial, gain = study.serial(best), mean_of(study.serial_speedup(best))
+    serial = study.serial(best)
     verdict = speed(study, best, serial)
     if serial is None or verdict is None:
         return ""
     if not verdict.lower:
         return _none_faster(study, lines, best, serial, verdict)
-    each_time = f", faster {verdict.each_time}" if verdict.split else ""
+    ends = _ends(study, best, serial)
+    tied = tied_with(study, best) if verdict.confirmed else []
+    if tied:
+        return f"{_tie(study, [best, *tied])}{ends}."
+    if verdict.confirmed:
+        others = len(study.confirmed) - 2
+        told = f"; it was faster than `{_other(study, best)}` too" if others == 1 else ""
+        return f"{named(best)} was the fastest: {as_fast(verdict)}{ends}{told}."
     others = len(like_the_leader(study, lines))
     rest = (
         f"; {count(others, 'other setting')} did not differ from it beyond noise" if others else ""
     )
-    unsure = any(mean_of(study.serial_speedup(x)) > gain for x in lines)
-    return (
-        f"The fastest{' beyond noise' * unsure} was `{best.label}` with {workers(best.workers)}:"
-        f" {times(gain)} as fast as serial,"
-        f" {pace_against(best, serial)}{each_time}{_ends(study, best, serial)}{verdict.seen}{rest}."
+    unsure = any(
+        mean_of(serial_speedup(study, x)) > mean_of(serial_speedup(study, best)) for x in lines
     )
+    return (
+        f"The fastest{' beyond noise' * unsure} was {named(best)}: {as_fast(verdict)}{ends}{rest}."
+    )
+
+
+def named(line: Line) -> str:
+    """`` `allreduce` with 2 workers``"""
+    return f"`{line.label}` with {workers(line.workers)}"
+
+
+def tied_with(study: Study, best: Line) -> list[Line]:
+    """Return the confirmed settings that the blocks do not tell from the best one."""
+    own = [x for x in study.lines if x.id in study.confirmed and x is not best]
+    serial = study.serial(best)
+    return [
+        x
+        for x in own
+        if x is not serial and (v := speed(study, x, best)) is not None and not v.differs
+    ]
+
+
+def _other(study: Study, best: Line) -> str:
+    serial = study.serial(best)
+    return next(i for i in study.confirmed if i != best.id and (not serial or i != serial.id))
+
+
+def _tie(study: Study, tied: list[Line]) -> str:
+    """`` `a` and `b` with 2 workers were tied for the fastest: 1.5x and 1.4x as fast ...``"""
+    verdicts = [v for x in tied if (v := speed(study, x, study.serial(x))) is not None]
+    if len({x.workers for x in tied}) == 1:
+        who = f"{listed([x.label for x in tied])} with {workers(tied[0].workers)}"
+    else:
+        who = listed([x.id for x in tied])
+    gains = " and ".join(times(math.exp(-v.apart)) for v in verdicts)
+    told = "; ".join(interval(v) for v in verdicts)
+    return f"{who} were tied for the fastest: {gains} as fast as serial ({told})"
 
 
 def _none_faster(
     study: Study, lines: list[Line], best: Line, serial: Line, verdict: Verdict
 ) -> str:
-    """Say that all settings were slower, or that none was faster beyond noise."""
-    gain, pace, ends = (
-        mean_of(study.serial_speedup(best)),
-        pace_against(best, serial),
-        _ends(study, best, serial),
-    )
-    none = "No setting with several workers was"
-    if all(mean_of(study.serial_speedup(x)) < 1 for x in lines):
-        if not verdict.differs and verdict.runs >= 2:
-            return (
-                f"{none} faster than serial; the nearest, `{best.id}`, did not differ beyond noise:"
-                f" {pace}{ends}."
-            )
-        each_time = f", slower {verdict.each_time}" if verdict.split else ""
-        took = f"it took {times(1 / gain)} as long, {pace}{each_time}{ends}{verdict.seen}"
+    """Say that all settings were slower, or that none was shown to be faster."""
+    ends = _ends(study, best, serial)
+    if verdict.estimate is not None and verdict.high < 0:
+        return (
+            f"The fastest seems to be {named(best)}: {as_fast(verdict)}{ends}; as the best of"
+            f" {len(lines)} settings that is not certain (`--budget` confirms the best)."
+        )
+    if verdict.higher and all(mean_of(serial_speedup(study, x)) < 1 for x in lines):
         if len(lines) == 1:
-            return f"`{best.id}` was slower than serial: {took}."
+            return f"{named(best)} was slower than serial: {as_fast(verdict)}{ends}."
         return (
             f"All {len(lines)} settings with several workers were slower than serial; the nearest"
-            f" was `{best.id}`: {took}."
+            f" was {named(best)}: {as_fast(verdict)}{ends}."
         )
-    beyond = (
-        "faster than serial beyond noise"
-        if verdict.runs >= 2
-        else "more than 10% faster than serial in the one run of each"
+    beyond = "faster than serial" if verdict.runs >= 2 else "more than 10% faster than serial"
+    return (
+        f"No setting with several workers was shown to be {beyond}; the nearest was {named(best)}:"
+        f" {as_fast(verdict)}{ends}."
     )
-    return f"{none} {beyond}; the nearest was `{best.id}`: {pace}{ends}."
 
 
 def _ends(study: Study, line: Line, serial: Line) -> str:
@@ -184,7 +231,7 @@ def _keeps_score(study: Study, lines: list[Line]) -> str:
             "Every setting that was faster than serial lost"
             f" {'accuracy' if score.is_accuracy else 'in ' + score.name}."
         )
-    kept = max(keeping, key=lambda x: mean_of(study.serial_speedup(x)))
+    kept = max(keeping, key=lambda x: mean_of(serial_speedup(study, x)))
     serial = study.serial(kept)
     assert serial is not None
     ended = standing(study, kept, serial)
@@ -193,8 +240,8 @@ def _keeps_score(study: Study, lines: list[Line]) -> str:
     loss = "with little loss" if lost(study, kept, serial) else "without a known loss"
     what = "of accuracy" if score.is_accuracy else f"in {score.name}"
     return (
-        f"The fastest {loss} {what} was `{kept.label}` with {workers(kept.workers)}: "
-        f"{times(mean_of(study.serial_speedup(kept)))} as fast as serial, ending {ended}."
+        f"The fastest {loss} {what} was {named(kept)}: "
+        f"{times(mean_of(serial_speedup(study, kept)))} as fast as serial, ending {ended}."
     )
 
 

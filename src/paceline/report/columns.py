@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.report.judge import efficiency, own_speedup, serial_speedup
 from paceline.report.lines import Line, Spread, Study
 from paceline.report.score import score_of
 
@@ -71,15 +72,15 @@ COLUMNS = (
     Column("samples_per_s", "samples per second", "", "high", ",.0f", _result("samples_per_s")),
     Column(
         "speedup", "speedup over one worker of the same strategy", "x", "high", ".2f",
-        lambda study, line: study.own_speedup(line), compared=False,
+        own_speedup, compared=False,
     ),
     Column(
         "speedup_serial", "speedup against serial", "x", "high", ".2f",
-        lambda study, line: study.serial_speedup(line),
+        serial_speedup,
     ),
     Column(
         "efficiency", "efficiency", "percent", "high", ".0%",
-        lambda study, line: study.efficiency(line),
+        efficiency,
     ),
     Column("accuracy", "test accuracy", "percent", "high", ".2%", lambda s, line: line.accuracy),
     Column("test_loss", "test loss", "", "low", ".3f", _result("test_loss")),

@@ -11,8 +11,8 @@ from paceline.record.writer import write_text
 from paceline.report.charts import palette
 from paceline.report.charts.base import ROW
 from paceline.report.charts.marks import NEUTRAL, Spec, names, quantity, tips
+from paceline.report.judge import SPEED, judge
 from paceline.report.lines import Line, Spread, Study
-from paceline.report.noise import SPEED, judge
 from paceline.report.page.markup import code, document, header, prose, table
 from paceline.report.reading import NOT_COMPARED, read_study
 from paceline.report.render import library

@@ -1,8 +1,6 @@
 """What a study measured: one `Line` per setting and number of workers, with all its runs.
 
-The speedup of P workers is `train_s(1) / train_s(P)` of the same setting; the speedup against
-serial has the time of serial with one thread instead. Where the amount of work differs (weak
-scaling) both are per sample. Efficiency is speedup / P.
+How settings compare is in `judge.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from paceline.record.blocks import Block, blocks_of
 from paceline.record.reader import Event, read_worker_events
 from paceline.request.config import SERIAL_DOES_NOT_KNOW
 
@@ -251,32 +250,12 @@ class Study:
         ]
         return same[0] if same else None
 
-    def speedup(self, line: Line, base: Line | None) -> Spread | None:
-        """Return how many times as fast as `base` a setting was, per sample."""
-        if (
-            base is None
-            or base.train_s is None
-            or line.train_s is None
-            or not base.samples
-            or not line.samples
-        ):
-            return None
-        reference = base.train_s.mean * line.samples / base.samples
-        own = line.train_s
-        if not own.low > 0:
-            return None
-        return Spread(reference / own.mean, reference / own.high, reference / own.low, own.n)
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks in which the best settings were confirmed beside serial."""
+        return blocks_of(self.about.get("confirm") or {})
 
-    def own_speedup(self, line: Line) -> Spread | None:
-        return self.speedup(line, self.line(line.label, 1))
-
-    def serial_speedup(self, line: Line) -> Spread | None:
-        return self.speedup(line, self.serial(line))
-
-    def efficiency(self, line: Line) -> Spread | None:
-        """Return speedup / P, over one worker of the same setting (or serial without one)."""
-        found = self.own_speedup(line) or self.serial_speedup(line)
-        if found is None:
-            return None
-        p = line.workers
-        return Spread(found.mean / p, found.low / p, found.high / p, found.n)
+    @cached_property
+    def confirmed(self) -> list[str]:
+        """The ids of serial and the confirmed settings; empty where nothing was confirmed."""
+        return list(self.blocks[0].samples_per_s) if len(self.blocks) >= 2 else []

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from paceline.common.links import Links
 from paceline.errors import BadRequest
 from paceline.report.commentary.comment import Comment
+from paceline.report.judge import TO_ACCURACY, judge
 from paceline.report.lines import Line, Study
-from paceline.report.noise import TO_ACCURACY, judge
 from paceline.report.words import listed, seconds, times
 from paceline.request.config import label_of
 
@@ -125,7 +125,7 @@ def _first_at(study: Study, link: str, timed: list[Line], plain: Line) -> Commen
         verdict = judge(TO_ACCURACY, study)(best, plain)
         if verdict is not None and verdict.lower:
             own, theirs = _to_accuracy(best), _to_accuracy(plain)
-            each_time = f", sooner {verdict.each_time}" if verdict.split else ""
+            each_time = f", sooner {verdict.counted}" if verdict.counted else ""
             return Comment(
                 "network",
                 f"{link}, `{way_of(best)}` reached the target accuracy {times(theirs / own)} as"

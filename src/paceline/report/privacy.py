@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.report.commentary.comment import Comment
+from paceline.report.judge import Verdict
 from paceline.report.lines import Line, Study
-from paceline.report.noise import Verdict
 from paceline.report.page.markup import table
 from paceline.report.score import lost, score_of, scored
 from paceline.request.config import SERIAL_DOES_NOT_KNOW
@@ -158,7 +158,7 @@ def _cost(study: Study, line: Line, without: Line, verdict: Verdict) -> str:
             else "these runs do not show beyond noise"
         )
         return f"{why} what privacy cost ({gap} {'lost' if worse > 0 else 'gained'})"
-    each_time = f" {verdict.each_time}" if verdict.split else ""
+    each_time = f" {verdict.counted}" if verdict.counted else ""
     return (
         f"privacy cost {gap}{each_time}"
         if worse > 0

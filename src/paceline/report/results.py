@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.writer import write_text
+from paceline.report.judge import own_speedup, serial_speedup, speed
 from paceline.report.lines import Line, RunRecord, Study
-from paceline.report.noise import speed
 
 RESULT = (
     "test_accuracy",
@@ -53,7 +53,7 @@ def write_results(study: Study, path: Path) -> None:
 def _row(study: Study, line: Line, run: RunRecord, options: list[str]) -> list[tuple[str, Any]]:
     """Return (name, value) pairs: an axis such as `steps` may have the name of a result."""
     alone = Line(line.label, line.workers, line.varied, [run])
-    own, serial = study.own_speedup(alone), study.serial_speedup(alone)
+    own, serial = own_speedup(study, alone), serial_speedup(study, alone)
     config, result = run.record["config"], run.record["result"]
     metric, privacy = result.get("metric") or {}, run.record.get("privacy") or {}
     means = [(key, alone.over_workers(_field(key))) for key in WORKER]

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from paceline.registry import metrics
+from paceline.report.judge import Quantity, Verdict, judge
 from paceline.report.lines import Line, Spread, Study
-from paceline.report.noise import Quantity, Verdict, judge
 from paceline.report.words import percent
 
 POINTS = 0.005  # a difference in accuracy below this is called small
@@ -158,7 +158,7 @@ def _how(found: Verdict) -> str:
         return " (seen in one run)" if found.differs else " in one run, which may be chance"
     if not found.differs:
         return ", which is within noise"
-    return f", {found.each_time}" if found.split else ", which is more than noise"
+    return f", {found.counted}" if found.counted else ", which is more than noise"
 
 
 def largest_class(record: dict[str, Any]) -> tuple[str, float] | None:

@@ -8,15 +8,15 @@ from typing import Any
 
 from paceline.record.reader import Event
 from paceline.report.columns import BY_KEY, measured
+from paceline.report.judge import SPEED, Judge, Quantity, Verdict, judge
 from paceline.report.lines import Line, RunRecord, Spread, Study
-from paceline.report.noise import Judge, Known, Quantity, Verdict
 from paceline.report.score import UNKNOWN_POINTS, score_of
 from paceline.request.config import label_of
 
 Row = dict[str, Any]
 MOST_POINTS = 60  # of one worker's resources over time
 DODGE = 0.035  # between series at the same number of workers, so that their bars do not overlap
-TIMES = ("train_s", "samples_per_s", "speedup_serial")  # one worker of any strategy repeats serial
+SPEEDS = ("train_s", "samples_per_s", "speedup_serial")  # one verdict for all of them
 
 
 def line_rows(study: Study) -> list[Row]:
@@ -58,16 +58,18 @@ def verdicts(study: Study) -> dict[str, list[str]]:
                     values.setdefault(name, {}).setdefault(line.id, []).append(spread.mean)
     found = {}
     for name, own in values.items():
-        judge = Judge(_column(study, name, own), study)
-        known = [judge.known(x) for x in lines]
+        column = _column(study, name, own)
+        judged = judge(SPEED, study) if column is SPEED else Judge(column, study)
         found[name] = [
-            "".join(_letter_of(judge, a, b) for b in known[:i]) for i, a in enumerate(known)
+            "".join(_letter_of(judged(a, b)) for b in lines[:i]) for i, a in enumerate(lines)
         ]
     return found
 
 
 def _column(study: Study, name: str, values: dict[str, list[float]]) -> Quantity:
     score = score_of(study)
+    if name in SPEEDS:
+        return SPEED
     if name == "metric" or (name == "accuracy" and score.is_accuracy):
         return score.quantity
 
@@ -76,24 +78,24 @@ def _column(study: Study, name: str, values: dict[str, list[float]]) -> Quantity
         return found if len(found) == len(line.completed) else []
 
     if name != "accuracy" and all(v > 0 for own in values.values() for v in own):
-        return Quantity(name, whole, alone_is_serial=name in TIMES)
+        return Quantity(name, whole)
     return Quantity(
         name, whole, relative=False, once=UNKNOWN_POINTS if name == "accuracy" else math.inf
     )
 
 
-def _letter_of(judge: Judge, a: Known | None, b: Known | None) -> str:
-    return letter(judge.compare(a, b)) if a and b else "-"
+def _letter_of(verdict: Verdict | None) -> str:
+    return letter(verdict) if verdict is not None else "-"
 
 
 def letter(verdict: Verdict) -> str:
     """Return a verdict as a letter, for the page.
 
-    They differ: `r` in every run; `t` by a t-test; `o` in the one run of each.
+    They differ: `t` by a t-test; `o` in the one run of each.
     No difference was shown: `n` within noise; `1` one run each.
     """
     if verdict.differs:
-        return "o" if verdict.runs < 2 else "r" if verdict.split else "t"
+        return "o" if verdict.runs < 2 else "t"
     return "1" if verdict.runs < 2 else "n"
 
 

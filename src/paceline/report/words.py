@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paceline.report.lines import Line, Spread
+
+if TYPE_CHECKING:
+    from paceline.report.judge import Verdict
 
 
 def seconds(value: float | None) -> str:
@@ -71,6 +75,22 @@ def listed(names: Sequence[str], most: int = 6) -> str:
 
 def workers(number: int) -> str:
     return count(number, "worker")
+
+
+def as_fast(verdict: Verdict, than: str = "serial") -> str:
+    """`1.55x as fast as serial (95% interval 1.38 to 1.74, faster in 9 of 9 blocks)`"""
+    text = f"{times(math.exp(-verdict.apart))} as fast as {than}"
+    if verdict.estimate is None:
+        return text + verdict.seen
+    return f"{text} ({interval(verdict)})"
+
+
+def interval(verdict: Verdict) -> str:
+    """`95% interval 1.38 to 1.74, faster in 9 of 9 blocks`, of a comparison of speeds."""
+    low, high = math.exp(-verdict.high), math.exp(-verdict.low)
+    side = "faster" if verdict.apart < 0 else "slower"
+    counted = f", {side} {verdict.counted}" if verdict.counted else ""
+    return f"95% interval {low:.2f} to {high:.2f}{counted}"
 
 
 def pace_against(line: Line, serial: Line) -> str:

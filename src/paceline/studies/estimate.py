@@ -18,7 +18,8 @@ from paceline.launch.run import run
 from paceline.record.machine import cores
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
-from paceline.studies.grid import Setting, alone
+from paceline.studies.grid import Setting
+from paceline.studies.points import alone
 
 TRIAL_STEPS = 15
 CALIBRATES = (

@@ -2,13 +2,14 @@
 
 title = "Which strategy is best here?"
 seeds = 3                       # or a list of seeds; every setting is run once with each
+budget = "10min"                # what is left of it goes into confirming the best two settings
 target_accuracy = 0.95
 [base]                          # options of `train` that all runs share
 model = "cnn"
 global_batch_size = 120
 [axes]                          # options to vary: every combination of their values is a setting
 strategy = ["allreduce", "local-sgd:every=8"]       # "strategy.every" varies a strategy's option
-workers = [1, 2, 4]
+workers = [1, 2, "cores"]
 [[also]]                        # further settings beside the grid; a list is an axis of this group
 strategy = "ddp"
 workers = 2
@@ -18,7 +19,6 @@ seeds = 1
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,23 +26,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.common.files import read_toml
+from paceline.common.units import LONG_TIMES, parse_unit
 from paceline.errors import BadRequest, UnknownName
 from paceline.record.machine import cores
-from paceline.registry import Spec, load_plugin, strategies
+from paceline.registry import load_plugin
 from paceline.request.checks import CHOICES
-from paceline.request.config import (
-    SERIAL_DOES_NOT_KNOW,
-    Config,
-    apply_settings,
-    label_of,
-    strategy_for,
-)
+from paceline.request.config import Config, apply_settings, label_of
 from paceline.request.names import resolve_names
+from paceline.studies.points import (
+    alone,
+    as_text,
+    beside_the_point,
+    each_once,
+    is_serial,
+    product,
+    worker_counts,
+)
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
 NOT_AN_AXIS = ("out", "resume", "seed", "plugin", "data_dir", "target_accuracy")
 MOST_RUNS = 10_000
+CONFIRMED, MOST_CONFIRMED = 2, 5  # settings
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,10 @@ class StudySpec:
     seeds: tuple[int, ...] = (0,)
     scaling: Literal["strong", "weak"] = "strong"
     target_accuracy: float | None = None
-    budget_s: float | None = None  # a further round begins only if it fits into this time
+    budget: str | None = None  # the time that the study may take: 10min
+    confirm: int | None = None  # how many settings to confirm; by default 2 with a budget
+    width: float = 0.1  # the half of an interval that confirming blocks are made for
+    block: str = "30s"  # the time that one confirming block takes
     all_cores: bool = True  # add a serial setting with a thread for every core
     cut: str = ""  # what the study leaves out to be quick, in words, for the report
     name: str = "study"
@@ -110,6 +118,11 @@ class StudySpec:
         variants = {key: _table(key, table.pop(key, None)) for key in ("short", "full")}
         known = [k for k in cls.__dataclass_fields__ if k != "name"]
         for part in (table, *(v for v in variants.values() if v)):
+            if "budget_s" in part:
+                raise BadRequest(
+                    f"budget_s = {part['budget_s']}: write it with a unit, budget ="
+                    f' "{part["budget_s"]}s" or budget = "10min"'
+                )
             for key in part:
                 if key not in known:
                     raise UnknownName("part of a study", key, [*known, *variants])
@@ -126,12 +139,21 @@ class StudySpec:
             table[key] = {**table.get(key, {}), **value} if key in ("base", "axes") else value
         if variant == "full" and "cut" not in (chosen or {}):
             table["cut"] = ""
+        for key in ("base", "axes"):
+            table[key] = _counted(table.get(key, {}))
+        table["also"] = [_counted(group) for group in table.get("also", [])]
         study = cls(**{**table, "seeds": _seeds(table.get("seeds", 1))}, name=name)
         study._check()
         return study
 
     def changed(
-        self, settings: Iterable[str] = (), *, seeds: int | None = None, **base: Any
+        self,
+        settings: Iterable[str] = (),
+        *,
+        seeds: int | None = None,
+        budget: str | None = None,
+        confirm: int | None = None,
+        **base: Any,
     ) -> StudySpec:
         """Return the study with other options for all runs, such as `lr=0.1` or
         `strategy.every=8`.
@@ -157,6 +179,8 @@ class StudySpec:
             axes=kept(self.axes),
             also=[kept(e) for e in self.also],
             seeds=self.seeds if seeds is None else _seeds(seeds),
+            budget=self.budget if budget is None else budget,
+            confirm=self.confirm if confirm is None else confirm,
             target_accuracy=(
                 float(options["target_accuracy"])
                 if "target_accuracy" in options
@@ -194,7 +218,7 @@ class StudySpec:
                 f"scaling={self.scaling}: use strong (the same work for every number of workers) or"
                 " weak (the same work for each worker)"
             )
-        for name, low, high in (("target_accuracy", 0.0, 1.0), ("budget_s", 1.0, 1e9)):
+        for name, low, high in (("target_accuracy", 0.0, 1.0), ("width", 0.01, 1.0)):
             value = getattr(self, name)
             fits = (
                 isinstance(value, (int, float))
@@ -205,26 +229,52 @@ class StudySpec:
                 raise BadRequest(
                     f"{name}={value}: it must be a number between {low:g} and {high:g}"
                 )
+        for name in ("budget", "block"):
+            value = getattr(self, name)
+            if value and not 1 <= parse_unit(value, LONG_TIMES, name) <= 1e9:
+                raise BadRequest(f"{name}={value!r}: it must be 1 second or more")
+        if self.confirm is not None and (
+            isinstance(self.confirm, bool)
+            or not isinstance(self.confirm, int)
+            or not 0 <= self.confirm <= MOST_CONFIRMED
+        ):
+            raise BadRequest(
+                f"confirm={self.confirm!r}: write how many settings to confirm, 0 to"
+                f" {MOST_CONFIRMED}"
+            )
         for plugin in Config.make({"plugin": self.base.get("plugin", ())}).plugin:
             load_plugin(plugin)
         for setting in self.settings():
             resolve_names(Config.make({**setting.options, "seed": self.seeds[0]}))
 
+    @property
+    def budget_s(self) -> float | None:
+        return parse_unit(self.budget, LONG_TIMES, "budget") if self.budget else None
+
+    @property
+    def block_s(self) -> float:
+        return parse_unit(self.block, LONG_TIMES, "block")
+
+    @property
+    def confirms(self) -> int:
+        """How many settings are confirmed after all have been screened."""
+        return self.confirm if self.confirm is not None else CONFIRMED * bool(self.budget)
+
     # --- the grid
 
     def settings(self) -> list[Setting]:
         """Return every setting once: the serial baselines, the grid, and `also`."""
-        points = [*_product(self.base, self.axes)] if self.axes or not self.also else []
+        points = [*product(self.base, self.axes)] if self.axes or not self.also else []
         for extra in self.also:
             axes = {k: v for k, v in extra.items() if isinstance(v, list)}
-            points += _product(
+            points += product(
                 {**self.base, **{k: v for k, v in extra.items() if k not in axes}}, axes
             )
         points = [self._completed(p) for p in points]
         baselines = [self._serial(p, 1) for p in points]
         if self.all_cores and cores() > 1:
             baselines += [self._serial(p, cores()) for p in points]
-        asked, all_points = _once(points), _once([*baselines, *points])
+        asked, all_points = each_once(points), each_once([*baselines, *points])
         if len(all_points) * len(self.seeds) > MOST_RUNS:
             raise BadRequest(
                 f"the study has {len(all_points) * len(self.seeds):,} runs; at most"
@@ -234,22 +284,22 @@ class StudySpec:
         varied = [
             n
             for n in names
-            if n not in ("workers", "threads") and len({_text(p.get(n)) for p in asked}) > 1
+            if n not in ("workers", "threads") and len({as_text(p.get(n)) for p in asked}) > 1
         ]
         threads_differ = len({p["threads"] for p in all_points}) > 1
 
         def differs(point: dict[str, Any]) -> dict[str, str]:
             shown = {
-                n: _text(point[n])
+                n: as_text(point[n])
                 for n in varied
-                if n in point and (n == "strategy" or not _beside_the_point(n, point))
+                if n in point and (n == "strategy" or not beside_the_point(n, point))
             }
-            if _is_serial(point) and "strategy" not in shown:
+            if is_serial(point) and "strategy" not in shown:
                 shown = {"strategy": "serial", **shown}
             elif "strategy" not in shown and any(
-                _is_serial(p) != _is_serial(point) for p in all_points
+                is_serial(p) != is_serial(point) for p in all_points
             ):
-                shown = {"strategy": _text(point["strategy"]), **shown}
+                shown = {"strategy": as_text(point["strategy"]), **shown}
             if threads_differ and point["threads"] != 1:
                 shown["threads"] = str(point["threads"])
             return shown
@@ -269,7 +319,7 @@ class StudySpec:
             whole["target_accuracy"] = self.target_accuracy
         if "batch_size" not in whole and "global_batch_size" not in whole:
             whole["global_batch_size"] = DEFAULT_GLOBAL_BATCH
-        return alone(whole) if _is_serial(whole) else whole
+        return alone(whole) if is_serial(whole) else whole
 
     def _serial(self, point: dict[str, Any], threads: int) -> dict[str, Any]:
         return {**alone(point), "threads": threads}
@@ -281,11 +331,11 @@ class StudySpec:
             for name in self.__dataclass_fields__
             if name not in ("name", "base", "axes", "also")
         } | {
-            "base": {k: _text(v) for k, v in self.base.items()},
-            "axes": {k: [_text(v) for v in values] for k, values in self.axes.items()},
+            "base": {k: as_text(v) for k, v in self.base.items()},
+            "axes": {k: [as_text(v) for v in values] for k, values in self.axes.items()},
             "also": [
                 {
-                    k: [_text(x) for x in v] if isinstance(v, list) else _text(v)
+                    k: [as_text(x) for x in v] if isinstance(v, list) else as_text(v)
                     for k, v in e.items()
                 }
                 for e in self.also
@@ -293,20 +343,10 @@ class StudySpec:
         }
 
 
-def alone(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the serial run on the same work.
-
-    Its batch is the sum of the workers' batches where those are given one by one.
-    """
-    kept = {k: v for k, v in options.items() if k not in SERIAL_DOES_NOT_KNOW} | {
-        "strategy": "serial",
-        "workers": 1,
-    }
-    sizes = kept.get("batch_size")
-    if isinstance(sizes, (list, tuple)) or (isinstance(sizes, str) and "," in sizes):
-        each = sizes.split(",") if isinstance(sizes, str) else sizes
-        kept["batch_size"] = sum(int(size) for size in each)
-    return kept
+def _counted(options: dict[str, Any]) -> dict[str, Any]:
+    if "workers" not in options:
+        return options
+    return {**options, "workers": worker_counts(options["workers"])}
 
 
 def _table(name: str, given: Any) -> dict[str, Any]:
@@ -340,56 +380,3 @@ def _seeds(given: Any) -> tuple[int, ...]:
     if not seeds or not plain or len(set(seeds)) < len(seeds):
         raise BadRequest(f"seeds={given!r}: write one or more different whole numbers")
     return seeds
-
-
-def _product(base: dict[str, Any], axes: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    # an option inside a choice, such as `strategy.every`, is an axis with one value
-    inside = {name: [value] for name, value in base.items() if "." in name}
-    base, axes = (
-        {name: value for name, value in base.items() if name not in inside},
-        {**inside, **axes},
-    )
-    points = []
-    for values in itertools.product(*axes.values()):
-        point = dict(base)
-        for name, value in sorted(zip(axes, values, strict=True), key=lambda pair: "." in pair[0]):
-            outer, dot, inner = name.partition(".")
-            chosen = point.get(outer) or Config.options()[outer].default or strategy_for(2)
-            point[outer] = _with(chosen, inner, value) if dot else value
-        points.append(point)
-    return points
-
-
-def _with(choice: Any, key: str, value: Any) -> Spec:
-    """Set an option of a choice: `local-sgd:every=8` with every=16 is `local-sgd:every=16`."""
-    spec = Spec.of(choice)
-    pairs = [p.partition("=") for p in spec.rest.split(",")] if "=" in spec.rest else []
-    options = {**{k.strip(): v for k, _, v in pairs}, **spec.options, key: value}
-    return Spec(spec.name, options, "" if pairs else spec.rest)
-
-
-def _is_serial(point: dict[str, Any]) -> bool:
-    spec = Spec.of(point["strategy"])
-    return (
-        spec.name in strategies
-        and getattr(strategies.entry(spec.name).make, "most_workers", None) == 1
-    )
-
-
-def _beside_the_point(name: str, point: dict[str, Any]) -> bool:
-    return name in SERIAL_DOES_NOT_KNOW and _is_serial(point)
-
-
-def _once(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for point in points:
-        found.setdefault(repr(sorted((k, _text(v)) for k, v in point.items())), point)
-    return list(found.values())
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    if isinstance(value, Mapping):
-        return str(Spec.of(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)

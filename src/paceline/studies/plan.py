@@ -11,7 +11,8 @@ from paceline.data.base import Stream
 from paceline.errors import BadRequest
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
-from paceline.studies.grid import Setting, StudySpec, alone
+from paceline.studies.grid import Setting, StudySpec
+from paceline.studies.points import alone
 
 
 @dataclass(frozen=True)

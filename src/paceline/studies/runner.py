@@ -7,14 +7,18 @@ A study is fair in this sense:
 - Every worker has one thread, for every number of workers. One serial setting uses all cores.
 - The training time leaves out start-up, loading and evaluation.
 - Seeds are rounds, each in its own random order, so that a slow moment of the machine can hit any
-  setting.
+  setting. These runs screen the settings.
+- The best settings are confirmed beside serial in further blocks (see confirm.py), which alone
+  make the headline.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +26,17 @@ from paceline.errors import DataUnavailable, Interrupted, PacelineError
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
+from paceline.record.blocks import Block, blocks_of
 from paceline.record.lock import alone_in
 from paceline.record.machine import cores
 from paceline.request.config import Config
 from paceline.request.job import Job
+from paceline.studies.confirm import Confirmation, candidates
 from paceline.studies.folder import StudyFolder, claim, prepare_again
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun, rounds_of, scaled
+
+SCREENING_SHARE = 0.6  # of the budget, at most: the rest is for confirming
 
 
 class Listener:
@@ -41,6 +49,9 @@ class Listener:
         return lambda kind, content: None
 
     def ended(self, planned: PlannedRun, record: dict[str, Any]) -> None: ...
+    def confirming(self, confirmation: Confirmation) -> None: ...
+    def confirmed(self, confirmation: Confirmation, block: Block) -> None: ...
+    def heard(self, kind: str, content: dict[str, Any]) -> None: ...
     def notice(self, text: str) -> None: ...
 
 
@@ -78,9 +89,11 @@ class _StudyRun:
     def __init__(self, folder: StudyFolder, listener: Listener, clean: bool) -> None:
         self.folder, self.listener, self.clean = folder, listener, clean
         self.spec = folder.spec
+        self._began = time.monotonic()
+        self._spent_before_s = float(folder.about.get("spent_s") or 0.0)
 
     def all(self, rounds: list[list[PlannedRun]], retry_failed: bool) -> dict[str, dict[str, Any]]:
-        """Run every round that fits into the study's time budget."""
+        """Screen all settings, then confirm the best, as far as the time budget goes."""
         runs = list(itertools.chain(*rounds))
         found = {p.name: self.folder.finished(p, retry_failed) for p in runs}
         records = {name: record for name, record in found.items() if record is not None}
@@ -88,36 +101,81 @@ class _StudyRun:
         text = _privacy_notice([p for p in runs if p.name not in records], self.spec)
         if text is not None:
             self.listener.notice(text)
+        self.screen(rounds, records)
+        if self.spec.confirms:
+            self.confirm(records)
+        self.folder.note(ended=time.time(), spent_s=self.spent_s)
+        return records
+
+    def screen(self, rounds: list[list[PlannedRun]], records: dict[str, dict[str, Any]]) -> None:
+        """Run one randomised complete block of all settings per seed, while they fit."""
         for number, planned_runs in enumerate(rounds):
             left = [p for p in planned_runs if p.name not in records]
-            if left and number and not _fits(self.spec, records, len(left)):
+            if left and number and not self._fits(records, len(left)):
                 seeds = f"{number} of {len(rounds)} seeds"
                 self.folder.note(cut_seeds=seeds)
                 self.listener.notice(
                     f"{seeds} were run: another round would exceed this study's time budget of"
-                    f" {self.spec.budget_s:.0f} s"
+                    f" {self.spec.budget}"
                 )
                 break
             for planned in left:
                 records[planned.name] = self.one(planned)
                 self.listener.ended(planned, records[planned.name])
-        self.folder.note(ended=time.time())
-        return records
+
+    def confirm(self, records: dict[str, dict[str, Any]]) -> None:
+        """Run serial and the best settings in adjacent blocks, as many as the width asks for."""
+        private = [s for s in self.spec.settings() if s.options.get("privacy") is not None]
+        if private:
+            self.listener.notice(
+                "nothing is confirmed by further runs: each private run spends privacy"
+            )
+            return
+        kept = self.folder.about.get("confirm") or {}
+        begun = [kept["serial"], *kept["settings"]] if kept.get("blocks") else None
+        chosen = candidates(self.spec, records, begun)
+        if len(chosen) < 2:
+            self.listener.notice("nothing can be confirmed: no setting was completed beside serial")
+            return
+        found = Confirmation(
+            self.spec,
+            [replace(c, options=self._as_others(c.options)) for c in chosen],
+            self.folder.out / "confirm",
+            blocks_of(kept),
+            self.clean,
+        )
+        self.listener.confirming(found)
+        ended = "enough"
+        while len(found.blocks) < found.wanted:
+            if found.block_s > self.left_s and found.blocks:
+                ended = "budget"
+                break
+            try:
+                block = found.next(self.left_s, self.listener.notice, self.listener.heard)
+            except Interrupted:
+                raise
+            except PacelineError as error:
+                self.listener.notice(f"confirming has ended: {error}")
+                ended = str(error)
+                break
+            self.folder.note(confirm=found.described("interrupted"), spent_s=self.spent_s)
+            self.listener.confirmed(found, block)
+        self.folder.note(confirm=found.described(ended))
 
     def one(self, planned: PlannedRun) -> dict[str, Any]:
         """Run one setting with one seed. A failure becomes a record, and the study continues."""
         started, job = time.perf_counter(), None
-        path, formats = self.folder.cleared(planned), self.folder.about["memory_format"]
-        options = {**planned.setting.options, "seed": planned.seed, "out": str(path)}
-        kind = f"{options.get('model')} on {options.get('data')}"
-        if "memory_format" not in options and kind in formats:
-            options["memory_format"] = formats[kind]
+        path = self.folder.cleared(planned)
+        options = self._as_others(
+            {**planned.setting.options, "seed": planned.seed, "out": str(path)}
+        )
         try:
             config = Config.make(scaled(options, self.spec))
             job = prepare_again(
                 config, path, lambda text: self.listener.notice(f"{planned.name}: {text}")
             )
             record = run(job, self.listener.begun(planned, job), clean=self.clean)
+            formats, kind = self.folder.about["memory_format"], _kind(options)
             if kind not in formats:  # the first run chooses for all that follow
                 chosen = record["config"]["memory_format"]
                 self.folder.note(memory_format={**formats, kind: chosen})
@@ -131,16 +189,34 @@ class _StudyRun:
             wall_s = time.perf_counter() - started
             return self.folder.record_failure(planned, asked, str(error), wall_s)
 
+    def _as_others(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Add the memory format that the first run on the same model and data has chosen."""
+        known = self.folder.about["memory_format"].get(_kind(options))
+        return {"memory_format": known, **options} if known is not None else options
+
+    @property
+    def spent_s(self) -> float:
+        """The time that this study has taken, in this session and those before."""
+        return self._spent_before_s + time.monotonic() - self._began
+
+    @property
+    def left_s(self) -> float:
+        return math.inf if self.spec.budget_s is None else self.spec.budget_s - self.spent_s
+
+    def _fits(self, records: dict[str, dict[str, Any]], runs: int) -> bool:
+        """Whether so many further screening runs leave enough of the budget for confirming."""
+        if self.spec.budget_s is None:
+            return True
+        spent = float(sum(r["result"]["wall_s"] for r in records.values()))
+        share = SCREENING_SHARE if self.spec.confirms else 1.0
+        return spent + runs * spent / max(1, len(records)) <= share * self.spec.budget_s
+
     def _share_their_data(self) -> bool:
         return len({str(s.options.get("data")) for s in self.spec.settings()}) == 1
 
 
-def _fits(spec: StudySpec, records: dict[str, dict[str, Any]], runs: int) -> bool:
-    """Whether so many further runs fit into the time budget, at the mean time of those so far."""
-    if spec.budget_s is None:
-        return True
-    spent = float(sum(r["result"]["wall_s"] for r in records.values()))
-    return spent + runs * spent / max(1, len(records)) <= spec.budget_s
+def _kind(options: dict[str, Any]) -> str:
+    return f"{options.get('model')} on {options.get('data')}"
 
 
 def _privacy_notice(planned: list[PlannedRun], spec: StudySpec) -> str | None:

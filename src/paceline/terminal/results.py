@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.report.answer import answer, best_lines
+from paceline.report.judge import serial_speedup
 from paceline.report.lines import Line, Spread, Study
 from paceline.report.score import score_of
 from paceline.report.words import size, times, with_range
@@ -44,7 +45,7 @@ def _table(study: Study, lines: list[Line], console: Console) -> Table:
     form, scale = (".2f", 100) if score.is_accuracy else (".4g", 1)
     training = _ranged("training", [x.train_s for x in lines], ".2f")
     scores = _ranged(f"test\n{score.name}", [score.spread(x) for x in lines], form, scale)
-    gains = [study.serial_speedup(x) for x in lines]
+    gains = [serial_speedup(study, x) for x in lines]
     against = Column("against\nserial", [times(gain.mean if gain else None) for gain in gains])
     columns = [
         Column("best\nworkers", [str(x.workers) for x in lines]),

@@ -5,6 +5,7 @@ The table runs no thread, since workers are forked from this process while it is
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from statistics import fmean
@@ -18,8 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.launch.run import Listen
+from paceline.record.blocks import Block
 from paceline.report.words import count, workers
 from paceline.request.job import Job
+from paceline.studies.confirm import Confirmation
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun
 from paceline.studies.runner import Listener
@@ -44,6 +47,7 @@ class StudyTable(Listener):
         self._began = time.monotonic()
         self._done_before = 0
         self._last = 0.0
+        self._confirmation: Confirmation | None = None
 
     def __enter__(self) -> StudyTable:
         return self
@@ -92,6 +96,25 @@ class StudyTable(Listener):
             self._refresh(force=True)
         else:
             self._say(f"[{len(self._records)}/{len(self._planned)}] {self._line(planned, record)}")
+
+    def confirming(self, confirmation: Confirmation) -> None:
+        self._confirmation, self._current = confirmation, None
+        names = [candidate.name for candidate in confirmation.others]
+        self._say(f"confirming {' and '.join(names)} beside serial, in blocks")
+        if done := len(confirmation.blocks):
+            self._say(f"{count(done, 'block')} are in the folder already")
+        self._refresh(force=True)
+
+    def confirmed(self, confirmation: Confirmation, block: Block) -> None:
+        if self.live:
+            self._refresh(force=True)
+            return
+        told = ", ".join(
+            f"{other.name} {math.exp(block.log_ratio(other.name, confirmation.serial.name)):.2f}x"
+            for other in confirmation.others
+        )
+        marked = " (disturbed)" if block.disturbed else ""
+        self._say(f"[block {block.number + 1}/{confirmation.wanted}] {told}{marked}")
 
     def notice(self, text: str) -> None:
         self._say(f"note: {text}")
@@ -173,6 +196,8 @@ class StudyTable(Listener):
 
     def _status(self) -> list[RenderableType]:
         """Return a bar with the time left, and the current setting."""
+        if self._confirmation is not None:
+            return [self._blocks(self._confirmation)]
         done, total = len(self._records), len(self._planned)
         here = (
             self._progress.get("step", 0) / self._progress["total"]
@@ -194,6 +219,20 @@ class StudyTable(Listener):
             return [bar]
         name = f"running {self._current.setting.label} x {self._current.setting.workers}"
         return [bar, Text(wrap_name(name, self.console.width))]
+
+    def _blocks(self, found: Confirmation) -> RenderableType:
+        """Return a bar over the confirming blocks, with the ratios to serial so far."""
+        done, bar = found.blocks, Table.grid(padding=(0, 1))
+        means = [
+            f"{other.name} {math.exp(fmean(found.log_ratios(other))):.2f}x"
+            for other in found.others
+            if done
+        ]
+        bar.add_row(
+            ProgressBar(total=found.wanted, completed=len(done), width=24),
+            f"confirming: block {len(done) + 1} of {found.wanted}  {', '.join(means)}",
+        )
+        return bar
 
 
 def _frame() -> Table:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.report.commentary.comment import Comment
+from paceline.report.judge import TO_ACCURACY, Verdict, judge
 from paceline.report.lines import Line, Study
-from paceline.report.noise import TO_ACCURACY, Verdict, judge
 from paceline.report.score import Score, score_of, scored
 from paceline.report.words import listed, seconds, workers
 
@@ -78,7 +78,7 @@ def _comment_on(study: Study, score: Score, found: list[Found], what: str) -> Co
         start = f"{names} {verb} in {score.name} against serial"
         side = "better than" if gained else "worse than"
     little = ", but little:" if what == "little" else ": up to"
-    each_time = f", {verdict.each_time}" if verdict.split else ""
+    each_time = f", {verdict.counted}" if verdict.counted else ""
     text = (
         f"{start}{little} {gap} {side} serial (`{line.label}` with {workers(line.workers)},"
         f" {score.text(own.mean if own else None)}{each_time}){verdict.seen}."

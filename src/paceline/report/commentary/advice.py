@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from paceline.report.commentary.comment import Comment
 from paceline.report.commentary.trouble import SLOW
+from paceline.report.judge import SPEED, judge
 from paceline.report.lines import Line, Study
-from paceline.report.noise import SPEED, judge
 from paceline.report.words import milliseconds, percent
 
 MUCH = 0.25  # of the workers' time

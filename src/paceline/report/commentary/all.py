@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from paceline.report.commentary.accuracy import accuracy_gained, accuracy_paid
 from paceline.report.commentary.advice import next_steps
 from paceline.report.commentary.comment import Comment
+from paceline.report.commentary.confirmation import confirmation
 from paceline.report.commentary.costs import along_the_data, bytes_moved, drift, measuring_cost
 from paceline.report.commentary.scaling import from_linear
 from paceline.report.commentary.speed import beyond_the_cores, slower_than_serial, within_noise
@@ -24,6 +25,7 @@ from paceline.report.privacy import what_privacy_costs
 
 RULES: tuple[Callable[[Study], Iterator[Comment]], ...] = (
     failures,
+    confirmation,
     disturbed,
     by_bandwidth,
     unlike_work,

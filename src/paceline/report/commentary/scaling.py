@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from paceline.report.commentary.comment import Comment
+from paceline.report.judge import Verdict, own_speedup, serial_speedup, speed
 from paceline.report.lines import Line, Study
-from paceline.report.noise import Verdict, speed
 from paceline.report.words import percent, size, times, workers
 
 TELLING = 0.15  # a share of the time that explains something
@@ -21,8 +20,8 @@ def from_linear(study: Study) -> Iterator[Comment]:
         top = max((x for x in own if x.workers > 1), key=lambda x: x.workers, default=None)
         if top is None:
             continue
-        one = study.own_speedup(top)
-        gain = one or study.serial_speedup(top)
+        one = own_speedup(study, top)
+        gain = one or serial_speedup(study, top)
         if gain is None:
             continue
         because, figures = reasons(study, top)
@@ -63,12 +62,12 @@ def _serial_share(
         return None
     if sent is not None and sent.mean == 0:
         return None
-    points = [(x.workers, s.mean) for x in own if (s := study.own_speedup(x)) is not None]
+    points = [(x.workers, s.mean) for x in own if (s := own_speedup(study, x)) is not None]
     share = amdahl(points)
-    gain = study.own_speedup(top)
+    gain = own_speedup(study, top)
     if share is None or gain is None:
         return None
-    unsure = math.expm1(verdict.limit) / gain.mean / (1 - 1 / top.workers)
+    unsure = (gain.high - gain.low) / 2 / gain.mean / (1 - 1 / top.workers)
     return share if unsure < share else None
 
 

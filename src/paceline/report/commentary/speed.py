@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from paceline.report.answer import compared, leader, like_the_leader
 from paceline.report.commentary.comment import Comment
 from paceline.report.commentary.scaling import reasons
+from paceline.report.judge import SPEED, Verdict, judge, serial_speedup, speed
 from paceline.report.lines import Line, Study
-from paceline.report.noise import SPEED, Verdict, judge, speed
-from paceline.report.words import count, listed, pace_against, times, workers
+from paceline.report.words import as_fast, count, listed, times, workers
 
 SLOWER = 0.03  # a smaller difference is not worth a sentence
 
@@ -22,7 +22,7 @@ def slower_than_serial(study: Study) -> Iterator[Comment]:
     for label in study.series:
         slower: list[tuple[Line, Line, float, Verdict]] = []
         for line in (x for x in study.lines if x.label == label and x.workers > 1):
-            serial, gain = study.serial(line), study.serial_speedup(line)
+            serial, gain = study.serial(line), serial_speedup(study, line)
             verdict = speed(study, line, serial)
             if serial is None or gain is None or verdict is None:
                 continue
@@ -33,11 +33,7 @@ def slower_than_serial(study: Study) -> Iterator[Comment]:
         line, serial, _, verdict = min(slower, key=lambda found: found[2])
         because, figures = reasons(study, line)
         shared = f"{_crowd(line)} shared {study.cores} cores." if line.oversubscribed else ""
-        each_time = f" {verdict.each_time}" if verdict.split else ""
-        first = (
-            f"`{label}` with {workers(line.workers)} was slower than serial{each_time}:"
-            f" {pace_against(line, serial)}{verdict.seen}."
-        )
+        first = f"`{label}` with {workers(line.workers)} was slower: {as_fast(verdict)}."
         against = {f"against serial, {workers(x.workers)}": times(g) for x, _, g, _ in slower}
         text = " ".join(part for part in (first, shared, because) if part)
         yield Comment("slower", text, {**against, **figures})
@@ -95,7 +91,7 @@ def within_noise(study: Study) -> Iterator[Comment]:
     ]
     if len(lines) < 2:
         return
-    if judge(SPEED, study).all is None:
+    if not judge(SPEED, study).repeated:
         yield Comment(
             "noise",
             "No setting was run twice: differences in time below 10% are not reported. Use more"
@@ -104,7 +100,10 @@ def within_noise(study: Study) -> Iterator[Comment]:
         return
     best, same = leader(study, lines), like_the_leader(study, lines)
     if same:
-        gain, least = study.serial_speedup(best), min(x.sample_s or math.inf for x in (best, *same))
+        gain, least = (
+            serial_speedup(study, best),
+            min(x.sample_s or math.inf for x in (best, *same)),
+        )
         is_fastest = best.sample_s == least and (gain is None or gain.mean > 1)
         fastest = "the fastest, " if is_fastest else ""
         yield Comment(

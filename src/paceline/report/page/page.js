@@ -106,7 +106,7 @@ function format(value, kind) {
   return Number(value.toPrecision(4)).toLocaleString("en") + unit;
 }
 
-// The verdict of noise.py on two rows, as a letter that `letter` in tables.py explains.
+// The verdict of judge.py on two rows, as a letter that `letter` in tables.py explains.
 function letterOf(key, a, b) {
   const [i, j] = [a, b].map((row) => DATA.tables.lines.indexOf(row));
   return i === j ? "n" : DATA.verdicts[key][Math.max(i, j)][Math.min(i, j)];
@@ -114,7 +114,7 @@ function letterOf(key, a, b) {
 
 function verdictOn(key, kind, better, a, b) {
   const x = a[key], y = b[key], letter = letterOf(key, a, b);
-  const how = { r: ", in every run", t: "", o: " (seen in one run)" }[letter];
+  const how = { t: "", o: " (seen in one run)" }[letter];
   if (x === y) return "the same";
   if (kind === "bytes" && key.endsWith("sent_bytes")) {
     return better ? (x < y ? a.id : b.id) + " sends less" : "they differ";
