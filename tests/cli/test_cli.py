@@ -373,6 +373,7 @@ def test_lists(cli) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.native_threads
 def test_doctor(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     found = doctor.examine()
     monkeypatch.setattr(doctor, "examine", lambda data_dir=None: found)
@@ -399,6 +400,7 @@ def test_completion(cli) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.native_threads
 def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> None:
     code, out, err = cli("study", "--short", "--out", "s")
     assert code == 0, err

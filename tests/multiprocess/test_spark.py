@@ -21,7 +21,10 @@ from paceline.errors import RunFailed
 from paceline.spark.java import pyspark_missing
 from paceline.spark.session import Session
 
-pytestmark = pytest.mark.skipif(pyspark_missing() is not None, reason=str(pyspark_missing()))
+pytestmark = [
+    pytest.mark.skipif(pyspark_missing() is not None, reason=str(pyspark_missing())),
+    pytest.mark.native_threads,
+]
 
 PARQUET = """
 [source]

@@ -330,6 +330,7 @@ def test_02_ranks_of_a_launcher_on_one_host_meet_on_loopback() -> None:
     assert known.meets_on_loopback
 
 
+@pytest.mark.native_threads
 def test_02_doctor_listens_on_loopback_only() -> None:
     seen: list[dict[str, set[str]]] = []
     real, done = threading.Event(), threading.Event()
