@@ -11,7 +11,7 @@ SOURCE = ROOT / "src" / "paceline"
 # From the bottom up. Modules of one line may not import each other; those inside one folder may.
 LAYERS = [
     ["errors"],
-    ["common"],
+    ["common", "look"],
     ["types", "registry"],
     ["spark"],
     ["data", "models", "optim", "objectives", "record", "transport"],
