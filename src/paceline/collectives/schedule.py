@@ -10,7 +10,9 @@ copies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,28 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """How a schedule is drawn.
+
+    `order` lists the ranks in the order of drawing: around a circle, along a line, the root of a
+    star or tree first. `groups` has several such lists, each with its leader first.
+    """
+
+    kind: Literal["circle", "line", "star", "tree", "groups"]
+    order: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class Schedule:
     name: str
     ranks: int
     chunks: int
     rounds: tuple[tuple[Transfer, ...], ...]
     phases: tuple[str, ...]  # for each round, the name of its phase
+    # For each phase, its rule in words. p is a rank, P the number of ranks, r the round within the
+    # phase, counted from 0.
+    rules: Mapping[str, str] = field(default_factory=dict, compare=False)
+    shape: Shape | None = field(default=None, compare=False)  # None: a circle
 
     def bounds(self, chunk: int, length: int) -> tuple[int, int]:
         """A chunk's span of a buffer; empty ones occur if a buffer is shorter than `chunks`."""
@@ -112,9 +130,22 @@ def conflicts(schedule: Schedule) -> list[str]:
 Round = tuple[Transfer, ...]
 
 
-def followed_by(name: str, chunks: int, ranks: int, *phases: tuple[str, list[Round]]) -> Schedule:
+def followed_by(
+    name: str,
+    chunks: int,
+    ranks: int,
+    *phases: tuple[str, list[Round]],
+    rules: Mapping[str, str] | None = None,
+    shape: Shape | None = None,
+) -> Schedule:
     """A schedule of these phases, one after the other. Empty rounds are left out."""
     rounds = [(label, r) for label, phase in phases for r in phase if r]
     return Schedule(
-        name, ranks, chunks, tuple(r for _, r in rounds), tuple(label for label, _ in rounds)
+        name,
+        ranks,
+        chunks,
+        tuple(r for _, r in rounds),
+        tuple(label for label, _ in rounds),
+        rules or {},
+        shape,
     )

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from paceline.collectives.algorithms.tree import from_root, outwards
-from paceline.collectives.schedule import Schedule, followed_by
+from paceline.collectives.schedule import Schedule, Shape, followed_by
 from paceline.registry import operations
+
+RULES = {
+    "broadcast": "In every round, each rank that holds the root's buffer sends it to one rank that"
+    " does not. The number of holders doubles in every round."
+}
 
 
 @operations.register("broadcast")
 def broadcast(ranks: int, root: int = 0) -> Schedule:
     """All ranks end with one rank's buffer."""
-    return followed_by("broadcast", 1, ranks, ("broadcast", outwards(from_root(ranks, root), 1)))
+    members = from_root(ranks, root)
+    return followed_by(
+        "broadcast",
+        1,
+        ranks,
+        ("broadcast", outwards(members, 1)),
+        rules=RULES,
+        shape=Shape("tree", (tuple(members),)),
+    )

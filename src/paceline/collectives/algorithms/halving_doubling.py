@@ -12,6 +12,16 @@ from __future__ import annotations
 from paceline.collectives.base import algorithm
 from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by
 
+RULES = {
+    "fold": "Q is the largest power of two up to P. Every rank p >= Q sends its buffer to rank"
+    " p - Q, which adds it.",
+    "halving": "In round r, rank p and rank p XOR Q/2^(r+1) send each other one half of the chunks"
+    " that they are responsible for, add what arrives, and are responsible for the other half.",
+    "doubling": "The rounds of halving in reverse: partners send each other all sums that they"
+    " hold, so the number of sums doubles in every round.",
+    "unfold": "Every rank p - Q that has a partner p >= Q sends it the result.",
+}
+
 
 @algorithm("halving-doubling")
 def halving_doubling(ranks: int) -> Schedule:
@@ -46,4 +56,5 @@ def halving_doubling(ranks: int) -> Schedule:
         ("halving", halving),
         ("doubling", doubling),
         ("unfold", [unfold]),
+        rules=RULES,
     )

@@ -12,8 +12,18 @@ from typing import Annotated
 from paceline.collectives.algorithms.ring import share_only, share_reduce
 from paceline.collectives.algorithms.tree import outwards, towards
 from paceline.collectives.base import algorithm
-from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by
+from paceline.collectives.schedule import Round, Schedule, Shape, Transfer, followed_by
 from paceline.errors import BadRequest
+
+# i is the number of a group, G the number of groups.
+RULES = {
+    "reduce inside": "In every group, a binomial tree adds the members' buffers into the leader's.",
+    "share-reduce between": "In round r, the leader of group i sends chunk (i - r) mod G to the"
+    " leader of group (i + 1) mod G, which adds it to its own.",
+    "share-only between": "In round r, the leader of group i sends chunk (i + 1 - r) mod G to the"
+    " leader of group (i + 1) mod G, which replaces its own by it.",
+    "broadcast inside": "In every group, a binomial tree sends the leader's sum to the members.",
+}
 
 
 def merged(groups: list[list[Round]]) -> list[Round]:
@@ -45,4 +55,6 @@ def hierarchical(ranks: int, group: Annotated[int, "ranks per group (host)"] = 2
         ("share-reduce between", renumbered(share_reduce(count), leaders)),
         ("share-only between", renumbered(share_only(count), leaders)),
         ("broadcast inside", merged([outwards(members, count) for members in groups])),
+        rules=RULES,
+        shape=Shape("groups", tuple(map(tuple, groups))),
     )

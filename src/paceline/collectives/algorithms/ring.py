@@ -12,6 +12,13 @@ from __future__ import annotations
 from paceline.collectives.base import algorithm
 from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by
 
+RULES = {
+    "share-reduce": "In round r, rank p sends chunk (p - r) mod P to rank (p + 1) mod P, which adds"
+    " it to its own. After P - 1 rounds, rank p holds the sum of chunk (p + 1) mod P.",
+    "share-only": "In round r, rank p sends chunk (p + 1 - r) mod P to rank (p + 1) mod P, which"
+    " replaces its own by it. After P - 1 rounds, every rank holds every sum.",
+}
+
 
 def share_reduce(ranks: int, start: int = 0) -> list[Round]:
     """Rounds in which chunk c travels from rank c + start around the ring and is summed."""
@@ -44,4 +51,5 @@ def ring(ranks: int) -> Schedule:
         ranks,
         ("share-reduce", share_reduce(ranks)),
         ("share-only", share_only(ranks)),
+        rules=RULES,
     )

@@ -15,9 +15,18 @@ from __future__ import annotations
 from typing import Annotated
 
 from paceline.collectives.algorithms.ring import share_reduce
-from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by, states
+from paceline.collectives.schedule import Round, Schedule, Shape, Transfer, followed_by, states
 from paceline.errors import BadRequest
 from paceline.registry import operations
+
+CHUNKED = (
+    "In round r, rank p sends chunk (p - rSTART) mod P to rank (p + 1) mod P, which adds it to its"
+    " own. There is no second half: every rank continues with the partial sums that it holds."
+)
+LITERAL = (
+    "In round r, the rank at place r of the line sends its sum, the whole buffer, to the next rank,"
+    " which adds it to its own. Every rank continues with the sum over the ranks up to itself."
+)
 
 
 @operations.register("stepwise")
@@ -30,12 +39,25 @@ def stepwise(
     if not 0 <= start < ranks:
         raise BadRequest(f"stepwise: start={start}: a rank, 0 to {ranks - 1}")
     if chunked:
-        return followed_by("stepwise", ranks, ranks, ("share-reduce", share_reduce(ranks, start)))
+        return followed_by(
+            "stepwise",
+            ranks,
+            ranks,
+            ("share-reduce", share_reduce(ranks, start)),
+            rules={"share-reduce": CHUNKED.replace("START", f" - {start}" if start else "")},
+        )
     order = [(start + i) % ranks for i in range(ranks)]
     collect: list[Round] = [
         (Transfer(order[i], order[i + 1], 0, 1, True),) for i in range(ranks - 1)
     ]
-    return followed_by("stepwise", 1, ranks, ("reduce", collect))
+    return followed_by(
+        "stepwise",
+        1,
+        ranks,
+        ("reduce", collect),
+        rules={"reduce": LITERAL},
+        shape=Shape("line", (tuple(order),)),
+    )
 
 
 def counts(schedule: Schedule, rank: int) -> list[int]:

@@ -8,8 +8,19 @@ dominates.
 from __future__ import annotations
 
 from paceline.collectives.base import algorithm
-from paceline.collectives.schedule import Round, Schedule, Transfer, followed_by
+from paceline.collectives.schedule import Round, Schedule, Shape, Transfer, followed_by
 from paceline.errors import BadRequest
+
+# A member is a rank's place in the tree, counted from the root, which is member 0.
+TOWARDS = (
+    "In round r, every member p that is an odd multiple of 2^r sends its sum to member p - 2^r,"
+    " which adds it. The number of senders halves in every round."
+)
+OUTWARDS = (
+    "The rounds of the reduction in reverse: every member that holds the result sends it to the"
+    " member that had sent to it. The number of holders doubles in every round."
+)
+RULES = {"reduce": TOWARDS, "broadcast": OUTWARDS}
 
 
 def towards(members: list[int], chunks: int) -> list[Round]:
@@ -40,7 +51,13 @@ def tree(ranks: int) -> Schedule:
     """Binomial tree: 2 log2(P) rounds of the whole buffer."""
     members = list(range(ranks))
     return followed_by(
-        "tree", 1, ranks, ("reduce", towards(members, 1)), ("broadcast", outwards(members, 1))
+        "tree",
+        1,
+        ranks,
+        ("reduce", towards(members, 1)),
+        ("broadcast", outwards(members, 1)),
+        rules=RULES,
+        shape=Shape("tree", (tuple(members),)),
     )
 
 
