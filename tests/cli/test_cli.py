@@ -4,6 +4,7 @@ code, no lost records.
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from paceline import doctor
 from paceline.cli.choices import names_of
 from paceline.cli.main import COMMANDS
 from paceline.cli.main import cli as paceline_cli
+from paceline.collectives.base import SCHEDULES
 from paceline.data.mnist import FILES, MINI
 from paceline.registry import ALL
 
@@ -557,18 +559,89 @@ def test_explain(cli, tmp_path: Path) -> None:
     assert "step 6: share-only" in out
     assert "0 -> 1: chunk 0, added" in out
     assert "halving-doubling" in out
-    code, _, err = cli("explain", "tree", "--svg", "a.svg", "--html", "a.html")
+    assert re.search(r"ring +6 +6\.00 +1\.50 +0\.0483", out)
+    assert "4 MB over links of 1 Gbit/s with a latency of 50 µs" in out
+    slow = ("--latency", "1ms", "--bandwidth", "100mbit", "--size", "8MB")
+    code, out, _ = cli("explain", "ring", "tree", *slow)
+    assert code == 0
+    assert "step 4: broadcast" in out
+    assert re.search(r"tree +4 +6\.00 +2\.00 +2\.56", out)
+    code, _, _ = cli("explain", "tree", "--svg", "a.svg", "--png", "a.png", "--html", "a.html")
     assert code == 0
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+
+
+def test_explain_draws_every_step_into_a_folder(cli, tmp_path: Path) -> None:
+    code, _, err = cli("explain", "ring", "tree", "--svg", "slides/", "--png", "slides/")
+    assert code == 0
+    assert "slides/step-00.svg to 06" in err
+    both = [f"step-{step:02}.{ending}" for step in range(7) for ending in ("png", "svg")]
+    assert sorted(p.name for p in (tmp_path / "slides").iterdir()) == both
+    code, _, _ = cli("explain", "star", "--svg", "slides")  # a folder that is there
+    left = sorted(p.name for p in (tmp_path / "slides").glob("*.svg"))
+    assert (code, left) == (0, ["step-00.svg", "step-01.svg", "step-02.svg"])
+
+
+def test_explain_opens_a_browser(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    import webbrowser
+
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
+    assert cli("explain", "ring", "--open", "--html", "a.html")[0] == 0
+    assert cli("explain", "ring", "--open")[0] == 0
+    assert opened[0].endswith("/a.html")
+    assert all(Path(url.removeprefix("file://")).exists() for url in opened)
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    code, _, err = cli("explain", "ring", "--open", "--html", "a.html")
+    assert (code, "no browser could be started; open a.html yourself" in err) == (2, True)
+
+
+OWN = """
+from paceline.collectives.base import algorithm
+from paceline.collectives.schedule import Transfer, followed_by
+
+@algorithm("fine")
+def fine(ranks: int):
+    \"\"\"Many chunks.\"\"\"
+    return followed_by("fine", 99, ranks, ("all", [(Transfer(0, 1, 0, 99, True),)]))
+"""
+
+
+@pytest.fixture
+def nothing_stays_registered():
+    """Remove the collectives that a test registers."""
+    ALL["collectives"].discover()
+    before = set(SCHEDULES)
+    yield
+    for name in set(SCHEDULES) - before:
+        del SCHEDULES[name], ALL["collectives"]._entries[name]
+
+
+@pytest.mark.usefixtures("nothing_stays_registered")
+def test_explain_answers_bad_input_in_one_sentence(cli, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "file").write_text("")
     for arguments, message in (
         (["nosuch"], "unknown schedule"),
-        (["ring", "--workers", "99"], "up to 16"),
+        (["native"], "native has none"),
+        (["ring", "--workers", "17"], "up to 16"),
+        (["ring", "tree", "star"], "one or two algorithms, not 3"),
+        (["ring", "ring"], "ring is named twice"),
         (["ring", "--svg", "/no/x"], "cannot be written"),
+        (["ring", "--png", "file/steps/"], "cannot be written"),
+        (["ring", "--html", "."], "cannot be written"),
+        (["ring", "--latency", "soon"], "--latency='soon' is not a number"),
+        (["ring", "--bandwidth", "0"], "must be more than 0"),
+        (["ring", "--size", "0"], "1 byte or more"),
+        (["hierarchical:group=0"], "it must be 1 or more"),
+        (["fine", "--plugin", "own.py", "--html", "x.html"], "99 chunks: up to 16"),
     ):
         code, _, err = cli("explain", *arguments)
-        assert code == 2
+        assert code == 2, arguments
         assert message in err
+        assert err.count("\n") <= 2, err
 
 
 @pytest.mark.parametrize(
