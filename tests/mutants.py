@@ -42,7 +42,7 @@ class Area:
 AREAS = {
     "schedules": Area(
         ("collectives/schedule.py", "collectives/algorithms/*.py", "collectives/*.py"),
-        ("unit/test_schedules.py", "unit/test_operations.py"),
+        ("unit/test_schedules.py", "unit/test_operations.py", "unit/test_cost.py"),
     ),
     "shards": Area(
         ("data/shards.py", "data/windows.py"),

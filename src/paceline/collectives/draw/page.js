@@ -56,9 +56,14 @@ function bands(kind, x, y, width, height, changed) {
       out += `<text class="digit" x="${round(x + width / 2)}" y="${round(y + (i + 0.5) * tall + 3)}"`
         + ` fill="${data.inks[rank]}">${rank}</text>`;
   });
-  const look = `frame${changed ? " changed" : ""}${kind.complete ? " complete" : ""}`;
+  const narrow = width < 6; // a frame would hide the colours: a complete chunk is underlined
+  if (narrow && kind.complete)
+    out += `<rect class="complete" x="${round(x - 0.4)}" y="${round(y + height + 0.8)}"`
+      + ` width="${round(width + 0.8)}" height="3" fill="var(--good)"/>`;
+  const look = `frame${changed ? " changed" : ""}${narrow ? " narrow" : ""}`
+    + (kind.complete && !narrow ? " complete" : "");
   return `${out}<rect class="${look}" x="${round(x)}" y="${round(y)}" width="${round(width)}"`
-    + ` height="${round(height)}" rx="1.5"${width < 6 ? ` style="stroke-width:${look === "frame" ? 0.3 : 0.9}"` : ""}/>`;
+    + ` height="${round(height)}" rx="1.5"/>`;
 }
 
 function ranks(s, step, fresh) {
@@ -72,7 +77,7 @@ function ranks(s, step, fresh) {
       + `<rect class="node" x="${round(left)}" y="${round(top)}" width="${width}"`
       + ` height="${height}" rx="7"/><rect x="${round(left + 5)}" y="${round(top + 5)}" width="8"`
       + ` height="8" rx="2" fill="var(--worker-${rank})"/>`
-      + `<text class="name" x="${round(left + 17)}" y="${round(top + 13)}">rank ${rank}</text>`
+      + `<text class="name" x="${round(left + 17)}" y="${round(top + 13)}">${s.names[rank]}</text>`
       + shown.cells[rank].map((k, chunk) => bands(s.kinds[k], left + 4 + chunk * pitch + gap / 2,
         top + data.label, pitch - gap, height - data.label - 5,
         changed.has(`${rank},${chunk}`))).join("") + "</g>";
@@ -159,8 +164,9 @@ class Panel {
       part.messages.innerHTML = moving ? shown.messages.map((m) => message(s, m)).join("") : "";
       for (const [i, button] of this.buttons.entries())
         button.setAttribute("aria-current", String(i === now));
-      part.phase.textContent = now === 0 ? "step 0: start"
-        : `step ${now} of ${this.last}: ${shown.phase}, r = ${shown.place}`;
+      const name = data.scenes.length > 1 ? `${s.name}, ` : "";
+      part.phase.textContent = now === 0 ? `${name}step 0: start`
+        : `${name}step ${now} of ${this.last}: ${shown.phase}, r = ${shown.place}`;
       part.words.textContent = now === 0 ? "Every rank holds its own buffer, in its own colour."
         : s.rules[shown.phase];
       part.sent.innerHTML = shown.messages.map((m) => `<li>${safe(m.words)}</li>`).join("");

@@ -16,7 +16,8 @@ from paceline.look import LIGHT, worker
 FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 GAP = 36.0
 HEAD = 62.0  # above a panel: its step and its phase
-RULE_LINES, RULE_HEIGHT, RULE_CHARACTERS = 4, 17.0, 78
+RULE_HEIGHT, RULE_CHARACTERS = 17.0, 78
+NARROW = 6.0  # a chunk in which a frame would hide the colours
 SCALE = 2.0  # pixels of a PNG per unit
 
 
@@ -56,7 +57,9 @@ def _sheet(panels: list[tuple[Scene, int]], columns: int, heading: str) -> str:
     """Panels in rows, below a heading."""
     scenes = [s for s, _ in panels]
     width = columns * scenes[0]["width"] + (columns + 1) * GAP
-    tall = max(s["height"] for s in scenes) + HEAD + RULE_LINES * RULE_HEIGHT + 16
+    rules = [rule for s in scenes for rule in s["rules"].values()]
+    lines = max((len(_wrapped(rule)) for rule in rules), default=0)
+    tall = max(s["height"] for s in scenes) + HEAD + lines * RULE_HEIGHT + 16
     rows = math.ceil(len(panels) / columns)
     height = 56 + rows * (tall + GAP)
     parts = [_text(GAP, 36, heading, 20, weight=700)]
@@ -97,10 +100,20 @@ def panel(s: Scene, step: int) -> str:
     inner += [_message(s, message) for message in messages]
     parts.append(f'<g transform="translate(0 {HEAD - 6:g})">{"".join(inner)}</g>')
     rule = s["rules"].get(shown["phase"], "") if step and not after else ""
-    lines = textwrap.wrap(rule, RULE_CHARACTERS)
+    lines = _wrapped(rule)
     top = HEAD + s["height"] + 16
     parts += [_text(0, top + i * RULE_HEIGHT, line, 13) for i, line in enumerate(lines)]
     return "".join(parts)
+
+
+def _wrapped(words: str) -> list[str]:
+    """Lines of about the same length: the narrowest that need no line more."""
+    most = len(textwrap.wrap(words, RULE_CHARACTERS))
+    for width in range(20, RULE_CHARACTERS):
+        lines = textwrap.wrap(words, width)
+        if len(lines) <= most:
+            return lines
+    return textwrap.wrap(words, RULE_CHARACTERS)
 
 
 def _where(s: Scene, step: int) -> str:
@@ -120,7 +133,7 @@ def _rank(s: Scene, shown: dict[str, Any], rank: int, changed: set[tuple[int, ..
         f' fill="{LIGHT["panel"]}" stroke="{LIGHT["line"]}"/>',
         f'<rect x="{left + 5:g}" y="{top + 5:g}" width="8" height="8" rx="2"'
         f' fill="{worker(rank)}"/>',
-        _text(left + 17, top + 13, f"rank {rank}", 11, weight=600),
+        _text(left + 17, top + 13, s["names"][rank], 11, weight=600),
     ]
     pitch = (width - 8) / s["chunks"]
     gap = min(3.0, pitch * 0.2)
@@ -154,11 +167,17 @@ def _bands(
             parts.append(
                 _text(x + width / 2, y + (i + 0.5) * tall + 3, str(rank), 9, ink_on(rank), "middle")
             )
-    stroke, thick = (LIGHT["good"], 2.0) if kind["complete"] else (LIGHT["ink"], 0.4)
-    if changed and not kind["complete"]:
-        thick = 1.6
-    if width < 6:  # sixteen chunks in a rank: frames must not hide the colours
-        thick = min(thick, 0.9 if changed or kind["complete"] else 0.3)
+    narrow = width < NARROW
+    stroke, thick = LIGHT["ink"], 0.3 if narrow else 0.4
+    if changed:
+        thick = 0.9 if narrow else 1.6
+    if kind["complete"] and narrow:
+        parts.append(
+            f'<rect x="{x - 0.4:.2f}" y="{y + height + 0.8:.2f}" width="{width + 0.8:.2f}"'
+            f' height="3" fill="{LIGHT["good"]}"/>'
+        )
+    elif kind["complete"]:
+        stroke, thick = LIGHT["good"], 2.0
     parts.append(
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" rx="1.5"'
         f' fill="none" stroke="{stroke}" stroke-width="{thick:g}"/>'

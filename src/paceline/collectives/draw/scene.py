@@ -65,6 +65,8 @@ def scene(schedule: Schedule) -> Scene:
         "ranks": schedule.ranks,
         "chunks": schedule.chunks,
         "rules": {phase: schedule.rules.get(phase, "") for phase in schedule.phases},
+        # narrow ranks have room for a number only
+        "names": [f"rank {r}" if drawn.size[0] > 72 else str(r) for r in range(schedule.ranks)],
         "width": WIDTH,
         "height": drawn.height,
         "size": list(drawn.size),
