@@ -13,7 +13,7 @@ from tests.browser import BROWSER, CHROMIUM
 from paceline.collectives.base import schedule_of
 from paceline.collectives.cost import cost
 from paceline.collectives.draw import contributions, html
-from paceline.collectives.schedule import Schedule, states
+from paceline.collectives.schedule import Schedule, Transfer, states
 
 TOOLS = """
 const found = { errors: [] };
@@ -175,6 +175,23 @@ def test_two_on_one_clock_cost_what_python_says(tmp_path: Path) -> None:
     assert found["rounds"][0]["where"] == "step 5 of 6"
     assert found["rounds"][1]["cells"] == cells(tree, 4)
     assert found["width"][0] <= found["width"][1]
+
+
+@BROWSER
+def test_the_slowest_rank_counts_on_the_page_too(tmp_path: Path) -> None:
+    """In this round one rank moves most and another one adds most."""
+    transfers = (Transfer(0, 1, 0, 1, True), Transfer(2, 3, 0, 4, False))
+    schedule = Schedule("own <&> odd", 4, 4, (transfers,), ("<one>",))
+    for gamma in (1e-9, 1e-7):
+        found = look(
+            html(schedule, s_per_byte_added=gamma),
+            "found.table = table(); found.head = document.querySelector('h1').textContent;"
+            "found.phase = all('.steps i')[1].textContent;",
+            tmp_path,
+        )
+        expected = cost(schedule, 4e6, 50e-6, 8 / 1e9, gamma).seconds
+        assert found["table"]["own <&> odd"] == pytest.approx(expected, rel=1e-12)
+        assert (found["head"], found["phase"]) == ("own <&> odd, 4 ranks", "<one>")
 
 
 @BROWSER
