@@ -195,6 +195,21 @@ def test_the_slowest_rank_counts_on_the_page_too(tmp_path: Path) -> None:
 
 
 @BROWSER
+def test_one_rank_has_nothing_to_play(tmp_path: Path) -> None:
+    found = look(
+        html(schedule_of("ring", 1), schedule_of("tree", 1)),
+        "$('play').click(); $('next').click(); $('back').click(); await pause(100);"
+        "found.button = $('play').textContent; found.shown = shown();"
+        "found.text = document.body.innerText;",
+        tmp_path,
+    )
+    assert "play" in found["button"]
+    assert [p["step"] for p in found["shown"]] == [0, 0]
+    assert "ring and tree, 1 rank\n" in found["text"]
+    assert "NaN" not in found["text"]
+
+
+@BROWSER
 def test_sixteen_ranks_fit_a_phone(tmp_path: Path) -> None:
     """The page in a frame of 390 pixels: a browser's window is wider."""
     page = html(schedule_of("ring", 16), schedule_of("hierarchical:group=4", 16))

@@ -207,6 +207,7 @@ def _comparison(schedules: list[Schedule], link: dict[str, float]) -> Table:
     from rich.table import Table
 
     from paceline.collectives.cost import cost
+    from paceline.collectives.draw.frames import counted
     from paceline.collectives.draw.page import (
         bytes_words,
         comparable,
@@ -220,7 +221,7 @@ def _comparison(schedules: list[Schedule], link: dict[str, float]) -> Table:
     what = "all-reduce" if len(rows) > len(drawn) else " and ".join(drawn)
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"{what} with {schedules[0].ranks} ranks, in buffers",
+        title=f"{what} with {counted(schedules[0].ranks, 'rank')}, in buffers",
         title_justify="left",
         caption=f"seconds: for a buffer of {bytes_words(size)} over links of"
         f" {rate_words(link['bandwidth'])} with a latency of {seconds_words(link['latency_s'])}",

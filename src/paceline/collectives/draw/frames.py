@@ -85,4 +85,11 @@ def describe(transfer: Transfer, chunks: int) -> str:
 
 
 def title(schedule: Schedule) -> str:
-    return f"{schedule.name}, {schedule.ranks} ranks: {len(schedule.rounds)} rounds"
+    """A heading: "ring, 4 ranks: 6 rounds"."""
+    rounds = counted(len(schedule.rounds), "round")
+    return f"{schedule.name}, {counted(schedule.ranks, 'rank')}: {rounds}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: 1 rank, 2 ranks."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

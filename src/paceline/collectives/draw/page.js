@@ -245,6 +245,7 @@ function back() {
   jump(marks().filter((at) => at < position * (1 - 1e-9)).at(-1) ?? 0);
 }
 function play() {
+  if (!end()) return;
   if (playing) {
     stop();
     before = null;
@@ -306,4 +307,4 @@ if (panels.length === 1) panels[0].root.lastElementChild.append($("costs"));
 tabulate();
 use(clock);
 const wanted = parseFloat(location.hash.slice(1));
-if (wanted) jump(clock === "rounds" ? wanted : (wanted / most) * end());
+if (wanted) jump(clock === "rounds" ? wanted : (wanted / Math.max(1, most)) * end());

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.collectives.base import SCHEDULES
 from paceline.collectives.cost import loads, sent_shares
+from paceline.collectives.draw.frames import counted
 from paceline.collectives.draw.picture import ink_on
 from paceline.collectives.draw.scene import LABEL, MESSAGE_HEIGHT, MOST_RANKS, scene
 from paceline.collectives.schedule import Schedule
@@ -65,7 +66,7 @@ def html(
     names = [schedule.name for schedule in schedules]
     page = _read("page.html")
     for mark, text in {
-        "TITLE": f"{' and '.join(names)}, {schedules[0].ranks} ranks",
+        "TITLE": f"{' and '.join(names)}, {counted(schedules[0].ranks, 'rank')}",
         "COMMAND": f"paceline explain {' '.join(names)} --workers {schedules[0].ranks}",
     }.items():
         page = page.replace(f"@{mark}@", escape(text))

@@ -7,6 +7,7 @@ import textwrap
 from html import escape
 from typing import Any
 
+from paceline.collectives.draw.frames import counted, title
 from paceline.collectives.draw.layout import Arrow
 from paceline.collectives.draw.scene import LABEL, MESSAGE_HEIGHT, Scene, scene
 from paceline.collectives.schedule import Schedule
@@ -27,14 +28,14 @@ def svg(*schedules: Schedule) -> str:
     last = max(len(s["steps"]) for s in scenes)
     columns = len(scenes) if len(scenes) > 1 else min(4, math.ceil(math.sqrt(last)))
     panels = [(s, step) for step in range(last) for s in scenes]
-    return _sheet(panels, columns, " and ".join(_title(s) for s in scenes))
+    return _sheet(panels, columns, " and ".join(map(title, schedules)))
 
 
 def step_pictures(*schedules: Schedule) -> list[str]:
     """Return an SVG for every step, all of one size. Two schedules stand side by side."""
     scenes = [scene(schedule) for schedule in schedules]
     last = max(len(s["steps"]) for s in scenes)
-    heading = " and ".join(_title(s) for s in scenes)
+    heading = " and ".join(map(title, schedules))
     return [_sheet([(s, step) for s in scenes], len(scenes), heading) for step in range(last)]
 
 
@@ -47,10 +48,6 @@ def png(picture: str, scale: float = SCALE) -> bytes:
             f"PNG needs vl-convert-python: pip install vl-convert-python ({error})"
         ) from None
     return bytes(vl_convert.svg_to_png(picture, scale=scale))
-
-
-def _title(s: Scene) -> str:
-    return f"{s['name']}, {s['ranks']} ranks: {len(s['steps']) - 1} rounds"
 
 
 def _sheet(panels: list[tuple[Scene, int]], columns: int, heading: str) -> str:
@@ -119,7 +116,7 @@ def _wrapped(words: str) -> list[str]:
 def _where(s: Scene, step: int) -> str:
     last = len(s["steps"]) - 1
     if step > last:
-        return f"{s['name']} was complete after {last} rounds"
+        return f"{s['name']} was complete after {counted(last, 'round')}"
     if step == 0:
         return f"{s['name']}: every rank holds its own buffer, in its own colour"
     return f"{s['name']}, step {step} of {last}: round r = {s['steps'][step]['place']} of its phase"
