@@ -246,7 +246,12 @@ def recompute(folder: Path) -> int:
             ("sent_bytes", "payload_sent_bytes"),
             ("net_sent_bytes", "net_sent_bytes"),
         ):
-            assert row[column] == pytest.approx(fmean(w[key] / w["steps"] for w in each), rel=1e-4)
+            moved = [
+                sum(rank[key] for rank in r["workers"])  # servers count
+                / sum(w["steps"] for w in r["workers"] if w["role"] == "worker")
+                for r in runs
+            ]
+            assert row[column] == pytest.approx(fmean(moved), rel=1e-4)
         for part in ("compute", "sync", "idle"):
             assert row[f"{part}_ms"] == pytest.approx(
                 fmean(1e3 * w[f"{part}_s"] / w["steps"] for w in each), rel=1e-4
@@ -266,4 +271,7 @@ def recompute(folder: Path) -> int:
         assert float(line["speedup_serial"]) == pytest.approx(
             train_s(serial) / float(line["train_s"]), rel=1e-6
         )
+    with (folder / "workers.csv").open() as file:
+        ranks = list(csv.DictReader(file))
+    assert len(ranks) == sum(len(r["workers"]) for r in records.values())
     return len(settings)

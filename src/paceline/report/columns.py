@@ -44,8 +44,22 @@ def _per_step(key: str, scale: float = 1.0) -> Measure:
     return lambda study, line: line.per_step(key, scale)
 
 
+def _bytes_per_step(key: str) -> Measure:
+    """The bytes of all ranks per step of a worker: what servers send counts."""
+    return lambda study, line: line.bytes_per_step(key)
+
+
 def _of_worker(key: str) -> Measure:
     return lambda study, line: line.over_workers(lambda worker: worker.get(key))
+
+
+def _of_server(key: str) -> Measure:
+    return lambda study, line: line.over_workers(lambda server: server.get(key), "server")
+
+
+def _cpu_s(rank: dict[str, Any]) -> float | None:
+    user, system = rank.get("cpu_user_s"), rank.get("cpu_system_s")
+    return None if user is None or system is None else float(user + system)
 
 
 def _metric(study: Study, line: Line) -> Spread | None:
@@ -69,6 +83,7 @@ METRIC = Column("metric", "test metric", "", "high", ".4g", _metric)
 COLUMNS = (
     METRIC,
     Column("train_s", "training time", "s", "low", ".2f", lambda s, line: line.train_s),
+    Column("wall_s", "whole time of the run", "s", "low", ".2f", _result("wall_s"), compared=False),
     Column("samples_per_s", "samples per second", "", "high", ",.0f", _result("samples_per_s")),
     Column(
         "speedup", "speedup over one worker of the same strategy", "x", "high", ".2f",
@@ -102,16 +117,28 @@ COLUMNS = (
     Column("idle_ms", "waiting per step", "ms", "low", ".3f", _per_step("idle_s", 1e3)),
     Column(
         "sent_bytes", "bytes per worker and step", "bytes", "low", ".3s",
-        _per_step("payload_sent_bytes"),
+        _bytes_per_step("payload_sent_bytes"),
     ),
     Column(
-        "net_sent_bytes", "... over the network", "bytes", "", ".3s", _per_step("net_sent_bytes")
+        "net_sent_bytes", "... over the network", "bytes", "", ".3s",
+        _bytes_per_step("net_sent_bytes"),
     ),
     Column(
         "memory_sent_bytes", "... through shared memory", "bytes", "", ".3s",
-        _per_step("memory_sent_bytes"),
+        _bytes_per_step("memory_sent_bytes"),
+    ),
+    Column(
+        "cpu_s", "CPU time of all workers and servers", "s", "low", ".2f",
+        lambda study, line: line.over_ranks(_cpu_s),
+    ),
+    Column(
+        "cpu_system_s", "... of which in the system", "s", "low", ".2f",
+        lambda study, line: line.over_ranks(lambda rank: rank.get("cpu_system_s")),
     ),
     Column("cpu_percent", "CPU of a worker (%)", "", "", ".0f", _of_worker("cpu_percent")),
+    Column(
+        "server_cpu_percent", "CPU of a server (%)", "", "", ".0f", _of_server("cpu_percent")
+    ),
     Column(
         "rss_peak_bytes", "peak memory of a worker", "bytes", "", ".3s",
         _of_worker("rss_peak_bytes"),
@@ -119,6 +146,10 @@ COLUMNS = (
     Column(
         "pss_peak_bytes", "... shared pages divided among their users", "bytes", "", ".3s",
         _of_worker("pss_peak_bytes"),
+    ),
+    Column(
+        "server_rss_peak_bytes", "peak memory of a server", "bytes", "", ".3s",
+        _of_server("rss_peak_bytes"),
     ),
     Column("staleness", "staleness", "", "low", ".2f", _of_worker("staleness_mean")),
     Column(
@@ -130,12 +161,20 @@ BY_KEY = {column.key: column for column in COLUMNS}
 
 
 def column(key: str, study: Study) -> Column:
-    """Return a column as this study names it: the metric's name depends on the study."""
+    """Return a column as this study names it: by its metric, and with servers where it has some."""
+    if key == "sent_bytes" and any(line.servers for line in study.lines):
+        return replace(BY_KEY[key], title=f"{BY_KEY[key].title}, servers included")
     if key != METRIC.key:
         return BY_KEY[key]
     score = score_of(study)
     better = "high" if score.higher_is_better else "low"
     return replace(METRIC, title=f"test {score.name}", better=better)
+
+
+def bytes_heading(study: Study) -> str:
+    """Return the heading of `sent_bytes` in a table of the page, in HTML."""
+    servers = any(line.servers for line in study.lines)
+    return "bytes per worker<br>and step" + (",<br>servers included" if servers else "")
 
 
 def compared_columns(study: Study) -> list[tuple[str, str, str, str]]:

@@ -170,15 +170,33 @@ class Line:
             default=0,
         )
 
+    def over_ranks(self, of: Callable[[dict[str, Any]], float | None]) -> Spread | None:
+        """Return the sum over all ranks of a run, servers included, spread over the runs.
+
+        Runs in which a rank has no value are left out.
+        """
+        sums = []
+        for run in self.completed:
+            found = [of(rank) for rank in run.record["workers"]]
+            if found and None not in found:
+                sums.append(float(sum(v for v in found if v is not None)))
+        return Spread.of(sums)
+
+    def bytes_per_step(self, key: str) -> Spread | None:
+        """Return the bytes of all ranks, servers included, per step of a worker."""
+        means = []
+        for run in self.completed:
+            ranks = run.record["workers"]
+            moved = [rank.get(key) for rank in ranks]
+            steps = sum(rank["steps"] for rank in ranks if rank["role"] == "worker")
+            if steps and None not in moved:
+                means.append(sum(moved) / steps)
+        return Spread.of(means)
+
     def sent_per_step(self) -> float | None:
         """Return the payload of all ranks, servers included, per step of a worker."""
-        found = []
-        for run in self.completed:
-            sent = [w.get("payload_sent_bytes") for w in run.record["workers"]]
-            steps = sum(w["steps"] for w in run.record["workers"] if w["role"] == "worker")
-            if steps and None not in sent:
-                found.append(sum(sent) / steps)
-        return fmean(found) if found else None
+        found = self.bytes_per_step("payload_sent_bytes")
+        return found.mean if found else None
 
     def share(self, key: str) -> float | None:
         """Return `compute_s`, `sync_s` or `idle_s` as a share of their sum."""

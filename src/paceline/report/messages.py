@@ -7,6 +7,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
+from paceline.report.columns import bytes_heading
 from paceline.report.commentary.comment import Comment
 from paceline.report.lines import Line, Study
 from paceline.report.page.markup import table
@@ -39,7 +40,7 @@ def messages_table(study: Study) -> str:
         "setting",
         "one message",
         "of float32",
-        "sent per worker and step",
+        bytes_heading(study).replace("bytes", "sent"),
         "of a plain ring",
         "encode",
         "decode",
@@ -48,9 +49,8 @@ def messages_table(study: Study) -> str:
     rows = []
     for line in lines:
         said = line.completed[0].record["codec"]
-        sent, encode, decode = (
-            line.per_step(k) for k in ("payload_sent_bytes", "encode_s", "decode_s")
-        )
+        sent = line.bytes_per_step("payload_sent_bytes")
+        encode, decode = line.per_step("encode_s"), line.per_step("decode_s")
         cells = (
             html.escape(line.id),
             size(said["message_bytes"]),

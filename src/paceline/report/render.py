@@ -22,6 +22,7 @@ from paceline.report.tables import (
     resource_rows,
     worker_rows,
 )
+from paceline.report.workers_csv import write_workers
 
 Say = Callable[[str], None]
 SCALE = 2  # of the PNGs
@@ -39,6 +40,7 @@ def write(study: Study, folder: Path, figures: bool, say: Say) -> Path:
     path = folder / "report.html"
     try:
         write_results(study, folder / "results.csv")
+        write_workers(study, folder / "workers.csv")
         write_text(path, page(study, data, drawn, library()))
         if figures:
             (folder / "figures").mkdir(exist_ok=True)

@@ -78,8 +78,9 @@ PLANS = (
     _Plan(
         "sent_bytes",
         "Cost",
-        "bytes sent by one worker in one step",
-        "This is the payload that workers send during training; servers are not included.",
+        "bytes per worker and step",
+        "This is the payload that all workers and servers send during training, divided by the"
+        " workers' steps.",
         zero=True,
     ),
     _Plan(

@@ -14,6 +14,7 @@ from paceline.report.charts.marks import (
     quantity,
     tips,
 )
+from paceline.report.resources import why_no_network
 
 PLACES = {part: place for place, part in enumerate(palette.PARTS)}
 RESOURCES = (
@@ -117,4 +118,7 @@ def _resource(data: ChartData, name: str, title: str, unit: str) -> Chart:
         },
     }
     spec = data.spec([layer], line=True, height=SMALL)
-    return Chart(name, "Each worker", title, "", "resources", spec, own_legend=True)
+    note = why_no_network(data.study) if name == "net_mb_per_s" else ""
+    return Chart(
+        name, "Each worker", title, note.replace("`", '"'), "resources", spec, own_legend=True
+    )

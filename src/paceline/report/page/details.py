@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from paceline.report.columns import measured
+from paceline.report.columns import bytes_heading, measured
 from paceline.report.lines import Line, Spread, Study
 from paceline.report.page.markup import code, definitions, folded_json, table
 from paceline.report.page.summary import has_accuracy_beside, score_cell, workers_cell
@@ -17,9 +17,12 @@ def all_results(study: Study) -> str:
     head = ["setting", "workers", "threads", "runs", "training", "samples/s", "own<br>speedup"]
     head += ["against<br>serial", "efficiency", html.escape(score_of(study).name)]
     head += ["accuracy"] if has_accuracy_beside(study) else []
-    head += ["bytes per<br>worker, step", "CPU", "peak<br>memory"]
+    head += [bytes_heading(study), "CPU of<br>a worker", "peak memory<br>of a worker"]
     rows = [_row(study, line) for line in study.lines]
-    note = "<p class=note>One row per run is in <code>results.csv</code>.</p>"
+    note = (
+        "<p class=note>One row per run is in <code>results.csv</code>, one per worker and server of"
+        " each run in <code>workers.csv</code>.</p>"
+    )
     return f"<section><h2>All results</h2>{table(head, rows)}{note}</section>"
 
 

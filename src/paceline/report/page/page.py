@@ -15,6 +15,7 @@ from paceline.report.origin import origin_table
 from paceline.report.page.chosen import chart_sections, controls, pair_table
 from paceline.report.page.details import all_results, configuration
 from paceline.report.page.markup import document, header
+from paceline.report.page.resources import resources_section
 from paceline.report.page.summary import answer_section, comments_section
 from paceline.report.privacy import privacy_table
 from paceline.report.profiles import profile_tables
@@ -44,6 +45,7 @@ def page(study: Study, data: ChartData, drawn: Sequence[Chart], library: str) ->
         comments_section(comments(study)),
         controls(data),
         *chart_sections(data, drawn),
+        resources_section(study),
         messages_table(study),
         origin_table(study),
         privacy_table(study),

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 
 from paceline.report.answer import answer, best_lines
-from paceline.report.columns import measured
+from paceline.report.columns import bytes_heading, measured
 from paceline.report.commentary.comment import Comment
 from paceline.report.lines import Line, Study
 from paceline.report.page.markup import code, definitions, prose, table
@@ -35,7 +35,7 @@ def _head(study: Study) -> list[str]:
         head.append("test<br>accuracy")
     if study.target is not None:
         head.append(f"time to<br>{100 * study.target:g}%")
-    return [*head, "bytes per worker<br>and step", "exchange,<br>waiting"]
+    return [*head, bytes_heading(study), "exchange,<br>waiting"]
 
 
 def _row(study: Study, line: Line) -> list[str]:
@@ -65,7 +65,7 @@ def _notes(study: Study) -> list[str]:
         " setting is shown at its own best number of workers."
     )
     if any(x.servers for x in study.lines):
-        means += " Bytes are those that a worker sends; servers are not included."
+        means += " Bytes are what all workers and servers send, divided by the workers' steps."
     notes = [means]
     if cut := str(study.definition.get("cut", "")):
         notes.append(f"This study was cut to be quick: {cut}.")
