@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from paceline.errors import BadRequest, UnknownName
 from paceline.record.machine import cores
+from paceline.studies.available import refuse_missing_transport
 from paceline.studies.grid import BUILTIN, StudySpec
 from paceline.studies.plan import rounds_of
+from paceline.studies.runner import run_study
+from paceline.transport.mpi.transport import MpiTransport
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = [BUILTIN, *sorted((ROOT / "studies").glob("*.toml"))]
@@ -214,3 +217,20 @@ def test_rounds_hold_every_run_once_in_an_order_of_their_own(seeds: list[int]) -
     every = [p.name for planned in rounds for p in planned]
     assert len(every) == len(set(every)) == len(seeds) * len(rounds[0])
     assert rounds == rounds_of(StudySpec.make({**SMALL, "seeds": seeds}))
+
+
+def test_a_study_whose_transport_is_missing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence before the first run, and nothing is left behind."""
+    monkeypatch.setattr(MpiTransport, "missing", classmethod(lambda cls: "no mpi4py: get it"))
+    spec = StudySpec.read(ROOT / "studies" / "psgd.toml", "short")
+    with pytest.raises(BadRequest, match=r"study psgd runs over transport mpi.*no mpi4py: get it"):
+        run_study(spec, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    refuse_missing_transport(spec.changed(["transport=auto"]))
+    some = {**SMALL, "axes": {**SMALL["axes"], "transport": ["mpi", "shm"]}}
+    refuse_missing_transport(StudySpec.make(some))  # the other half of it can be run
+    monkeypatch.undo()
+    monkeypatch.setattr(MpiTransport, "missing", classmethod(lambda cls: None))
+    refuse_missing_transport(spec)

@@ -32,6 +32,7 @@ from paceline.record.machine import cores
 from paceline.request.config import Config
 from paceline.request.job import Job
 from paceline.studies.confirm import Confirmation, candidates
+from paceline.studies.available import refuse_missing_transport
 from paceline.studies.folder import StudyFolder, claim, prepare_again
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun, rounds_of, scaled
@@ -69,6 +70,7 @@ def run_study(
     not).
     """
     refuse_inside_a_launcher(find_seat())
+    refuse_missing_transport(spec)
     claim(out)
     try:
         # A second process would take the unfinished run of the first for a leftover.
