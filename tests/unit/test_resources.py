@@ -1,15 +1,19 @@
 """What settings used: the table of resources and `workers.csv`, for workers and servers."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
 from tests.records import run, worker, write_study
 
+from paceline.report.charts.all import all_charts
+from paceline.report.charts.base import ChartData
 from paceline.report.columns import measured
+from paceline.report.page.data_scale import data_scale_section
 from paceline.report.page.resources import resources_section
 from paceline.report.reading import read_study
-from paceline.report.render import render
+from paceline.report.render import render, tables_of
 from paceline.report.resources import resource_table, why_no_network
 
 THROUGH_MEMORY = {
@@ -125,3 +129,45 @@ def test_workers_csv_has_every_rank_of_every_run(tmp_path: Path) -> None:
     assert (server["train_s"], server["time_to_accuracy_s"]) == ("2.0", "1.5")
     assert (server["test_accuracy"], server["metric"]) == ("0.9", "")
     assert [r["net_sent_bytes"] for r in rows[4:]] == ["", "3"]
+
+
+def of_size(strategy: str, workers: int, share: float, power: float) -> dict[str, Any]:
+    """A run on a share of 8,000 samples whose CPU time is 10 share^power."""
+    cpu = 10 * share**power / workers
+    each = [{"cpu_user_s": 0.75 * cpu, "cpu_system_s": 0.25 * cpu}] * workers
+    varied = {"data_share": share}
+    samples = int(8000 * share)
+    return run(strategy, workers, 4 * share, samples=samples, each=each, varied=varied)
+
+
+def test_time_against_the_size_of_the_data(tmp_path: Path) -> None:
+    runs = [
+        of_size(strategy, workers, share, power)
+        for strategy, workers, power in (("serial", 1, 1.0), ("allreduce", 2, 0.5))
+        for share in (0.25, 0.5, 1.0)
+    ]
+    study = read_study(write_study(tmp_path, runs))
+    page = data_scale_section(study)
+    assert "<td>8,000</td><td>5.00 s</td><td>4.00 s</td><td>10.00 s</td><td>2.50 s</td>" in page
+    powers = re.findall("<td>power</td>(.*?)</tr>", page)
+    assert [re.findall(r"[\d.]+", row)[1:] for row in powers] == [
+        ["1.00", "1.00", "1.00"],
+        ["1.00", "0.50", "0.50"],
+    ]
+    names = {chart.name for chart in all_charts(ChartData(study, tables_of(study)))}
+    assert names >= {f"{key}_by_data_share" for key in ("wall_s", "cpu_s", "cpu_system_s")}
+    assert data_scale_section(read_study(write_study(tmp_path / "none", [run()]))) == ""
+
+
+def test_profiled_settings_are_not_compared(tmp_path: Path) -> None:
+    """The profiler slows serial more here: without care allreduce would be called 10x as fast."""
+    profiled = {"varied": {"profile": "True"}}
+    runs = [run(), run("allreduce", 2, 1.9), run("serial", 1, 20.0, **profiled)]
+    study = read_study(write_study(tmp_path / "a", [*runs, run("allreduce", 2, 2.0, **profiled)]))
+    assert [line.label for line in study.lines] == ["serial", "allreduce"]
+    assert [line.train_s.mean for line in study.profiled] == [20.0, 2.0]
+    render(tmp_path / "a", figures=False)
+    with (tmp_path / "a" / "workers.csv").open() as file:
+        assert sum("profile=True" in row["label"] for row in csv.DictReader(file)) == 3
+    alone = read_study(write_study(tmp_path / "b", [run("serial", 1, 20.0, **profiled)]))
+    assert (len(alone.lines), alone.profiled) == (1, [])

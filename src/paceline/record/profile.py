@@ -7,7 +7,9 @@ ones for operators, all later ones for functions. Do not compare the total times
 from __future__ import annotations
 
 import cProfile
+import ctypes
 import pstats
+import sys
 from pathlib import PurePath
 from typing import Any
 
@@ -30,6 +32,7 @@ class Profile:
     def next_step(self) -> None:
         self._steps += 1
         if self._steps == WARM_UP + 1:
+            _quieten()
             self._operators = torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU]
             )
@@ -85,3 +88,9 @@ def _longest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _function(file: str, line: int, name: str) -> str:
     """Return `replica.py:120 forward_backward`; built-in functions have no file."""
     return name.strip("<>") if file == "~" else f"{PurePath(file).name}:{line} {name}"
+
+
+def _quieten() -> None:
+    """Keep PyTorch's profiler from printing when it starts and stops, unless the user wants it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).setenv(b"KINETO_LOG_LEVEL", b"99", 0)

@@ -132,7 +132,7 @@ COLUMNS = (
         lambda study, line: line.over_ranks(_cpu_s),
     ),
     Column(
-        "cpu_system_s", "... of which in the system", "s", "low", ".2f",
+        "cpu_system_s", "system time of all workers and servers", "s", "low", ".2f",
         lambda study, line: line.over_ranks(lambda rank: rank.get("cpu_system_s")),
     ),
     Column("cpu_percent", "CPU of a worker (%)", "", "", ".0f", _of_worker("cpu_percent")),

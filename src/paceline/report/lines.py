@@ -217,6 +217,7 @@ class Study:
     lines: list[Line]
     about: dict[str, Any]  # the content of study.json; empty for runs without a study
     unreadable: list[str] = field(default_factory=list)  # records that are damaged
+    profiled: list[Line] = field(default_factory=list)  # slowed by the profiler: never compared
 
     @property
     def definition(self) -> dict[str, Any]:

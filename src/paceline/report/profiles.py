@@ -27,7 +27,7 @@ def profile_tables(study: Study) -> str:
     """Return the page's section on profiles; empty where no run was profiled."""
     profiled = [
         (line, run, tables)
-        for line in study.lines
+        for line in (*study.profiled, *study.lines)
         for run in line.completed[:1]
         if (tables := profiles_of(run))
     ]
@@ -39,7 +39,8 @@ def profile_tables(study: Study) -> str:
     several = [p for p in profiled if p[0].strategy != "serial"] or profiled
     parts = [
         "<section><h2>Profiles</h2><p class=note>Times are milliseconds per step: a function's own"
-        " time (with its calls per step in brackets) and its total time.</p>"
+        " time (with its calls per step in brackets) and its total time. The profiler slows a run:"
+        " settings with <code>profile=True</code> are not compared with others.</p>"
     ]
     for line, _, tables in several[:MOST_RUNS]:
         columns = {

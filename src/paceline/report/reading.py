@@ -49,13 +49,25 @@ def _from_study(folder: Path) -> Study:
     there = [line for line in lines.values() if line.runs]
     if not there:
         raise BadRequest(f"{folder} holds no finished run yet")
+    compared, profiled = _apart(there)
     return Study(
         about.get("definition", {}).get("title") or about.get("name", folder.name),
         folder,
-        there,
+        compared,
         about,
         damaged,
+        profiled,
     )
+
+
+def _apart(lines: list[Line]) -> tuple[list[Line], list[Line]]:
+    """Return the settings to compare, and those that are there for their profiles.
+
+    The profiler slows a run, so a study that profiles some of its settings compares the others.
+    """
+    profiled = [x for x in lines if x.varied.get("profile", "").lower() == "true"]
+    compared = [x for x in lines if x not in profiled]
+    return (compared, profiled) if compared else (profiled, [])
 
 
 def _record(folder: Path, damaged: list[str]) -> dict[str, Any] | None:

@@ -219,6 +219,12 @@ def _resources(run: RunRecord) -> list[Row]:
     return rows
 
 
+def along(axis: str) -> tuple[str, ...]:
+    """Return the columns that are shown along an axis of the grid."""
+    costs = ("wall_s", "cpu_s", "cpu_system_s") if axis == "data_share" else ()
+    return ("metric", "accuracy", "train_s", "time_to_accuracy_s", *costs)
+
+
 def axis_rows(study: Study, axis: str) -> list[Row]:
     """Return one row per setting that has a value on a numeric axis of the grid.
 
@@ -232,7 +238,7 @@ def axis_rows(study: Study, axis: str) -> list[Row]:
         others = label_of({k: v for k, v in line.varied.items() if k != axis})
         name = others + (f" x {line.workers}" if line.workers > 1 else "")
         row: Row = {"series": name, "full": line.label, "value": value, "samples": line.samples}
-        for key in ("metric", "accuracy", "train_s", "time_to_accuracy_s"):
+        for key in along(axis):
             row |= _spread(key, BY_KEY[key].measure(study, line))
         rows.append(row)
     return rows

@@ -43,7 +43,7 @@ def write_workers(study: Study, path: Path) -> None:
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow(HEAD)
-    for line in study.lines:
+    for line in (*study.lines, *study.profiled):
         for run in line.runs:
             writer.writerows(_rows(line, run))
     write_text(path, file.getvalue())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from paceline.report.charts import palette
 from paceline.report.charts.base import ROW, Chart, ChartData
 from paceline.report.charts.marks import Spec, colours_of, names, only, quantity, ranged, tips
-from paceline.report.tables import axis_rows, numeric_axes
+from paceline.report.tables import along, axis_rows, numeric_axes
 
-ALONG = ("metric", "accuracy", "train_s", "time_to_accuracy_s")
 SCORES = ("metric", "accuracy")
 BY_SETTING = (
     ("speedup_serial", "Speed"),
@@ -24,7 +23,7 @@ def axis_charts(data: ChartData) -> list[Chart]:
     found: list[Chart | None] = []
     for axis in numeric_axes(data.study):
         data.tables[f"axis_{axis}"] = axis_rows(data.study, axis)
-        found += [_along(data, axis, key) for key in ALONG]
+        found += [_along(data, axis, key) for key in along(axis)]
     return [chart for chart in found if chart is not None]
 
 

@@ -13,6 +13,7 @@ from paceline.report.lines import Study
 from paceline.report.messages import messages_table
 from paceline.report.origin import origin_table
 from paceline.report.page.chosen import chart_sections, controls, pair_table
+from paceline.report.page.data_scale import data_scale_section
 from paceline.report.page.details import all_results, configuration
 from paceline.report.page.markup import document, header
 from paceline.report.page.resources import resources_section
@@ -45,6 +46,7 @@ def page(study: Study, data: ChartData, drawn: Sequence[Chart], library: str) ->
         comments_section(comments(study)),
         controls(data),
         *chart_sections(data, drawn),
+        data_scale_section(study),
         resources_section(study),
         messages_table(study),
         origin_table(study),
