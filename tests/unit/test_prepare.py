@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from datetime import date, timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,37 @@ def test_rows_that_belong_together_stay_on_one_side(tmp_path: Path) -> None:
     }
     assert towns["train"].any()
     assert not (towns["train"] & towns["test"]).any()
+
+
+def test_no_day_of_the_flights_is_on_both_sides(tmp_path: Path) -> None:
+    """The built-in recipe, on a year with four flights a day; `season` is the day of the year."""
+    days = [date(2013, 1, 1) + timedelta(n) for n in range(365)]
+    head = "year,month,day,sched_dep_time,sched_arr_time,arr_delay,distance,hour,minute"
+    lines = [f"{head},carrier,origin,dest,tailnum,time_hour"]
+    for number, day in enumerate(days * 4):
+        hour, late = 6 + number % 12, number * 7 % 40
+        when = f"{hour}00,{hour + 2}30,{late},{500 + number},{hour},0"
+        lines.append(
+            f"{day.year},{day.month},{day.day},{when},AA,JFK,BOS,N{number % 9},{day} {hour}"
+        )
+    folder = tmp_path / "flights"
+    folder.mkdir()
+    (folder / "flights.csv").write_text("\n".join(lines) + "\n")
+    measured = "temp,dewp,humid,wind_dir,wind_speed,wind_gust,precip,pressure,visib"
+    hour = f"JFK,{days[0]} 6,{','.join('123456789')}"
+    (folder / "weather.csv").write_text(f"origin,time_hour,{measured}\n{hour}\n")
+    plane = "tailnum,year,engines,seats,manufacturer\nN1,1999,2,100,BOEING\n"
+    (folder / "planes.csv").write_text(plane)
+    manifest = paceline.prepare("flights", out=tmp_path / "out", data_dir=str(tmp_path))
+    place = [n for c in manifest.columns for n in c["names"]].index("season")
+    seasons = {
+        part: {round(float(v), 4) for v in values(manifest, tmp_path / "out", part)[0][:, place]}
+        for part in ("train", "test")
+    }
+    assert manifest.rows("train") + manifest.rows("test") == len(lines) - 1
+    assert not seasons["train"] & seasons["test"]
+    assert len(seasons["train"]) + len(seasons["test"]) == 365
+    assert manifest.rows("test") == 4 * len(seasons["test"]) > 0
 
 
 def test_a_join_that_would_multiply_rows(tmp_path: Path) -> None:

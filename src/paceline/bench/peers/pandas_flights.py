@@ -55,7 +55,8 @@ def main(data: Path, out: Path, shards: int) -> None:
     table["age"] = table.year - table.plane_year
     lap("read")
 
-    test = np.random.default_rng(0).random(len(table)) < 0.2
+    days = dates.unique()
+    test = dates.isin(days[np.random.default_rng(0).random(len(days)) < 0.2]).to_numpy()
     numbers = table[NUMBERS].astype(np.float64)
     logs = np.log1p(table[LOGS].where(table[LOGS] > -1))
     gone = logs.isna().astype(np.float32)
