@@ -6,7 +6,7 @@ import html
 
 from paceline.report.columns import bytes_heading, measured
 from paceline.report.lines import Line, Spread, Study
-from paceline.report.page.markup import code, definitions, folded_json, table
+from paceline.report.page.markup import breakable, definitions, folded_json, table
 from paceline.report.page.summary import has_accuracy_beside, score_cell, workers_cell
 from paceline.report.score import score_of
 from paceline.report.words import size, with_range
@@ -17,21 +17,22 @@ def all_results(study: Study) -> str:
     head = ["setting", "workers", "threads", "runs", "training", "samples/s", "own<br>speedup"]
     head += ["against<br>serial", "efficiency", html.escape(score_of(study).name)]
     head += ["accuracy"] if has_accuracy_beside(study) else []
-    head += [bytes_heading(study), "CPU of<br>a worker", "peak memory<br>of a worker"]
+    head += [bytes_heading(study)]
     rows = [_row(study, line) for line in study.lines]
     note = (
-        "<p class=note>One row per run is in <code>results.csv</code>, one per worker and server of"
-        " each run in <code>workers.csv</code>.</p>"
+        "<p class=note>CPU, memory, network and disk are in <a href='#resources'>Resources</a>. One"
+        " row per run is in <code>results.csv</code>, one per worker and server of each run in"
+        " <code>workers.csv</code>.</p>"
     )
-    return f"<section><h2>All results</h2>{table(head, rows)}{note}</section>"
+    return f'<section id="results"><h2>All results</h2>{table(head, rows)}{note}</section>'
 
 
 def _row(study: Study, line: Line) -> list[str]:
     if not line.completed:
-        return [code(line.label), html.escape(str(line.workers)), "", "0", "failed"]
+        return [breakable(line.label), html.escape(str(line.workers)), "", "0", "failed"]
     found = measured(study, line)
     row = [
-        code(line.label),
+        breakable(line.label),
         workers_cell(line),
         str(line.threads),
         str(len(line.completed)),
@@ -44,13 +45,8 @@ def _row(study: Study, line: Line) -> list[str]:
     ]
     if has_accuracy_beside(study):
         row.append(with_range(found["accuracy"], ".2f", 100, "%"))
-    sent, memory = found["sent_bytes"], found["rss_peak_bytes"]
-    return [
-        *row,
-        size(sent.mean if sent else None),
-        _mean(found["cpu_percent"], ".0f", 1, "%"),
-        size(memory.mean if memory else None),
-    ]
+    sent = found["sent_bytes"]
+    return [*row, size(sent.mean if sent else None)]
 
 
 def _mean(spread: Spread | None, form: str, scale: float = 1.0, unit: str = "") -> str:

@@ -53,6 +53,11 @@ def code(text: str) -> str:
     return f"<code>{html.escape(text)}</code>"
 
 
+def breakable(name: str) -> str:
+    """Return the name of a setting as code; a line may end between its options."""
+    return code(name).replace(",", ",<wbr>")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table; headings and cells are HTML."""
     titles = "".join(f"<th>{h}</th>" for h in head)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from paceline.report.lines import Study
-from paceline.report.page.markup import code, prose, table
+from paceline.report.page.markup import breakable, prose, table
 from paceline.report.resources import resource_table, why_no_network, without_messages
 from paceline.report.score import score_of
 from paceline.report.tables import Row
@@ -53,7 +53,7 @@ def _cells(row: Row, head: list[str], reaches: bool, has_metric: bool) -> list[s
     server = row["role"] == "server"
     used = [size(row[key]) for key in BYTES]
     cells = [
-        code(row["setting"]),
+        breakable(row["setting"]),
         str(row["workers"]),
         f"{row['ranks']} {row['role']}{'s' * (row['ranks'] > 1)}",
         "–" if row["cpu_percent"] is None else f"{row['cpu_percent']:.0f}%",
