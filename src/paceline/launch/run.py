@@ -27,6 +27,7 @@ from paceline.launch.threads import run_threads
 from paceline.privacy.plan import account
 from paceline.record import checkpoint, reserve
 from paceline.record.machine import environment
+from paceline.record.notices import Notices
 from paceline.record.reader import read_run, read_worker_events, summarise
 from paceline.record.trace import write_trace
 from paceline.record.writer import clean as clean_json
@@ -90,6 +91,7 @@ class Attempt:
         # they are.
         self.started = session.job.resume_from is None
         self.lost: list[int] = []  # workers that died while the others went on
+        self.notices = Notices(session.out, session.number)
 
     def train(self, clean: bool, end: Ending) -> BaseException | None:
         """Start the workers and wait for their end. Returns what went wrong."""
@@ -99,7 +101,7 @@ class Attempt:
                 if self.started:
                     self._save_config()
                 for notice in self.job.notices:
-                    self.listen("notice", {"text": notice})
+                    self._hear("notice", {"text": notice})
             start = self.meeting.train if self.meeting else _starter(self.job, clean)
             with warnings_once():
                 start(self.session, self._hear)
@@ -116,6 +118,8 @@ class Attempt:
         if kind == "warning":
             show_warning(content)
             return
+        if self.leads and self.started:
+            self.notices.take(kind, content)
         if kind == "lost":
             self.lost.append(content["rank"])
         if kind == "chosen":
@@ -143,6 +147,7 @@ class Attempt:
     def tidy(self, failure: BaseException | None) -> None:
         """Remove what only a running session needs."""
         if self.leads or _lost_the_leader(failure):
+            self.notices.close()
             reserve.release(self.out)
             checkpoint.sweep(self.out / "checkpoints")
 

@@ -49,6 +49,7 @@ EVENTS: dict[str, dict[str, Any]] = {  # further fields, by kind
         "boot": Maybe(text),
         "role": IfThere(text),
         "from_step": IfThere(whole),
+        "total_steps": Maybe(whole),
         "clock": IfThere(number),
         "memory_format": Maybe(text),
         "message_bytes": IfThere(number),
@@ -81,6 +82,8 @@ EVENTS: dict[str, dict[str, Any]] = {  # further fields, by kind
     "balance": {"step": whole, "batch_sizes": [number], "samples_per_s": anything},
     "choice": {"collective": Maybe(Values(text))},
     "distance": {"value": Maybe(finite)},
+    "notice": {"text": text},
+    "privacy": {"epsilon": number},
     "aside": {"what": text, "began": number, "seconds": number},
     "sample": {
         "elapsed_s": number,

@@ -30,7 +30,7 @@ def read_events(path: Path, damaged: list[str] | None = None) -> list[Event]:
     for line in content.splitlines():
         if not line.strip():
             continue
-        event = _parsed(line)
+        event = parse_event(line)
         if event is None:
             left_out += 1
         else:
@@ -40,8 +40,8 @@ def read_events(path: Path, damaged: list[str] | None = None) -> list[Event]:
     return events
 
 
-def _parsed(line: str) -> Event | None:
-    """Return the event, or None where its fields are not those of its kind.
+def parse_event(line: str | bytes) -> Event | None:
+    """Return the event of a line, or None where its fields are not those of its kind.
 
     A plugin's own kinds may have any fields.
     """

@@ -120,9 +120,8 @@ class Worker:
         if self.private is not None:
             same_workers = own is not None and own["same_workers"]
             self.private.attach(self.replica, own.get("privacy") if own and same_workers else None)
-            if self.leads:
-                for notice in self.private.gradient.clipper.notices:
-                    notify("notice", {"text": notice})
+            for notice in self.private.gradient.clipper.notices:
+                self._say(notice)
         # between steps or epochs; the last evaluation takes the whole test set
         self.glance = self.evaluation.smaller(self.config.evaluate_samples)
         if self.leads:
@@ -134,6 +133,7 @@ class Worker:
             role="worker",
             threads=job.threads,
             from_step=self.step,
+            total_steps=self.total_steps,
             clock=time.perf_counter(),
             parameters=self.replica.parameter_count,
             memory_format="channels_last" if self.replica.channels_last else "contiguous",
