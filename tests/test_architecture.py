@@ -23,7 +23,7 @@ LAYERS = [
     ["run"],
     ["launch"],
     ["studies", "report"],
-    ["terminal"],
+    ["terminal", "watch"],
     ["bench", "doctor"],
     ["api"],
     ["cli"],

@@ -34,6 +34,7 @@ from paceline.studies.grid import BUILTIN, StudySpec
 from paceline.studies.runner import run_study
 from paceline.terminal.run import Watch
 from paceline.terminal.study import StudyTable
+from paceline.watch.beside import page_beside
 
 __all__ = ["Run", "compare", "load_data", "render", "study", "train"]
 
@@ -89,7 +90,7 @@ class Run:
         )
 
 
-def train(*, progress: bool | None = None, **options: Any) -> Run:
+def train(*, progress: bool | None = None, watch: bool = False, **options: Any) -> Run:
     """Train a model with several workers. Options have the names of `paceline train --help`.
 
     Besides names, `model` may be a Module, a class or a function that makes one; `data` a pair of
@@ -101,14 +102,17 @@ def train(*, progress: bool | None = None, **options: Any) -> Run:
         run.test_accuracy, run.samples_per_s, run.model
 
     `progress`: True for a live bar, False for silence, None for a bar where there is a terminal or
-    a notebook.
+    a notebook. `watch=True` shows a live page in the browser during the run.
     """
     meeting = meet()
     with warnings_once():
         job = make_job(options, meeting)
         quiet = progress is False or silent(meeting)
-        with Watch(job, quiet=quiet, live=progress, lines=False) as watch:
-            return start(job, watch.listen, meeting=meeting)
+        with (
+            page_beside(job.out, watch and not silent(meeting)),
+            Watch(job, quiet=quiet, live=progress, lines=False) as shown,
+        ):
+            return start(job, shown.listen, meeting=meeting)
 
 
 def study(
@@ -118,13 +122,14 @@ def study(
     variant: Literal["", "short", "full"] = "",
     seeds: int | None = None,
     progress: bool | None = None,
+    watch: bool = False,
     **base: Any,
 ) -> Study:
     """Measure a grid of settings, write the report, and return what was measured. The same call
     continues a study that was stopped.
 
     `file` is a study file, a dict of the same shape, or nothing for the built-in study; further
-    keywords are options of `train` for all runs.
+    keywords are options of `train` for all runs. `watch=True` shows a live page meanwhile.
 
         found = paceline.study("studies/stragglers.toml", variant="short")
         for line in found.lines:
@@ -138,7 +143,11 @@ def study(
     )
     spec = spec.changed(seeds=seeds, **base)
     folder = Path(out) if out else Path("runs") / "-".join(x for x in (spec.name, variant) if x)
-    with warnings_once(), StudyTable(quiet=progress is False, live=progress) as table:
+    with (
+        page_beside(folder, watch),
+        warnings_once(),
+        StudyTable(quiet=progress is False, live=progress) as table,
+    ):
         run_study(spec, folder, table)
     render(folder)
     return read_study(folder)

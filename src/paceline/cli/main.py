@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "paceline.cli.train:train",
     "study": "paceline.cli.study:study",
     "report": "paceline.cli.report:report",
+    "watch": "paceline.cli.watch:watch",
     "explain": "paceline.cli.explain:explain",
     "list": "paceline.cli.listing:listing",
     "data": "paceline.cli.data:data",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.cli.watch import say_page
 from paceline.common.warned import warnings_once
 from paceline.launch.signals import held_back
 
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
 @click.option(
     "--progress/--no-progress", default=None, help="show a live table  [default: on a terminal]"
 )
+@click.option("--watch", is_flag=True, help="show a live page in the browser during the study")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def study(
     file: str | None,
@@ -99,6 +101,7 @@ def study(
     figures: bool,
     quiet: bool,
     progress: bool | None,
+    watch: bool,
     debug: bool,
 ) -> None:
     """Measure a grid of settings and write a report.
@@ -127,6 +130,7 @@ def study(
         from paceline.studies.runner import run_study
         from paceline.terminal.results import show_study
         from paceline.terminal.study import StudyTable
+        from paceline.watch.beside import page_beside
     torch.set_num_threads(1)  # workers are forked from this process: it must have no thread pool
 
     if short and full:
@@ -146,7 +150,11 @@ def study(
     )
     began = time.monotonic()
     try:
-        with warnings_once(), StudyTable(quiet=quiet, live=progress) as table:
+        with (
+            page_beside(folder, watch, say_page),
+            warnings_once(),
+            StudyTable(quiet=quiet, live=progress) as table,
+        ):
             records = run_study(spec, folder, table, retry_failed=retry_failed, clean=True)
     except KeyboardInterrupt:
         raise Interrupted(

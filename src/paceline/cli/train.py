@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from paceline.cli.choices import NAME_WITH_OPTIONS, names_of, one_of
+from paceline.cli.watch import say_page
 from paceline.common.files import read_toml
 from paceline.common.warned import warnings_once
 from paceline.launch.signals import held_back
@@ -137,6 +138,7 @@ class GroupedCommand(click.Command):
 @click.option(
     "--progress/--no-progress", default=None, help="show a live bar  [default: in a terminal]"
 )
+@click.option("--watch", is_flag=True, help="show a live page in the browser during the run")
 @click.option("--debug", is_flag=True, help="show tracebacks")
 def train(
     file: str | None,
@@ -144,6 +146,7 @@ def train(
     as_json: bool,
     quiet: bool,
     progress: bool | None,
+    watch: bool,
     debug: bool,
     **flags: Any,
 ) -> None:
@@ -177,14 +180,16 @@ def train(
         from paceline.api import make_job, meet, silent, start
         from paceline.cli.show import show_run
         from paceline.terminal.run import Watch
+        from paceline.watch.beside import page_beside
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
 
     meeting = meet()
     quiet = quiet or silent(meeting)
     with warnings_once():
         job = make_job(values, meeting)
-        with Watch(job, quiet=quiet, live=progress) as watch:
-            run = start(job, watch.listen, clean=True, meeting=meeting)
+        paged = watch and not silent(meeting)
+        with page_beside(job.out, paged, say_page), Watch(job, quiet=quiet, live=progress) as shown:
+            run = start(job, shown.listen, clean=True, meeting=meeting)
     if as_json and not silent(meeting):
         click.echo(json.dumps(run.record, indent=2))
     if not quiet:

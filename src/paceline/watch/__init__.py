@@ -1,0 +1,1 @@
+"""The live page of a run or a study: `paceline watch DIR`."""
