@@ -16,7 +16,10 @@ from tests.records import write_study
 
 import paceline.watch.server as server_module
 from paceline.errors import BadRequest
+from paceline.record.formats import EVENT, EVENTS, GO_TOGETHER
+from paceline.record.plain_step import is_plain_step
 from paceline.record.reader import read_events
+from paceline.record.shapes import fault
 from paceline.watch.curves import MOST_POINTS, Means, Points
 from paceline.watch.ranks import RECENT_STEPS
 from paceline.watch.reading import LONGEST_LINE_BYTES, Lines, Tail
@@ -92,6 +95,24 @@ def test_it_reads_what_the_report_reads(tmp_path_factory: Any, lines: list[bytes
     assert not tail.replaced()
     assert tail.more() == read_events(path, notes)
     assert bool(tail.damaged) == bool(notes)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 10**19),
+    st.floats(),
+    st.sampled_from(["step", [], {}]),
+)
+
+
+@given(st.dictionaries(st.sampled_from([*step(1), "encode_s", "staleness"]), VALUES, max_size=3))
+def test_the_short_way_of_checking_a_step_accepts_no_more(changed: dict[str, Any]) -> None:
+    assert is_plain_step(step(1))
+    assert is_plain_step(step(1, loss=None, encode_s=0.1))
+    event = {**step(1), **changed}
+    if is_plain_step(event):
+        assert fault(event, {**EVENT, **EVENTS["step"], **GO_TOGETHER["step"]}) is None
 
 
 def test_no_byte_is_read_twice_and_a_half_line_waits(
@@ -250,7 +271,7 @@ def test_sixteen_workers_and_many_steps_stay_small(tmp_path: Path) -> None:
     for rank in range(16):
         write(tmp_path, rank, [start(rank), *(step(n, rank) for n in range(1, 1500))])
     view = RunView(tmp_path, tmp_path)
-    assert not view.refresh(0.0), "a refresh reads one piece of every file, not all"
+    assert not view.refresh(0.0), "a refresh has a limit of time"
     behind = view.picture()
     assert 0 < behind["reading"] < 1
     while not view.refresh(0.0):

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import BadRequest
 from paceline.record.formats import COUNTERS, EVENT, EVENTS, GO_TOGETHER, RUN
+from paceline.record.plain_step import is_plain_step
 from paceline.record.shapes import fault
 from paceline.record.steady import steady_samples_per_s
 
@@ -49,6 +50,9 @@ def parse_event(line: str | bytes) -> Event | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
+    if is_plain_step(event):
+        plain: Event = event
+        return plain
     if fault(event, EVENT) is not None:
         return None
     together = GO_TOGETHER.get(event["kind"], {})

@@ -55,9 +55,9 @@ class RunView:
                 self.tails[path.name].replaced()
         until = time.monotonic() + read_s
         while waiting := [tail for tail in self.tails.values() if tail.left_bytes]:
-            for tail in waiting:  # in turn, so that the ranks' last steps are of the same time
-                for event in tail.more():
-                    self._take(event)
+            # The one of which least was read, so that the ranks' last steps are of the same time.
+            for event in min(waiting, key=lambda tail: tail.read_bytes).more():
+                self._take(event)
             if time.monotonic() > until:
                 break
         return not any(tail.left_bytes for tail in self.tails.values())

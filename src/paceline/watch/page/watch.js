@@ -199,6 +199,7 @@ function drawRanks(run) {
   id("ranks-note").textContent = run.ranks.length
     ? "Full colour: computing; pale: exchanging; empty: waiting for the last worker. Shares and"
       + " speeds are of the last 200 steps; speed counts computing only, against the median worker."
+      + (run.ranks.some((r) => r.shares && r.shares.codec) ? " Encoding counts as computing." : "")
       + (hosts ? " On several hosts waiting cannot be told from exchanging." : "")
     : "No worker has written an event yet.";
 }
@@ -325,7 +326,7 @@ function show() {
   if (run && run.status && !study) said.push(ending(run));
   if (run && run.status === "failed" && study) said.push(ending(run));
   if (run && run.reading !== null) said.push(`Reading the records: ${percent(run.reading)}.`);
-  if (run && run.silent_s > 15) {
+  if (run && run.reading === null && run.silent_s > 15) {
     said.push(`No rank has written anything for ${seconds(run.silent_s)}.`);
   }
   if (over) {
