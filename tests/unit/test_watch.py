@@ -266,6 +266,23 @@ def test_the_metric_that_was_asked_for(tmp_path: Path) -> None:
     assert picture["curves"]["metric"] == [[1, 0.1, 0.25]]
 
 
+@pytest.mark.parametrize(("transport", "sent"), [("gloo", 70), ("shm", None)])
+def test_a_server_before_and_after_its_end(
+    tmp_path: Path, transport: str, sent: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"workers": 1, "transport": transport}))
+    of = {"rank": 1, "session": 0, "t": 1001.0}
+    sample = {**of, "kind": "sample", "cpu_system_s": 0.0, "rss_bytes": 5, "net_sent_bytes": 70}
+    write(tmp_path, 0, [start(), step(1)])
+    write(tmp_path, 1, [start(1, role="server"), {**sample, "elapsed_s": 1.0, "cpu_user_s": 1.0},
+                        {**sample, "elapsed_s": 3.0, "cpu_user_s": 2.0}])  # fmt: skip
+    server = looked_at(tmp_path)["ranks"][1]
+    assert (server["sent_bytes"], server["cpu_percent"], server["shares"]) == (sent, 50.0, None)
+    write(tmp_path, 1, [{**of, "kind": "summary", "served_sent_bytes": 900, "cpu_percent": 7.0}])
+    server = looked_at(tmp_path)["ranks"][1]
+    assert (server["role"], server["sent_bytes"], server["cpu_percent"]) == ("server", 900, 7.0)
+
+
 def test_sixteen_workers_and_many_steps_stay_small(tmp_path: Path) -> None:
     """The picture has a fixed size, the memory too, and one refresh has a limit of time."""
     for rank in range(16):

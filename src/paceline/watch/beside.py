@@ -38,7 +38,7 @@ def page_beside(
     need_extra()
     process = subprocess.Popen(
         # -P: a file json.py in the current folder is not the library's
-        [sys.executable, "-P", "-c", MAIN, str(Path(folder).absolute()), str(os.getpid())],
+        [sys.executable, "-P", "-c", MAIN, str(folder), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -86,16 +86,18 @@ class RankView:
             return float(self.summary["rss_peak_bytes"])
         return float(self.samples[-1]["rss_bytes"]) if self.samples else None
 
-    def moved_bytes(self) -> float | None:
-        """Bytes sent. A server's are known at the end, or by the kernel if it uses sockets."""
+    def moved_bytes(self, on_the_network: bool) -> float | None:
+        """Bytes sent. A server tells its own at the end; until then the kernel counts sockets'."""
         if self.role != "server":
             return self.sent_bytes
         if self.summary is not None:
             return self.summary.get("served_sent_bytes")
-        return (self.samples[-1].get("net_sent_bytes") if self.samples else None) or None
+        return self.samples[-1].get("net_sent_bytes") if on_the_network and self.samples else None
 
 
-def rows(ranks: list[RankView], times_known: bool) -> list[dict[str, Any]]:
+def rows(
+    ranks: list[RankView], times_known: bool, on_the_network: bool = False
+) -> list[dict[str, Any]]:
     """Return the table of ranks: shares of the last steps, speed against the others, resources."""
     workers = [r for r in ranks if r.role != "server"]
     windows = [r.window for r in workers]
@@ -113,7 +115,7 @@ def rows(ranks: list[RankView], times_known: bool) -> list[dict[str, Any]]:
             "shares": _shares(r, waited.get(r.rank, 0.0), times_known),
             "speed": speeds[r.rank] / middle if middle and r.rank in speeds else None,
             "samples_per_s": r.samples_per_s,
-            "sent_bytes": r.moved_bytes(),
+            "sent_bytes": r.moved_bytes(on_the_network),
             "cpu_percent": r.cpu_percent(),
             "memory_bytes": r.memory_bytes(),
         }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.notices import NAME as NOTICES
-from paceline.record.reader import Event, read_run
+from paceline.record.reader import ON_THE_NETWORK, Event, read_run
 from paceline.watch.curves import Means, Points
 from paceline.watch.files import JsonFile, inside
 from paceline.watch.ranks import RankView, rows
@@ -170,7 +170,11 @@ class RunView:
                     "test_loss": self.test_loss.points(),
                     "metric": self.metric.points(),
                 },
-                "ranks": rows(ranks, _times_known(config, ranks)),
+                "ranks": rows(
+                    ranks,
+                    _times_known(config, ranks),
+                    config.get("transport") in ON_THE_NETWORK,
+                ),
                 "notices": list(self.notices),
                 "faults": self._faults(),
                 "reading": read / (read + unread) if unread else None,

@@ -200,6 +200,8 @@ function drawRanks(run) {
     ? "Full colour: computing; pale: exchanging; empty: waiting for the last worker. Shares and"
       + " speeds are of the last 200 steps; speed counts computing only, against the median worker."
       + (run.ranks.some((r) => r.shares && r.shares.codec) ? " Encoding counts as computing." : "")
+      + (run.ranks.some((r) => r.role === "server" && r.sent_bytes === null)
+        ? " What a server sends through shared memory is counted at the end." : "")
       + (hosts ? " On several hosts waiting cannot be told from exchanging." : "")
     : "No worker has written an event yet.";
 }
