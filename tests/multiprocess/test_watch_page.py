@@ -122,6 +122,7 @@ def test_a_run_is_watched_from_its_first_steps_to_its_end(tmp_path: Path) -> Non
         assert not answers(address), "the page ends with the run"
 
 
+@pytest.mark.slow
 @BROWSER
 def test_a_study_from_an_empty_folder_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY)
@@ -133,14 +134,18 @@ def test_a_study_from_an_empty_folder_to_its_end(tmp_path: Path) -> None:
         page.until("document.body.dataset.shown === 'waiting'")
         assert "This page waits for a run or a study in s" in page.text()
         with open("said", "w") as said:
-            study = Popen([str(PACELINE), "study", "study.toml", "--out", "s", "--no-figures"],
-                          stdout=said, stderr=said)  # fmt: skip
+            study = Popen([str(PACELINE), "study", "study.toml", "--out", "s", "--no-figures",
+                           "--watch"], stdout=said, stderr=said)  # fmt: skip
         try:
             page.until("document.body.dataset.shown.endsWith(' 3 training')")
             assert re.search(r"^[01] of 2\nruns done", page.text(), re.MULTILINE)
             assert page.run("document.querySelectorAll('button.run.running').length") == 1
             Path("open").touch()
             assert study.wait(60) == 0, Path("said").read_text()
+            own = re.findall(r"^watch: (http://127\.0\.0\.1:\d+/)$", Path("said").read_text(), re.M)
+            assert len(own) == 1
+            assert own[0] != address
+            assert not answers(own[0]), "the study's own page has ended with it"
         finally:
             if study.poll() is None:
                 study.terminate()
@@ -173,6 +178,14 @@ def test_the_page_dies_with_a_run_that_is_killed(tmp_path: Path) -> None:
         process.wait(30)
         assert psutil.wait_procs(family, timeout=30)[1] == []
         assert not answers(address)
+
+
+def test_a_page_from_python(run_inproc, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_inproc(steps=2, progress=False, watch=True)
+    assert run.record["status"] == "completed"
+    address = capsys.readouterr().out.strip()
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+    assert not answers(address)
 
 
 def test_what_cannot_be_watched_is_one_sentence(tmp_path: Path) -> None:
