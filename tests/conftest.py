@@ -91,29 +91,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("native_threads") is not None)
 
 
-def _native_threads() -> list[str]:
-    """Threads of this process that are not Python's. jemalloc's own can be forked beside."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            names.append((task / "comm").read_text().strip())
-    return sorted(n for n in names if not n.startswith("jemalloc"))
+FOREIGN_THREADS = ("V8", "tokio", "polars", "java")  # they stay, and hold locks of their own
 
 
 @pytest.fixture(autouse=True)
-def _forked_from_one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves native threads behind: a process forked beside them may hang.
+def _no_foreign_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves threads of other libraries behind.
 
-    V8, Tokio, Polars and a JVM's gateway have threads that `threading` does not know. Tests that
-    start them have the marker `native_threads` and come last.
+    A process that is forked beside them may hang. Tests that use such libraries in this process
+    have the marker `native_threads` and come last.
     """
     yield
     if XDIST or request.node.get_closest_marker("native_threads"):
         return
-    until = time.monotonic() + 30
-    while len(left := _native_threads()) > 1 and time.monotonic() < until:
-        time.sleep(0.01)
-    assert len(left) <= 1 or "/unit/" in str(request.path), left
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            names.append((task / "comm").read_text().strip())
+    left = [name for name in names if name.startswith(FOREIGN_THREADS)]
+    assert not left, f"mark this test `native_threads`: {left}"
 
 
 @pytest.fixture(autouse=True)

@@ -142,3 +142,10 @@ def test_a_resume_that_fails_keeps_the_later_checkpoints(
     assert names(out / "checkpoints") == there
     run_inproc(strategy="local-sgd", **early)  # and one that goes on from there undoes them
     assert names(out / "checkpoints") == ["step-00000010"]
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"optimizer": {}}, {}])
+def test_a_file_with_something_else_is_no_workers_part(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "worker-0.pt")
+    with pytest.raises(DataCorrupt, match=r"worker-0\.pt is not a worker's part of a checkpoint"):
+        checkpoint.load_own(tmp_path, 0)

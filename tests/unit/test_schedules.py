@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.collectives.base import SCHEDULES
-from paceline.collectives.schedule import conflicts, states
+from paceline.collectives.schedule import Schedule, Transfer, conflicts, states
 from paceline.errors import BadRequest, TransportError
 from paceline.registry import collectives
 from paceline.transport.base import ring_bytes
@@ -118,3 +118,20 @@ def test_bad_requests() -> None:
     assert "not contiguous" in str(error)
     with pytest.raises(BadRequest, match="group=0"):
         SCHEDULES["hierarchical"](4, group=0)
+
+
+def test_a_schedule_that_would_lose_something_is_found_out() -> None:
+    def found(*transfers: Transfer) -> list[str]:
+        return conflicts(Schedule("made up", 3, 4, (transfers,), ("round",)))
+
+    swap = (Transfer(0, 1, 0, 2, False, 2), Transfer(1, 0, 2, 4, False, 0))
+    assert found(*swap) == []
+    assert found(swap[0], Transfer(1, 2, 2, 4, False)) == [
+        "round 0: rank 1 sends and receives chunk 2",
+        "round 0: rank 1 sends and receives chunk 3",
+    ]
+    assert found(Transfer(0, 2, 0, 1, False), Transfer(1, 2, 0, 1, False)) == [
+        "round 0: rank 2 gets chunk 0 twice"
+    ]
+    assert found(Transfer(0, 2, 0, 1, True), Transfer(1, 2, 0, 1, True)) == []  # both are added
+    assert found(Transfer(1, 1, 0, 1, False, 3)) == ["round 0: rank 1 sends to itself"]

@@ -42,7 +42,8 @@ def write_results(study: Study, path: Path) -> None:
     """Write the results of every run, completed or not."""
     varied = dict.fromkeys(k for line in study.lines for k in line.varied)
     options = [k for k in varied if k not in ("strategy", "threads")]
-    rows = [_row(study, line, run, options) for line in study.lines for run in line.runs]
+    lines = [*study.lines, *study.profiled]
+    rows = [_row(study, line, run, options) for line in lines for run in line.runs]
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow([name for name, _ in rows[0]])
@@ -74,6 +75,7 @@ def _row(study: Study, line: Line, run: RunRecord, options: list[str]) -> list[t
         ("speedup", own.mean if own else ""),
         ("speedup_serial", serial.mean if serial else ""),
         ("setting_against_serial", _against_serial(study, line)),
+        *_estimate(study, line),
         *((f"{key}_mean", mean.mean if mean else "") for key, mean in means),
         ("error", run.record["error"] or ""),
     ]
@@ -86,6 +88,18 @@ def _against_serial(study: Study, line: Line) -> str:
         return ""
     verdict = "faster" if found.lower else "slower" if found.higher else "not told apart"
     return verdict + found.seen
+
+
+def _estimate(study: Study, line: Line) -> list[tuple[str, Any]]:
+    """Return the setting's estimated speed against serial, with its interval."""
+    found = serial_speedup(study, line) if line is not study.serial(line) else None
+    ends = (found.low, found.high) if found is not None and found.n > 1 else ("", "")
+    return [
+        ("setting_speedup", "" if found is None else found.mean),
+        ("setting_speedup_low", ends[0]),
+        ("setting_speedup_high", ends[1]),
+        ("confirmed", line.id in study.confirmed),
+    ]
 
 
 def _field(key: str) -> Callable[[dict[str, Any]], float | None]:

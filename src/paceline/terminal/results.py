@@ -11,7 +11,7 @@ from paceline.report.answer import answer, best_lines
 from paceline.report.judge import serial_speedup
 from paceline.report.lines import Line, Spread, Study
 from paceline.report.score import score_of
-from paceline.report.words import size, times, with_range
+from paceline.report.words import seconds, size, times, with_range
 from paceline.terminal.fitting import WRAP, Column, drop, fit_table, shorten
 
 
@@ -22,9 +22,12 @@ def show_study(study: Study, console: Console) -> None:
     lines = best_lines(study)
     console.print(_table(study, lines, console))
     notes = (
-        "Times are in seconds, accuracy is in per cent. The numbers are means; brackets hold the"
-        " lowest and the highest run. Each setting is shown at its own best number of workers."
+        "Speed against serial is that after the first steps, with its 95% interval in brackets;"
+        " other brackets hold the lowest and the highest run. Accuracy is in per cent. Each setting"
+        " is shown at its own best number of workers."
     )
+    if study.confirmed:
+        notes += f" + confirmed in {len(study.blocks)} blocks, the others screened."
     if any(line.oversubscribed for line in lines):
         notes += f" * oversubscribed: more workers and servers than the {study.cores} cores."
     console.print(notes, style="dim", highlight=False)
@@ -43,10 +46,14 @@ def show_study(study: Study, console: Console) -> None:
 def _table(study: Study, lines: list[Line], console: Console) -> Table:
     score, target = score_of(study), study.target
     form, scale = (".2f", 100) if score.is_accuracy else (".4g", 1)
-    training = _ranged("training", [x.train_s for x in lines], ".2f")
+    training = Column("training", [seconds(x.train_s.mean if x.train_s else None) for x in lines])
     scores = _ranged(f"test\n{score.name}", [score.spread(x) for x in lines], form, scale)
     gains = [serial_speedup(study, x) for x in lines]
-    against = Column("against\nserial", [times(gain.mean if gain else None) for gain in gains])
+    against = Column(
+        "against\nserial",
+        [_gain(x, gain, study) for x, gain in zip(lines, gains, strict=True)],
+        [times(gain.mean if gain else None) for gain in gains],
+    )
     columns = [
         Column("best\nworkers", [str(x.workers) for x in lines]),
         training,
@@ -67,7 +74,7 @@ def _table(study: Study, lines: list[Line], console: Console) -> Table:
         last_steps.append(drop(time_to))
     sent = Column("sent\na step", [_sent(x) for x in lines])
     names = [x.label + (" *" if x.oversubscribed else "") for x in lines]
-    steps = [drop(sent), *steps, WRAP, shorten(training), *last_steps, drop(against)]
+    steps = [drop(sent), *steps, WRAP, shorten(against), *last_steps, drop(training)]
     return fit_table(console, "setting", names, [*columns, sent], steps)
 
 
@@ -78,6 +85,15 @@ def _ranged(
     short = [missing if v is None else f"{v.mean * scale:{form}}" for v in values]
     full = [missing if v is None else with_range(v, form, scale) for v in values]
     return Column(heading, full, short)
+
+
+def _gain(line: Line, gain: Spread | None, study: Study) -> str:
+    """`1.52x (1.41-1.64) +`: the estimate, its interval, and a mark where it was confirmed."""
+    if gain is None or line is study.serial(line):
+        return times(gain.mean if gain else None)
+    marked = " +" if line.id in study.confirmed else ""
+    interval = f" ({gain.low:.2f}-{gain.high:.2f})" if gain.n > 1 else ""
+    return f"{times(gain.mean)}{interval}{marked}"
 
 
 def _sent(line: Line) -> str:
