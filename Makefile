@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: setup study test test-slow mutants check lint types format bench clean help
 
 help:
-	@echo "make study      compare 8 strategies with 1 to 5 workers on MNIST (fetches it), to a report; FULL=1: whole"
+	@echo "make study      compare 8 strategies on MNIST (fetches it), to a report, in ten minutes; FULL=1: whole"
 	@echo "make test       the tests           make test-slow   the long ones too"
 	@echo "make check      lint, types, tests  make bench       benchmarks against the peers"
 
