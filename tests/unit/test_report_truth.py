@@ -567,6 +567,21 @@ def test_gains_are_told_with_their_reason(study) -> None:
     assert "updates" not in said(other, "accuracy")
 
 
+def test_a_gain_is_compared_at_equal_updates_too(tmp_path: Path) -> None:
+    """The made-up curves are straight lines: half of the accuracy after half of the steps."""
+    runs = [
+        *seeds("serial", 1, (2.60, 2.64, 2.68), 0.90, batch_sizes=[120]),
+        *seeds("hogwild", 2, (1.6, 1.7, 1.65), 0.96, batch_sizes=[60, 60]),
+    ]
+    found = read_study(write_study(tmp_path / "s", runs, events=True))
+    text = said(found, "accuracy")
+    assert (
+        "After as many updates as serial makes in all it had 38.4%; serial ends at 90.0%." in text
+    )
+    silent = read_study(write_study(tmp_path / "t", runs))
+    assert "After as many updates" not in said(silent, "accuracy")
+
+
 @pytest.mark.parametrize(
     ("strategy", "sent", "spread"), [("psgd", 0, 0.005), ("allreduce", 1000, 0.2)]
 )

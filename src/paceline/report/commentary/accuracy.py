@@ -6,16 +6,18 @@ A loss is reported only where the runs show it; a separate question is whether i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
 from paceline.report.commentary.comment import Comment
 from paceline.report.judge import TO_ACCURACY, Verdict, judge
 from paceline.report.lines import Line, Study
 from paceline.report.score import Score, score_of, scored
-from paceline.report.words import listed, seconds, workers
+from paceline.report.words import listed, percent, seconds, workers
 
 # strategies in which the gradient of each worker is an update by itself
 UPDATES_ALONE = ("hogwild", "ps:consistency=async", "ps:consistency=ssp")
 MOST_FIGURES = 12
+NEAR = 0.2  # of the step that is looked for
 
 Found = tuple[Line, Line, Verdict]
 
@@ -114,4 +116,28 @@ def _reason(line: Line, serial: Line) -> str:
     return (
         f" With the same global batch its {line.workers} workers make {line.workers} updates, each"
         " from a part of the batch, where serial makes one."
+    ) + _at_equal_updates(line, serial)
+
+
+def _at_equal_updates(line: Line, serial: Line) -> str:
+    """Say what the setting had reached after as many updates as serial makes in all.
+
+    Its P workers have made them after 1/P of serial's steps. Empty unless every run was evaluated
+    near that step.
+    """
+    steps, end = serial.result("steps"), serial.accuracy
+    if steps is None or end is None:
+        return ""
+    at, found = steps.mean / line.workers, []
+    for run in line.completed:
+        seen = [e for own in run.events[:1] for e in own if e["kind"] == "evaluation"]
+        near = min(seen, key=lambda e: abs(e["step"] - at), default=None)
+        if near is None or abs(near["step"] - at) > NEAR * at or near.get("accuracy") is None:
+            return ""
+        found.append(near["accuracy"])
+    if not found:
+        return ""
+    return (
+        f" After as many updates as serial makes in all it had {percent(fmean(found), 1)}; serial"
+        f" ends at {percent(end.mean, 1)}."
     )
