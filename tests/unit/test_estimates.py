@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from paceline.common.estimates import Prior, blocks_needed, holm, paired, t_quantile, unpaired
+from paceline.common.estimates import (
+    MOST_BLOCKS,
+    Prior,
+    blocks_needed,
+    holm,
+    paired,
+    t_quantile,
+    unpaired,
+)
 
 numbers = st.lists(st.floats(-5, 5), min_size=3, max_size=30).filter(lambda x: stdev(x) > 1e-3)
 
@@ -48,7 +56,7 @@ def test_steins_rule_keeps_its_width_and_its_coverage() -> None:
         n = blocks_needed(pilot, half)
         all_of_them = pilot + [luck.gauss(0.3, 0.15) for _ in range(n - 5)]
         width = t_quantile(4) * stdev(pilot) / math.sqrt(n)
-        assert width <= half or n == 500
+        assert width <= half or n == MOST_BLOCKS
         held += abs(fmean(all_of_them) - 0.3) <= width
     assert 0.935 <= held / 2000 <= 0.965
 

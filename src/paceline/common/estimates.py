@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 
 LEVEL = 0.95
-MOST_BLOCKS = 500
+MOST_BLOCKS = 100  # 50 minutes
 
 
 @dataclass(frozen=True)
