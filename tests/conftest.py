@@ -101,15 +101,20 @@ def _no_foreign_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]
     A process that is forked beside them may hang. Tests that use such libraries in this process
     have the marker `native_threads` and come last.
     """
+    before = _foreign_threads()
     yield
     if XDIST or request.node.get_closest_marker("native_threads"):
         return
-    names = []
+    left = _foreign_threads() - before
+    assert not left, f"mark this test `native_threads`: {left}"
+
+
+def _foreign_threads() -> set[str]:
+    names = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            names.append((task / "comm").read_text().strip())
-    left = [name for name in names if name.startswith(FOREIGN_THREADS)]
-    assert not left, f"mark this test `native_threads`: {left}"
+            names.add((task / "comm").read_text().strip())
+    return {name for name in names if name.startswith(FOREIGN_THREADS)}
 
 
 @pytest.fixture(autouse=True)

@@ -411,7 +411,9 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
         for word in ("serial", "allreduce", "local-sgd", "against", "cores", "report: file://")
     )
     files = {p.name for p in (tmp_path / "s").iterdir()}
-    assert files == {"study.json", "results.csv", "report.html", "figures", "runs", ".lock"}
+    assert files == {
+        "study.json", "results.csv", "workers.csv", "report.html", "figures", "runs", ".lock"
+    }  # fmt: skip
     assert {p.suffix for p in (tmp_path / "s" / "figures").iterdir()} == {".png", ".svg"}
     runs = {f: json.loads(f.read_text()) for f in (tmp_path / "s" / "runs").glob("*/run.json")}
     rows = (tmp_path / "s" / "results.csv").read_text().splitlines()
@@ -463,6 +465,7 @@ def test_a_dry_run_lists_and_runs_nothing(cli, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.native_threads
 def test_two_studies_are_compared(cli, tmp_path: Path) -> None:
     from tests.records import run, write_study
 
@@ -488,6 +491,7 @@ def test_two_studies_are_compared(cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.native_threads
 def test_a_study_without_a_network_goes_on_with_what_is_built_in(
     cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,8 @@ def test_a_study_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_study_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(SMALL)
-    command = [str(PACELINE), "study", "study.toml", "--out", "s", "--no-figures"]
+    # so many seeds that the study cannot be over, however late the signal comes
+    command = [str(PACELINE), "study", "study.toml", "--out", "s", "--no-figures", "--seeds", "200"]
     run = Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not records(tmp_path / "s") and time.monotonic() < deadline:

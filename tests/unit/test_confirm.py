@@ -162,6 +162,7 @@ def test_workers_by_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         worker_counts("x*cores")
 
 
+@pytest.mark.processes
 def test_a_study_confirms_in_blocks_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

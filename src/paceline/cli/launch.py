@@ -148,6 +148,6 @@ def _options_of_train(arguments: tuple[str, ...]) -> dict[str, Any]:
 
     params = train.make_context("paceline train", list(arguments)).params
     values: dict[str, Any] = read_toml(params["file"]) if params["file"] else {}
-    own = ("file", "settings", "as_json", "quiet", "progress", "debug")
+    own = ("file", "settings", "as_json", "quiet", "progress", "watch", "debug")
     values.update({k: v for k, v in params.items() if k not in own and v is not None and v != ()})
     return apply_settings(values, list(params["settings"]))
