@@ -52,6 +52,14 @@ def test_serial_and_the_fastest_are_chosen() -> None:
     ]
 
 
+def test_one_worker_is_serial_again() -> None:
+    found = records()
+    for name in found:
+        if "-p1-" in name and not name.startswith("serial"):
+            found[name] = run("psgd", 1, 0.5)
+    assert [c.name for c in candidates(SPEC, found)][1:] == ["psgd x 2", "hogwild x 2"]
+
+
 def test_a_setting_that_failed_once_is_not_chosen() -> None:
     found = records()
     name = next(n for n in found if n.startswith("psgd-p2"))

@@ -73,7 +73,8 @@ def candidates(
 ) -> list[Candidate]:
     """Return serial and the settings that were fastest against it; empty where there are none.
 
-    Only settings on the same work as the fastest one are chosen: serial must be theirs, too.
+    Only settings on the same work as the fastest one are chosen: serial must be theirs, too. A
+    single worker with one thread is serial again, so it is not chosen.
     `begun` has the names of those that an earlier session has chosen.
     """
     measured: dict[str, tuple[Setting, dict[int, Record]]] = {}
@@ -93,7 +94,7 @@ def candidates(
     gains: list[tuple[float, Setting, Setting]] = []
     for setting, own in measured.values():
         base = next((b for b in serials if _same_work(b[0], setting)), None)
-        if base is None or _is_plain_serial(setting):
+        if base is None or _is_alone(setting):
             continue
         serial, theirs = base
         logs = [math.log(_speed(own[s]) / _speed(theirs[s])) for s in own.keys() & theirs.keys()]
@@ -114,6 +115,11 @@ def _speed(record: Record) -> float:
 
 def _is_plain_serial(setting: Setting) -> bool:
     return setting.strategy == "serial" and setting.options.get("threads") == 1
+
+
+def _is_alone(setting: Setting) -> bool:
+    """Whether one worker with one thread does what serial does, whatever its strategy."""
+    return setting.workers == 1 and setting.options.get("threads") == 1
 
 
 def _same_work(serial: Setting, setting: Setting) -> bool:
