@@ -18,7 +18,7 @@ NARROW = 420  # beside names
 WIDER = 1.5
 PRINT: dict[str, Any] = {
     "font": FONT,
-    "axis": {"labelFontSize": 12, "titleFontSize": 13, "titleFontWeight": "normal"},
+    "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"},
     "legend": {"labelFontSize": 12, "titleFontSize": 12, "offset": 6, "rowPadding": 0},
     "header": {"labelFontSize": 12, "titleFontSize": 12},
     "text": {"fontSize": 12},

@@ -158,7 +158,9 @@ def _notes(study: Study, lines: Sequence[Line]) -> list[str]:
         notes.append("Scores are means over the runs, with the lowest and the highest in brackets.")
     verdicts = [v for x in lines if (v := speed(study, x, study.serial(x))) is not None]
     if any(v.differs for v in verdicts):
-        notes.append("A speed in bold differs from serial's beyond noise.")
+        holm = any(v.estimate is not None for v in verdicts)
+        corrected = ", corrected by Holm's rule for the number of settings" if holm else ""
+        notes.append(f"A speed in bold differs from serial's beyond noise{corrected}.")
     if any(v.counted for v in verdicts):
         notes.append(
             "The pairs are blocks or rounds in which the setting and serial ran on the same work;"
