@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from statistics import fmean, variance
 
 from paceline.common.estimates import Estimate, Prior, holm, paired, unpaired
+from paceline.record.blocks import Block
 from paceline.report.lines import Line, Spread, Study
 
 ONCE = 0.10  # with one run each, a relative difference above this counts
@@ -199,15 +200,8 @@ class Judge:
             for line, base in self._pairs(study)
             if base is study.serial(line) and (line.workers > 1 or line.threads > 1)
         }
-        known = {k: v for k, v in found.items() if v is not None and v.estimate is not None}
-        corrected = holm([v.p for v in known.values()])
-        single = {k: v for k, v in found.items() if v is not None and v.estimate is None}
-        return single | {
-            key: Verdict(
-                v.apart, p <= AGAINST_SERIAL, v.runs, v.estimate, v.wins, v.pairs, v.confirmed, p
-            )
-            for (key, v), p in zip(known.items(), corrected, strict=True)
-        }
+        known = {k: v for k, v in found.items() if v is not None}
+        return dict(zip(known, corrected(list(known.values())), strict=True))
 
     def _compare(self, one: Line, other: Line) -> Verdict | None:
         a, b = self._scaled(one), self._scaled(other)
@@ -250,24 +244,43 @@ class SpeedJudge(Judge):
     """Compares speeds: by confirming blocks where both settings have them."""
 
     def _compare(self, one: Line, other: Line) -> Verdict | None:
-        for study in self.studies:
-            if study.confirmed and {one.id, other.id} <= set(study.confirmed):
-                differences = [-block.log_ratio(one.id, other.id) for block in study.blocks]
-                found = paired(differences)
+        if len(self.studies) == 1:
+            study = self.studies[0]
+            if {one.id, other.id} <= set(study.confirmed):
+                found = of_blocks(study.blocks, one.id, other.id)
                 if found is not None:
-                    return _verdict(found, differences, len(differences), confirmed=True)
+                    return found
         return super()._compare(one, other)
 
     @cached_property
     def _against_serial(self) -> dict[tuple[int, int], Verdict]:
         """Confirmed settings are a family of their own: the others were not run as often."""
         found = super()._against_serial
-        own = {k: v for k, v in found.items() if v.confirmed and v.estimate is not None}
-        corrected = holm([v.estimate.p for v in own.values() if v.estimate])
-        return found | {
-            key: Verdict(v.apart, p <= AGAINST_SERIAL, v.runs, v.estimate, v.wins, v.pairs, True, p)
-            for (key, v), p in zip(own.items(), corrected, strict=True)
-        }
+        own = {k: v for k, v in found.items() if v.confirmed}
+        return found | dict(zip(own, corrected(list(own.values())), strict=True))
+
+
+def of_blocks(blocks: Sequence[Block], one: str, other: str) -> Verdict | None:
+    """Compare the seconds per sample of two settings by confirming blocks; None for one block."""
+    differences = [-block.log_ratio(one, other) for block in blocks]
+    found = paired(differences)
+    if found is None:
+        return None
+    return _verdict(found, differences, len(differences), confirmed=True)
+
+
+def corrected(family: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts at 5%, with Holm's correction for their number.
+
+    A verdict from single runs has no interval and stays as it is.
+    """
+    raw = [v.estimate.p if v.apart else 1.0 for v in family if v.estimate is not None]
+    adjusted = iter(holm(raw))
+    return [_at(v, next(adjusted)) if v.estimate is not None else v for v in family]
+
+
+def _at(verdict: Verdict, p: float) -> Verdict:
+    return replace(verdict, differs=p <= AGAINST_SERIAL, p=p)
 
 
 def _verdict(
