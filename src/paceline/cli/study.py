@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.cli.against import check_against
 from paceline.cli.watch import say_page
 from paceline.common.warned import warnings_once
 from paceline.launch.signals import held_back
@@ -73,6 +74,18 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run", is_flag=True, help="list the runs with an estimate of their time; run nothing"
 )
+@click.option(
+    "--against",
+    default=None,
+    metavar="CHECKOUT",
+    help="run no study: compare the speed of this version of Paceline with that in CHECKOUT",
+)
+@click.option(
+    "--fail-if",
+    default=None,
+    metavar="slower=P%",
+    help="with --against: exit with 1 if this version is slower by more than P percent",
+)
 @click.option("--retry-failed", is_flag=True, help="repeat failed runs")
 @click.option(
     "--figures/--no-figures",
@@ -97,6 +110,8 @@ def study(
     data_dir: str | None,
     fetch: bool,
     dry_run: bool,
+    against: str | None,
+    fail_if: str | None,
     retry_failed: bool,
     figures: bool,
     quiet: bool,
@@ -148,6 +163,9 @@ def study(
         if out
         else Path("runs") / (spec.name + ("-short" if short else "-full" if full else ""))
     )
+    if against is not None or fail_if is not None:
+        check_against(spec, against, fail_if, folder, quiet)
+        return
     began = time.monotonic()
     try:
         with (
