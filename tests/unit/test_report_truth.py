@@ -476,7 +476,7 @@ def test_the_metric_that_was_asked_for_leads(study, tmp_path: Path) -> None:
         }
     study(*(measured("serial", 1, 4.0, 0.60 + s) for s in (0, 0.001)), folder="u")
     assert (
-        "<td>auc -0.27</td>"
+        "<td>auc -0.27 (times 0.690, 95% interval 0.6"
         in compare(tmp_path / "t", tmp_path / "u", tmp_path / "c.html").read_text()
     )
 

@@ -57,7 +57,7 @@ def report(
     from rich.console import Console
 
     from paceline.errors import BadRequest
-    from paceline.report.compare import compare
+    from paceline.report.compare import Comparison
     from paceline.report.reading import read_study
     from paceline.report.render import render
     from paceline.terminal.results import show_study
@@ -78,7 +78,10 @@ def report(
                 "--pdf and --markdown are for one study or run; the comparison of two is a page"
                 " (--out FILE)"
             )
-        pages = [compare(folders[0], folders[1], out or "compare.html")]
+        found = Comparison.of(folders[0], folders[1])
+        pages = [found.write(out or "compare.html")]
+        for sentence in found.sentences:
+            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     else:
         if out:
             raise BadRequest(

@@ -1,9 +1,16 @@
-"""Two studies side by side: what changed from one to the other beyond noise."""
+"""Two studies side by side: what changed from one to the other beyond noise.
+
+Their runs are no pairs, so the comparison is Welch's test on logarithms, and says so.
+"""
 
 from __future__ import annotations
 
 import html
+import math
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from paceline.errors import BadRequest
@@ -11,102 +18,142 @@ from paceline.record.writer import write_text
 from paceline.report.charts import palette
 from paceline.report.charts.base import ROW
 from paceline.report.charts.marks import NEUTRAL, Spec, names, quantity, tips
-from paceline.report.judge import SPEED, judge
-from paceline.report.lines import Line, Spread, Study
+from paceline.report.judge import SPEED, Quantity, Verdict, corrected, judge
+from paceline.report.lines import Line, Study
 from paceline.report.page.markup import code, document, header, prose, table
 from paceline.report.reading import NOT_COMPARED, read_study
 from paceline.report.render import library
-from paceline.report.score import score_of
-from paceline.report.words import count, times, with_range
+from paceline.report.score import Score, score_of
+from paceline.report.words import as_fast, count, times
+
+UNPAIRED = (
+    "The comparison is unpaired: the studies were made apart, so a change of the machine between"
+    " them looks like a change of the settings, and no interval shows that. The intervals are those"
+    " of Welch's test on logarithms. To compare two versions of Paceline in paired blocks, use"
+    " `paceline study --against CHECKOUT`."
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two studies, and the settings that both have completed."""
+
+    a: Study
+    b: Study
+    pairs: list[tuple[Line, Line]]
+
+    @classmethod
+    def of(cls, one: str | Path, other: str | Path) -> Comparison:
+        """Read two studies, runs or folders of runs."""
+        a, b = read_study(one), read_study(other)
+        pairs = [
+            (x, y)
+            for x in a.lines
+            if (y := b.line(x.label, x.workers)) is not None and x.train_s and y.train_s
+        ]
+        if not pairs:
+            raise BadRequest(
+                f"{one} and {other} have no completed setting in common: nothing can be compared"
+            )
+        return cls(a, b, pairs)
+
+    @cached_property
+    def score(self) -> Score:
+        return score_of(self.a, self.b)
+
+    @cached_property
+    def speeds(self) -> list[Verdict | None]:
+        """The seconds per sample of each pair, the second study against the first."""
+        return self._judged(SPEED)
+
+    @cached_property
+    def scores(self) -> list[Verdict | None]:
+        return self._judged(self.score.quantity)
+
+    def _judged(self, quantity: Quantity) -> list[Verdict | None]:
+        """Welch's test for each pair, with Holm's correction for their number."""
+        found = [judge(quantity, self.a, self.b)(y, x) for x, y in self.pairs]
+        known = iter(corrected([v for v in found if v is not None]))
+        return [next(known) if v is not None else None for v in found]
+
+    def verdict(self, number: int) -> str:
+        """Say what changed beyond noise in the speed and the score of a pair."""
+        pace, change = self.speeds[number], self.scores[number]
+        changes = []
+        if pace is not None and pace.differs:
+            changes.append(("faster" if pace.apart < 0 else "slower") + pace.seen)
+        if change is not None and change.differs:
+            changes.append(self._changed_score(number, change))
+        if changes:
+            return ", ".join(changes)
+        once = pace is None or pace.runs < 2
+        return "not told apart" if not once else "run once: no difference above 10%"
+
+    def _changed_score(self, number: int, change: Verdict) -> str:
+        """`accuracy -0.52 points (95% interval -0.60 to -0.44)`"""
+        own, new = (self.score.spread(line) for line in self.pairs[number])
+        by = (new.mean if new else 0.0) - (own.mean if own else 0.0)
+        name = self.score.name
+        if self.score.is_accuracy:
+            text, ends = f"{name} {100 * by:+.2f} points", (100 * change.low, 100 * change.high)
+            interval = f"95% interval {ends[0]:+.2f} to {ends[1]:+.2f}"
+        elif self.score.quantity.relative:
+            text, ends = f"{name} {by:+.3g}", (math.exp(change.low), math.exp(change.high))
+            times = math.exp(change.apart)
+            interval = f"times {times:.3f}, 95% interval {ends[0]:.3f} to {ends[1]:.3f}"
+        else:
+            text = f"{name} {by:+.3g}"
+            interval = f"95% interval {change.low:+.3g} to {change.high:+.3g}"
+        return text + (f" ({interval})" if change.estimate is not None else change.seen)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What changed, what else may explain it, and that nothing was paired."""
+        known = [(x, v) for (x, _), v in zip(self.pairs, self.speeds, strict=True) if v is not None]
+        up, down = [e for e in known if e[1].lower], [e for e in known if e[1].higher]
+        same = len(self.pairs) - len(up) - len(down)
+        found = [
+            f"{count(len(self.pairs), 'setting')} {'are' if len(self.pairs) != 1 else 'is'} in"
+            f" both: {len(up)} became faster, {len(down)} became slower, and {same} cannot be told"
+            " from before."
+        ]
+        for name, group, pick in (("gain", up, min), ("loss", down, max)):
+            if group:
+                line, verdict = pick(group, key=lambda e: e[1].apart)
+                found.append(f"The largest {name} was `{line.id}`: {as_fast(verdict, 'before')}.")
+        if others := changed_options(self.pairs):
+            found.append(
+                "The studies also differ in options, which may explain changes:"
+                f" {', '.join(others)}."
+            )
+        machines = [
+            f"{s.environment.get('cpu')}, {s.environment.get('cores')} cores, torch"
+            f" {s.environment.get('torch')}"
+            for s in (self.a, self.b)
+        ]
+        if machines[0] != machines[1]:
+            found.append(
+                f"The studies were measured on different machines ({machines[0]}; {machines[1]}),"
+                " which may explain changes."
+            )
+        return [*found, UNPAIRED]
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page."""
+        path = Path(path)
+        write_text(path, _page(self))
+        return path
 
 
 def compare(one: str | Path, other: str | Path, path: str | Path) -> Path:
     """Write a page on the settings that two studies, runs or folders of runs have in common."""
-    path = Path(path)
-    a, b = read_study(one), read_study(other)
-    pairs = [
-        (x, y)
-        for x in a.lines
-        if (y := b.line(x.label, x.workers)) is not None and x.train_s and y.train_s
-    ]
-    if not pairs:
-        raise BadRequest(
-            f"{one} and {other} have no completed setting in common: nothing can be compared"
-        )
-    write_text(path, _page(a, b, pairs))
-    return path
+    return Comparison.of(one, other).write(path)
 
 
-def ratio(x: Line, y: Line) -> Spread:
-    """Return the samples per second of the second setting divided by those of the first."""
-    assert x.train_s is not None
-    assert y.train_s is not None
-    scale = y.samples / x.samples if x.samples else 1.0
-    own, new = x.train_s, y.train_s
-    return Spread(
-        scale * own.mean / new.mean,
-        scale * own.low / new.high,
-        scale * own.high / new.low,
-        min(own.n, new.n),
-    )
-
-
-def verdict(a: Study, b: Study, x: Line, y: Line) -> str:
-    """Say what changed beyond noise in speed and in the score."""
-    changes = []
-    pace, score = judge(SPEED, a, b)(y, x), score_of(a, b)
-    if pace is not None and pace.differs:
-        changes.append(f"{times(ratio(x, y).mean)} as fast")
-    change = judge(score.quantity, a, b)(y, x)
-    own, new = score.spread(x), score.spread(y)
-    if change is not None and own and new and change.differs:
-        by = new.mean - own.mean
-        changes.append(
-            f"{score.name} {100 * by:+.2f} points"
-            if score.is_accuracy
-            else f"{score.name} {by:+.3g}"
-        )
-    if changes:
-        return ", ".join(changes)
-    once = pace is None or pace.runs < 2
-    return "within noise" if not once else "run once: no difference above 10%"
-
-
-def summary(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> list[str]:
-    faster = [
-        (x, y)
-        for x, y in pairs
-        if (found := judge(SPEED, a, b)(y, x)) is not None and found.differs
-    ]
-    up, down = [p for p in faster if ratio(*p).mean > 1], [p for p in faster if ratio(*p).mean < 1]
-    sentences = [
-        f"{count(len(pairs), 'setting')} {'are' if len(pairs) != 1 else 'is'} in both: {len(up)}"
-        f" became faster, {len(down)} became slower, and {len(pairs) - len(faster)} did not change"
-        " beyond noise."
-    ]
-    for name, group, pick in (("gain", up, max), ("loss", down, min)):
-        if group:
-            most = pick(group, key=lambda p: ratio(*p).mean)
-            sentences.append(
-                f"The largest {name} was `{most[0].id}`: {times(ratio(*most).mean)} as fast as"
-                " before."
-            )
-    others = changed_options(pairs)
-    if others:
-        sentences.append(
-            f"The studies also differ in options, which may explain changes: {', '.join(others)}."
-        )
-    machines = [
-        f"{s.environment.get('cpu')}, {s.environment.get('cores')} cores, torch"
-        f" {s.environment.get('torch')}"
-        for s in (a, b)
-    ]
-    if machines[0] != machines[1]:
-        sentences.append(
-            f"The studies were measured on different machines ({machines[0]}; {machines[1]}), which"
-            " may explain changes."
-        )
-    return sentences
+def _per_s(line: Line) -> str:
+    """The speed, as a geometric mean over the runs: the ratio of two is what the verdict says."""
+    values = SPEED.values(line)
+    return f"{math.exp(-fmean(map(math.log, values))):,.0f}" if values else "–"
 
 
 def changed_options(pairs: list[tuple[Line, Line]]) -> list[str]:
@@ -121,30 +168,34 @@ def changed_options(pairs: list[tuple[Line, Line]]) -> list[str]:
     return [f"`{key}` ({one}, then {other})" for key, (one, other) in sorted(found.items())]
 
 
-def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
+def _page(found: Comparison) -> str:
+    a, b, score = found.a, found.b, found.score
     title = f"{a.folder.name} and {b.folder.name}"
-    score = score_of(a, b)
     rows: list[dict[str, Any]] = []
     cells: list[list[str]] = []
-    for x, y in pairs:
-        found = ratio(x, y)
-        rows.append(
-            {"id": x.id, "ratio": found.mean, "ratio_low": found.low, "ratio_high": found.high}
-        )
+    for number, ((x, y), pace) in enumerate(zip(found.pairs, found.speeds, strict=True)):
+        speedup, span = "–", "–"
+        if pace is not None:
+            ratio, low, high = (math.exp(-v) for v in (pace.apart, pace.high, pace.low))
+            rows.append({"id": x.id, "ratio": ratio, "ratio_low": low, "ratio_high": high})
+            speedup = times(ratio)
+            span = f"{low:.2f} to {high:.2f}" if pace.estimate is not None else "one run"
         cells.append(
             [
                 code(x.id),
-                with_range(x.train_s, ".2f", 1, " s"),
-                with_range(y.train_s, ".2f", 1, " s"),
-                times(found.mean),
+                _per_s(x),
+                _per_s(y),
+                speedup,
+                span,
                 *(score.text(own.mean if (own := score.spread(line)) else None) for line in (x, y)),
-                html.escape(verdict(a, b, x, y)),
+                html.escape(found.verdict(number)),
             ]
         )
     titles = [html.escape(s.folder.name) for s in (a, b)]
-    head = ["setting", f"training<br>{titles[0]}", f"training<br>{titles[1]}", "times<br>as fast"]
-    head += [*(f"{html.escape(score.name)}<br>{name}" for name in titles), "verdict"]
-    both = {x.id for x, _ in pairs}
+    head = ["setting", *(f"samples/s<br>{name}" for name in titles), "times<br>as fast"]
+    head += ["95%<br>interval", *(f"{html.escape(score.name)}<br>{name}" for name in titles)]
+    head.append("verdict")
+    both = {x.id for x, _ in found.pairs}
     missing = list(dict.fromkeys(x.id for x in (*a.lines, *b.lines) if x.id not in both))
     left_out = (
         "<p class=note>These settings were completed in one study only, or in none:"
@@ -154,11 +205,11 @@ def _page(a: Study, b: Study, pairs: list[tuple[Line, Line]]) -> str:
     )
     body = (
         f"{header(title, html.escape(a.title))}<main><section class=answer id=answer>"
-        + "".join(f"<p>{prose(s)}</p>" for s in summary(a, b, pairs))
+        + "".join(f"<p>{prose(s)}</p>" for s in found.sentences)
         + f"</section><section><h2>Speed</h2><figure><h3>{titles[1]} against {titles[0]}</h3><div"
         " class=chart data-chart=ratio></div><figcaption>Samples per second of the second study"
-        " divided by those of the first; 1 is no change. The lines show the range of the"
-        f" runs.</figcaption></figure>{table(head, cells)}{left_out}</section></main>"
+        " divided by those of the first; 1 is no change. The lines are 95% intervals"
+        f" (unpaired).</figcaption></figure>{table(head, cells)}{left_out}</section></main>"
     )
     data: dict[str, Any] = {
         "series": [],
@@ -177,8 +228,8 @@ def _chart(order: list[str]) -> Spec:
     tooltip = tips(
         ("id", "setting", ""),
         ("ratio", "times as fast", ".2f"),
-        ("ratio_low", "lowest", ".2f"),
-        ("ratio_high", "highest", ".2f"),
+        ("ratio_low", "95% interval from", ".2f"),
+        ("ratio_high", "to", ".2f"),
     )
     span = {
         "x": {**x, "field": "ratio_low"},
