@@ -168,6 +168,7 @@ def test_network_bytes_of_a_ring_are_what_theory_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.slow
+@pytest.mark.native_threads
 def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path) -> None:
     for number, how in enumerate(
         (["--strategy", "serial"], ["--strategy", "allreduce", "--workers", "2"])
