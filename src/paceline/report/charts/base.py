@@ -13,6 +13,8 @@ from paceline.report.lines import Study
 from paceline.report.score import score_of
 
 HEIGHT, SMALL, ROW = 300, 180, 24  # pixels: of a chart, of a small one, of one row of names
+BEST = 4  # series that charts show at first beside serial; the others are grey
+PANEL = 190  # pixels: the width of a small panel in a picture
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Chart:
     table: str
     spec: Spec = field(repr=False)
     own_legend: bool = False  # otherwise the page's list of series is its legend
+    wide: bool = False  # as wide as the page
 
 
 class ChartData:
@@ -40,6 +43,21 @@ class ChartData:
         self.several_counts = len(set(several)) > 1
         self.default_workers = _most_useful(several or self.workers, study.cores)
         self.default_line = self._fastest()
+        self.shown = self._best()
+
+    def _best(self) -> list[str]:
+        """Return serial and the best few series: the confirmed ones, then the fastest ones."""
+        if len(self.series) <= BEST + 2:
+            return self.series
+        speeds: dict[str, tuple[bool, float]] = {}
+        for row in self.lines:
+            speed = row["speedup_serial"] or (1 / row["train_s"] if row["train_s"] else 0.0)
+            confirmed = row["id"] in self.study.confirmed
+            own = (confirmed, speed * (0.5 if row["oversubscribed"] else 1.0))
+            speeds[row["series"]] = max(own, speeds.get(row["series"], own))
+        others = [s for s in self.series if s in speeds and not s.startswith("serial")]
+        best = sorted(others, key=lambda s: speeds[s], reverse=True)[:BEST]
+        return [s for s in self.series if s in best or s == "serial"]
 
     def _fastest(self) -> str:
         """Return the fastest setting with the default number of workers."""
@@ -66,11 +84,14 @@ class ChartData:
         shapes = {series: shape for series, (_, shape) in self.colours.items()}
         return {**colours_of("series", shapes), "legend": None}
 
+    def params(self) -> list[dict[str, Any]]:
+        return [{"name": "shown", "value": self.shown}]
+
     def spec(
         self, layers: list[Spec], *, workers: bool = False, line: bool = False, height: int = HEIGHT
     ) -> Spec:
         """Return a chart's description, with the variables that the page sets."""
-        params: list[dict[str, Any]] = [{"name": "shown", "value": self.series}]
+        params = self.params()
         if workers:
             params.append({"name": "workers", "value": self.default_workers})
         if line:
@@ -95,13 +116,15 @@ def static_spec(chart: Chart, data: ChartData, rows: list[Row]) -> Spec:
     """Return the description of a picture: with a title, its own data and a legend."""
     spec: Spec = {
         **chart.spec,
-        "width": 640,
         "title": chart.title,
         "data": {"values": rows},
         "background": "white",
     }
+    if "facet" in spec:
+        return {**spec, "columns": 3, "spec": {**spec["spec"], "width": PANEL}}
+    spec["width"] = 640
     if not chart.own_legend:
-        shown = [s for s in data.series if any(r.get("series") == s for r in rows)]
+        shown = [s for s in data.shown if any(r.get("series") == s for r in rows)]
         legend = {
             "title": None,
             "orient": "bottom",

@@ -7,6 +7,7 @@ from typing import Any
 Spec = dict[str, Any]
 Row = dict[str, Any]
 NEUTRAL = "#888888"
+LABEL = 160  # pixels to the right of a chart, for the names of its lines
 PLAIN_X: Spec = {"field": "p", "type": "quantitative", "scale": {"zero": False, "nice": False}}
 LEGEND: Spec = {"orient": "bottom", "columns": 4, "labelLimit": 240}
 # by the format of a tooltip; ticks need as many digits as tell them apart
@@ -83,9 +84,67 @@ def ranged(
     }
     return [
         joined,
-        {**here, "mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": span},
+        {**here, "mark": {"type": "rule", "strokeWidth": 1.5, "clip": True}, "encoding": span},
         {**here, "mark": {"type": "point", "size": 55, "strokeWidth": 1.5}, "encoding": marked},
     ]
+
+
+def faint(name: str, x: Spec, y: Spec) -> Spec:
+    """Return the series that are not chosen, as thin grey lines without labels."""
+    there = f"isValid(datum['{name}']) && indexof(shown, datum.series) < 0"
+    return {
+        "transform": [{"filter": there}],
+        "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.35, "color": NEUTRAL},
+        "encoding": {"x": x, "y": y, "detail": {"field": "series"}},
+    }
+
+
+def end_labels(
+    which: str, order: str, y: Spec, gap: float, colour: Spec, down: bool = False
+) -> Spec:
+    """Return the name of each series to the right of the chart, at the height of its last point.
+
+    `which` selects the rows, the last row of a series is that with the largest `order`, and `gap`
+    is the least distance between two names, in the units of y. The names are sorted by y, and the
+    i-th stands at i * gap + max over j <= i of (y_j - j * gap): at its point, or as far above it as
+    the names below need. With `down` the names make room downwards, from the highest one.
+    """
+    name = y["field"]
+    sort = [{"field": name, "order": "descending" if down else "ascending"}]
+    op, gap = ("min", -gap) if down else ("max", gap)
+    last = {"op": "max", "field": order, "as": "_last"}
+    return {
+        "transform": [
+            {"filter": which},
+            {"joinaggregate": [last], "groupby": ["series"]},
+            {"filter": f"datum['{order}'] == datum._last"},
+            {"window": [{"op": "row_number", "as": "_i"}], "sort": sort},
+            {"calculate": f"datum['{name}'] - datum._i * ({gap:.8g})", "as": "_free"},
+            {
+                "window": [{"op": op, "field": "_free", "as": "_most"}],
+                "frame": [None, 0],
+                "sort": sort,
+            },
+            {"calculate": f"datum._most + datum._i * ({gap:.8g})", "as": "_at"},
+        ],
+        "mark": {"type": "text", "align": "left", "dx": 7, "limit": LABEL - 10, "fontSize": 11},
+        "encoding": {
+            "x": {"value": "width"},
+            "y": {**y, "field": "_at"},
+            "text": {"field": "series"},
+            "color": colour,
+        },
+    }
+
+
+def to_the_right(here: Spec, x: Spec, y: Spec, colour: Spec) -> Spec:
+    """Return serial's level as a thin line to the right: it has one number of workers."""
+    alone = [{"filter": "indexof(datum.series, 'serial') == 0 && datum.workers == 1"}]
+    return {
+        "transform": [*here["transform"], *alone],
+        "mark": {"type": "rule", "strokeWidth": 1, "strokeDash": [2, 3]},
+        "encoding": {"x": x, "x2": {"value": "width"}, "y": y, "color": colour},
+    }
 
 
 def dashed(points: list[Row]) -> Spec:

@@ -7,7 +7,9 @@ shape.
 
 from __future__ import annotations
 
-from paceline.registry import strategies
+import pkgutil
+from functools import cache
+from importlib.util import find_spec
 
 SERIAL = "#888888"
 COLOURS = (
@@ -34,12 +36,20 @@ PARTS = {
 }
 
 
+@cache
+def _strategies() -> list[str]:
+    """Return the strategies by the names of their files; to import them would import PyTorch."""
+    found = find_spec("paceline.strategies")
+    folders = found.submodule_search_locations if found else None
+    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(folders or []))
+
+
 def assign(series: list[str]) -> dict[str, tuple[str, str]]:
     """Return (colour, shape) by label.
 
     The first series of each strategy has that strategy's colour, the others have the free ones.
     """
-    order = [name for name in strategies.names() if name != "serial"]
+    order = [name for name in _strategies() if name != "serial"]
     own = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(order)}
     taken: dict[str, str] = {}
     for label in series:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.look import WORKERS
 from paceline.report.charts import palette
 from paceline.report.charts.base import ROW, SMALL, Chart, ChartData
 from paceline.report.charts.marks import (
@@ -100,10 +101,13 @@ def _stacked(x: Spec, y: Spec, which: str, tooltip: list[Spec]) -> Spec:
 
 
 def _resource(data: ChartData, name: str, title: str, unit: str) -> Chart:
+    # the ranks of a setting are 0, 1, ...: sorted by rank, each gets its own colour
+    names = dict.fromkeys(r["worker"] for r in data.tables["resources"])
     colour = {
         "field": "worker",
         "type": "nominal",
-        "scale": {"range": list(palette.COLOURS)},
+        "sort": sorted(names, key=lambda name: int(name.rpartition(" ")[2])),
+        "scale": {"range": list(WORKERS)},
         "legend": {"title": None, **LEGEND},
     }
     tooltip = tips(("worker", "worker", ""), ("t", "second", ".1f"), (name, unit, ",.4~g"))

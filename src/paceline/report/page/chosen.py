@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 
 from paceline.report.charts.base import Chart, ChartData
-from paceline.report.page.markup import options
+from paceline.report.page.markup import options, slug
 
 # the outline of each shape of a series, in a box of 16 by 16
 GLYPHS = {
@@ -23,6 +23,10 @@ def controls(data: ChartData) -> str:
     """Return the list of series, which is also the legend, and the choice of workers."""
     chips = "".join(_chip(data, series) for series in data.series)
     both = (
+        "<button type=button data-choose=best>best four</button>"
+        if len(data.shown) < len(data.series)
+        else ""
+    ) + (
         "<button type=button data-choose=all>all</button>"
         "<button type=button data-choose=none>none</button>"
     )
@@ -38,9 +42,9 @@ def controls(data: ChartData) -> str:
 
 def _chip(data: ChartData, series: str) -> str:
     colour, shape = data.colours[series]
-    name = html.escape(series)
+    name, checked = html.escape(series), " checked" if series in data.shown else ""
     return (
-        f'<label class=chip><input type=checkbox checked data-series="{name}">'
+        f'<label class=chip><input type=checkbox{checked} data-series="{name}">'
         '<svg width=14 height=14 viewBox="0 0 16 16" aria-hidden=true>'
         f'<path fill="{colour}" d="{GLYPHS[shape]}"/></svg>{name}</label>'
     )
@@ -59,13 +63,24 @@ def _section(data: ChartData, section: str, members: Sequence[Chart]) -> str:
     if section == "Each worker":
         ids = options([r["id"] for r in data.lines], data.default_line)
         choose = f"<div class=row><label>setting <select id=line>{ids}</select></label></div>"
-    figures = "".join(
-        f"<figure><h3>{html.escape(c.title)}</h3><div class=chart data-chart={c.name}></div>"
-        f"<figcaption>{html.escape(c.note)}</figcaption></figure>"
-        for c in members
-    )
+    figures = "".join(_figure(chart) for chart in members)
     return (
-        f"<section><h2>{html.escape(section)}</h2>{choose}<div class=grid>{figures}</div></section>"
+        f'<section id="{slug(section)}"><h2>{html.escape(section)}</h2>{choose}'
+        f"<div class=grid>{figures}</div></section>"
+    )
+
+
+def _figure(chart: Chart) -> str:
+    save = "".join(
+        f"<button type=button data-save={kind} title='download as {kind.upper()}'>{kind.upper()}"
+        "</button>"
+        for kind in ("svg", "png")
+    )
+    wide = " class=wide" if chart.wide else ""
+    return (
+        f"<figure{wide}><div class=title><h3>{html.escape(chart.title)}</h3><span class=save>{save}"
+        f"</span></div><div class=chart data-chart={chart.name}></div>"
+        f"<figcaption>{html.escape(chart.note)}</figcaption></figure>"
     )
 
 
@@ -77,7 +92,7 @@ def pair_table(data: ChartData) -> str:
     first = next((r["id"] for r in data.lines if r["strategy"] == "serial"), ids[0])
     second = data.default_line if data.default_line != first else ids[1]
     return (
-        "<section><h2>Two settings side by side</h2><div class=row>"
+        '<section id="pairs"><h2>Two settings side by side</h2><div class=row>'
         f"<label>one <select id=one>{options(ids, first)}</select></label>"
         f"<label>other <select id=other>{options(ids, second)}</select></label></div>"
         "<div class=scroll><table><thead><tr><th></th><th>one</th><th>other</th>"

@@ -6,6 +6,7 @@ import html
 
 from paceline.report.columns import bytes_heading, measured
 from paceline.report.lines import Line, Spread, Study
+from paceline.report.page.command import study_command
 from paceline.report.page.markup import breakable, definitions, folded_json, table
 from paceline.report.page.summary import has_accuracy_beside, score_cell, workers_cell
 from paceline.report.score import score_of
@@ -15,8 +16,8 @@ from paceline.report.words import size, with_range
 def all_results(study: Study) -> str:
     """Return one row per setting and number of workers."""
     head = ["setting", "workers", "threads", "runs", "training", "samples/s", "own<br>speedup"]
-    head += ["against<br>serial", "efficiency", html.escape(score_of(study).name)]
-    head += ["accuracy"] if has_accuracy_beside(study) else []
+    head += ["against<br>serial", "efficiency", f"test<br>{html.escape(score_of(study).name)}"]
+    head += ["test<br>accuracy"] if has_accuracy_beside(study) else []
     head += [bytes_heading(study)]
     rows = [_row(study, line) for line in study.lines]
     note = (
@@ -56,8 +57,15 @@ def _mean(spread: Spread | None, form: str, scale: float = 1.0, unit: str = "") 
 def configuration(study: Study) -> str:
     """Return the machine, what was equal for all runs, and the options."""
     first = study.runs[0].record
-    machine = {k: str(v) for k, v in first["environment"].items() if v not in (None, "")}
-    parts = [f"<section><h2>To repeat it</h2>{definitions(machine)}"]
+    shown = {k: v for k, v in first["environment"].items() if k != "command"}
+    machine = {k: str(v) for k, v in shown.items() if v not in (None, "")}
+    parts = ['<section id="repeat"><h2>How to repeat it</h2>']
+    if said := study_command(study):
+        again = (
+            f"<code>{html.escape(said)}</code><button type=button data-copy=repeat>copy</button>"
+        )
+        parts.append(f'<div class="command" id="again">{again}</div>')
+    parts.append(definitions(machine))
     if study.definition:
         parts += [_fairness(study), folded_json("the study", study.definition)]
         if chosen := study.about.get("memory_format"):

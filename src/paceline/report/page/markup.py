@@ -1,4 +1,7 @@
-"""Pieces of HTML: a document with everything inside, prose, tables."""
+"""Pieces of HTML: a document with everything inside, templates, prose, tables.
+
+A page is put together from templates (`templates/`, Jinja2 with autoescape) and from these pieces.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +9,78 @@ import html
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from paceline.look import css
+
+
+@cache
+def _templates() -> Environment:
+    found = Environment(
+        loader=PackageLoader("paceline.report.page"), autoescape=True, undefined=StrictUndefined
+    )
+    found.filters["prose"] = lambda text: Markup(prose(text))
+    found.filters["setting"] = lambda name: Markup(breakable(name))
+    found.filters["answer"] = lambda text: Markup(emphasised(text))
+    return found
+
+
+def fill(template: str, **values: Any) -> Markup:
+    """Return a template, filled; strings are escaped, `Markup` is not."""
+    return Markup(_templates().get_template(template).render(values))
 
 
 def document(title: str, body: str, data: dict[str, Any], library: str) -> str:
     """Return a page that needs no other file; `library` is the JavaScript that draws charts."""
-    library = library.replace("</script", "<\\/script")
-    content = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     folder = files("paceline.report.page")
     style, script = (folder.joinpath(name).read_text() for name in ("page.css", "page.js"))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-{body}
-<script type="application/json" id="data">{content}</script>
-<script>{library}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
-
-def header(title: str, subtitle: str) -> str:
-    """Return the head of the page, with a switch between light and dark; `subtitle` is HTML."""
-    return (
-        f"<header><div><h1>{html.escape(title)}</h1><p class=soft>{subtitle}</p></div>"
-        "<button id=theme type=button>light / dark</button></header>"
+    content = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return str(
+        fill(
+            "document.html",
+            title=title,
+            style=Markup(css() + style),
+            body=Markup(body),
+            data=Markup(content),
+            library=Markup(library.replace("</script", "<\\/script")),
+            script=Markup(script),
+        )
     )
+
+
+def header(title: str, subtitle: str, links: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the head of the page, with a switch between light and dark, and links to sections.
+
+    `subtitle` is HTML.
+    """
+    return str(fill("header.html", title=title, subtitle=Markup(subtitle), links=links))
+
+
+def links_in(body: str) -> list[tuple[str, str]]:
+    """Return (id, title) of the sections of a page that have both."""
+    found = re.findall(r'<section[^>]*?\bid="?([\w-]+)"?[^>]*>\s*<h2>(.*?)</h2>', body)
+    return [(name, html.unescape(title)) for name, title in found]
+
+
+def slug(title: str) -> str:
+    """`Where the time goes` -> `where-the-time-goes`"""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def prose(text: str) -> str:
     """Escape a sentence, with `names` set as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def emphasised(text: str) -> str:
+    """Return a sentence of the answer: names stand out, and so does `1.55x as fast as serial`."""
+    marked = re.sub(r"(\d[\d.]*x(?: and \d[\d.]*x)* as fast as serial)", r"<b>\1</b>", prose(text))
+    return re.sub(r"\((95% interval .*?)\)", r"<small>(\1)</small>", marked)
 
 
 def code(text: str) -> str:
@@ -55,7 +89,7 @@ def code(text: str) -> str:
 
 def breakable(name: str) -> str:
     """Return the name of a setting as code; a line may end between its options."""
-    return code(name).replace(",", ",<wbr>")
+    return code(name).replace(",", ",<wbr>").replace(":", ":<wbr>")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,7 @@
 "use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const state = {
-  shown: DATA.series.slice(), workers: DATA.default_workers, line: DATA.default_line,
+  shown: (DATA.shown ?? DATA.series).slice(), workers: DATA.default_workers, line: DATA.default_line,
 };
 const views = new Map();
 
@@ -14,28 +14,43 @@ function theme() {
   const css = getComputedStyle(document.documentElement);
   const colour = (name) => css.getPropertyValue(name).trim();
   return {
-    background: "transparent", font: "system-ui, sans-serif",
+    background: colour("--paper"), font: "system-ui, sans-serif",
     axis: {
       labelColor: colour("--soft"), titleColor: colour("--soft"), gridColor: colour("--line"),
       domainColor: colour("--line"), tickColor: colour("--line"), titleFontWeight: "normal",
       labelFontSize: 11, titleFontSize: 12,
     },
+    header: { labelColor: colour("--ink") },
+    title: { color: colour("--ink") },
     legend: { labelColor: colour("--ink"), titleColor: colour("--soft"), labelFontSize: 11 },
     view: { stroke: "transparent" },
   };
 }
 
-async function draw(holder) {
+function described(holder) {
   const chart = DATA.charts[holder.dataset.chart];
   const spec = structuredClone(chart.spec);
   for (const param of spec.params) if (param.name in state) param.value = state[param.name];
   spec.data = { values: DATA.tables[chart.table] };
+  const width = holder.clientWidth;
+  if (spec.facet) {  // panels as wide as fit; Vega-Lite cannot fit them to their holder
+    const least = 230, most = 380, axis = 46;
+    const panels = state.shown.filter((s) => !s.startsWith("serial")).length;
+    spec.columns = Math.max(1, Math.min(5, panels, Math.floor(width / least)));
+    spec.spec.width = Math.min(most, Math.floor((width - 30) / spec.columns) - axis);
+  } else if (spec.padding && width < 480) {
+    spec.padding.right = 96;
+  }
+  return spec;
+}
+
+async function draw(holder) {
   const options = {
     actions: false, renderer: "svg", mode: "vega-lite", logLevel: 1, config: theme(),
     tooltip: { theme: dark() ? "dark" : "light" },
   };
   views.get(holder)?.finalize();
-  const result = await vegaEmbed(holder, spec, options);
+  const result = await vegaEmbed(holder, described(holder), options);
   views.set(holder, result.view);
   holder.dataset.drawn = "true";
 }
@@ -56,7 +71,10 @@ function drawAll() { document.querySelectorAll(".chart").forEach(drawLater); ret
 async function set(name, value) {
   state[name] = value;
   for (const [holder, view] of views) {
-    if (DATA.charts[holder.dataset.chart].spec.params.some((p) => p.name === name)) {
+    const spec = DATA.charts[holder.dataset.chart].spec;
+    if (spec.facet) {  // the panels are laid out again
+      await draw(holder);
+    } else if (spec.params.some((p) => p.name === name)) {
       view.signal(name, value);
       await view.runAsync();
     }
@@ -73,9 +91,11 @@ for (const box of document.querySelectorAll("input[data-series]")) {
 }
 for (const button of document.querySelectorAll("button[data-choose]")) {
   button.addEventListener("click", () => {
-    const all = button.dataset.choose === "all";
-    document.querySelectorAll("input[data-series]").forEach((b) => { b.checked = all; });
-    set("shown", all ? DATA.series.slice() : []);
+    const chosen = { all: DATA.series, best: DATA.shown, none: [] }[button.dataset.choose];
+    document.querySelectorAll("input[data-series]").forEach((b) => {
+      b.checked = chosen.includes(b.dataset.series);
+    });
+    set("shown", chosen.slice());
   });
 }
 const onChange = (id, act) => document.getElementById(id)?.addEventListener("change", act);
@@ -88,6 +108,71 @@ document.getElementById("theme").addEventListener("click", async () => {
   await drawAgain();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);
+
+let width = innerWidth, soon = 0;
+addEventListener("resize", () => {  // panels are drawn for a width
+  clearTimeout(soon);
+  soon = setTimeout(() => { if (innerWidth !== width) { width = innerWidth; drawAgain(); } }, 300);
+});
+
+// --- copy, unfold, download
+
+function markdown(table) {
+  const cells = (row) => [...row.children].filter((c) => !("skip" in c.dataset)).map(textOf);
+  const textOf = (cell) => {
+    const copy = cell.cloneNode(true);
+    copy.querySelectorAll("br").forEach((br) => br.replaceWith(" "));
+    const words = copy.textContent.trim().replace(/\s+/g, " ").replaceAll("|", "\\|");
+    const name = cell.querySelector("code")?.textContent;
+    return name ? words.replace(name, "`" + name + "`") : words;
+  };
+  const [head, ...rows] = [...table.querySelectorAll("tr")].map(cells);
+  const rule = head.map((_, i) => (i ? "--:" : "---"));
+  return [head, rule, ...rows].map((row) => "| " + row.join(" | ") + " |").join("\n") + "\n";
+}
+
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {  // a page from a file, or a browser that asks first
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    if (!done) throw new Error("the browser refused");
+  }
+}
+
+for (const button of document.querySelectorAll("button[data-copy]")) {
+  const said = button.textContent;
+  button.addEventListener("click", async () => {
+    const text = button.dataset.copy === "markdown"
+      ? markdown(document.getElementById("main"))
+      : button.parentElement.querySelector("code").textContent;
+    try { await copyText(text); button.textContent = "copied"; }
+    catch (error) { button.textContent = "not copied: " + error.message; }
+    setTimeout(() => { button.textContent = said; }, 1500);
+  });
+}
+
+document.getElementById("unfold")?.addEventListener("click", (e) => {
+  document.getElementById("main").classList.remove("folded");
+  e.target.remove();
+});
+
+for (const button of document.querySelectorAll("button[data-save]")) {
+  button.addEventListener("click", async () => {
+    const figure = button.closest("figure"), holder = figure.querySelector(".chart");
+    await drawLater(holder);
+    const kind = button.dataset.save;
+    const link = document.createElement("a");
+    link.href = await views.get(holder).toImageURL(kind, 2);
+    link.download = holder.dataset.chart + "." + kind;
+    link.click();
+  });
+}
 
 // --- two settings side by side
 

@@ -15,7 +15,7 @@ from paceline.report.origin import origin_table
 from paceline.report.page.chosen import chart_sections, controls, pair_table
 from paceline.report.page.data_scale import data_scale_section
 from paceline.report.page.details import all_results, configuration
-from paceline.report.page.markup import document, header
+from paceline.report.page.markup import document, header, links_in
 from paceline.report.page.resources import resources_section
 from paceline.report.page.summary import answer_section, comments_section
 from paceline.report.privacy import privacy_table
@@ -28,6 +28,7 @@ def page(study: Study, data: ChartData, drawn: Sequence[Chart], library: str) ->
     """Return the whole document; `library` is the JavaScript that draws charts."""
     content = {
         "series": data.series,
+        "shown": data.shown,
         "default_workers": data.default_workers,
         "default_line": data.default_line,
         "charts": {c.name: {"table": c.table, "spec": c.spec} for c in drawn},
@@ -40,8 +41,6 @@ def page(study: Study, data: ChartData, drawn: Sequence[Chart], library: str) ->
         "verdicts": verdicts(study),
     }
     parts = (
-        header(study.title, _facts(study)),
-        "<main>",
         answer_section(study),
         comments_section(comments(study)),
         controls(data),
@@ -55,10 +54,11 @@ def page(study: Study, data: ChartData, drawn: Sequence[Chart], library: str) ->
         profile_tables(study),
         all_results(study),
         configuration(study),
-        "</main>",
-        _footer(study),
     )
-    return document(study.title, "\n".join(parts), content, library)
+    main = "\n".join(parts)
+    head = header(study.title, _facts(study), links_in(main))
+    body = f"{head}<main>{main}</main>{_footer(study)}"
+    return document(study.title, body, content, library)
 
 
 def _facts(study: Study) -> str:
