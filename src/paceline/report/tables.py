@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from paceline.record.reader import Event
-from paceline.report.columns import BY_KEY, measured
+from paceline.report.columns import BY_KEY, compared_columns, measured
 from paceline.report.judge import SPEED, Judge, Quantity, Verdict, judge
 from paceline.report.lines import Line, RunRecord, Spread, Study
 from paceline.report.score import UNKNOWN_POINTS, score_of
@@ -46,7 +46,7 @@ def verdicts(study: Study) -> dict[str, list[str]]:
     """Return the verdicts on every pair of settings, by column.
 
     A column has one string per row of `line_rows`, with one letter (see `letter`) for each row
-    before it.
+    before it. Columns that the page does not compare settings by are left out.
     """
     lines = [line for line in study.lines if line.completed]
     values: dict[str, dict[str, list[float]]] = {}
@@ -56,13 +56,18 @@ def verdicts(study: Study) -> dict[str, list[str]]:
             for name, spread in measured(study, alone).items():
                 if spread is not None:
                     values.setdefault(name, {}).setdefault(line.id, []).append(spread.mean)
-    found = {}
+    shown = {name for name, *_ in compared_columns(study)}
+    found: dict[str, list[str]] = {}
     for name, own in values.items():
         column = _column(study, name, own)
-        judged = judge(SPEED, study) if column is SPEED else Judge(column, study)
-        found[name] = [
-            "".join(_letter_of(judged(a, b)) for b in lines[:i]) for i, a in enumerate(lines)
-        ]
+        same = next((found[n] for n in SPEEDS if n in found), None) if column is SPEED else None
+        if same is not None:
+            found[name] = same
+        elif name in shown:
+            judged = judge(SPEED, study) if column is SPEED else Judge(column, study)
+            found[name] = [
+                "".join(_letter_of(judged(a, b)) for b in lines[:i]) for i, a in enumerate(lines)
+            ]
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.report.answer import compared, leader
 from paceline.report.charts import palette
 from paceline.report.charts.marks import Row, Spec, colours_of, with_legend
 from paceline.report.columns import Column, column
@@ -46,14 +47,19 @@ class ChartData:
         self.shown = self._best()
 
     def _best(self) -> list[str]:
-        """Return serial and the best few series: the confirmed ones, then the fastest ones."""
+        """Return serial and the best few series: that of the answer, those that were confirmed, and
+        the fastest ones with several workers.
+        """
         if len(self.series) <= BEST + 2:
             return self.series
-        speeds: dict[str, tuple[bool, float]] = {}
-        for row in self.lines:
+        lines = compared(self.study)
+        first = leader(self.study, lines).id if lines else ""
+        speeds: dict[str, tuple[bool, bool, float]] = {}
+        several = [row for row in self.lines if row["workers"] > 1]
+        for row in several or self.lines:
             speed = row["speedup_serial"] or (1 / row["train_s"] if row["train_s"] else 0.0)
             confirmed = row["id"] in self.study.confirmed
-            own = (confirmed, speed * (0.5 if row["oversubscribed"] else 1.0))
+            own = (row["id"] == first, confirmed, speed * (0.5 if row["oversubscribed"] else 1.0))
             speeds[row["series"]] = max(own, speeds.get(row["series"], own))
         others = [s for s in self.series if s in speeds and not s.startswith("serial")]
         best = sorted(others, key=lambda s: speeds[s], reverse=True)[:BEST]
@@ -123,6 +129,7 @@ def static_spec(chart: Chart, data: ChartData, rows: list[Row]) -> Spec:
     if "facet" in spec:
         return {**spec, "columns": 3, "spec": {**spec["spec"], "width": PANEL}}
     spec["width"] = 640
+    spec.pop("padding", None)  # a picture grows with the names beside its lines
     if not chart.own_legend:
         shown = [s for s in data.shown if any(r.get("series") == s for r in rows)]
         legend = {

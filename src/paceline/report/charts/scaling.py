@@ -39,6 +39,8 @@ class _Plan:
 
 
 INTERVALS = ("speedup_serial", "speedup", "efficiency")  # their bars are 95% intervals
+# most lines end near the top of these charts: their names make room downwards
+TOP = (*INTERVALS, "accuracy", "metric")
 PANELS = "speedup_serial"  # small multiples: one panel per series
 PANEL_HEIGHT = 150
 BETWEEN = 14  # pixels: the least distance between two names
@@ -196,7 +198,12 @@ def _chart(data: ChartData, plan: _Plan) -> Chart:
         *ranged(here, x, y, colour, data.shape(), _tooltip(name, title, column.format)),
         to_the_right(here, x, y, colour),
         end_labels(
-            here["transform"][0]["filter"], "workers", y, (top - bottom) * BETWEEN / HEIGHT, colour
+            here["transform"][0]["filter"],
+            "workers",
+            y,
+            (top - bottom) * BETWEEN / HEIGHT,
+            colour,
+            name in TOP,
         ),
     ]
     spec = {**data.spec(layers), "padding": {"left": 5, "top": 5, "bottom": 5, "right": LABEL}}

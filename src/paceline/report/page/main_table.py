@@ -179,7 +179,15 @@ def _mark(study: Study, rows: list[Row]) -> None:
         if any(row.line is x for x in tied):
             row.marks.append("tied for the fastest")
         elif row.line is best and verdict is not None and verdict.lower:
-            row.marks.append("fastest")
+            title = "fastest confirmed" if verdict.confirmed else _title(row, rows)
+            row.marks.append(title)
+
+
+def _title(best: Row, rows: list[Row]) -> str:
+    """The answer is about several workers; one worker of a strategy may be faster still."""
+    means = [row.speed.mean for row in rows if row.speed]
+    first = best.speed is not None and best.speed.mean >= max(means)
+    return "fastest" if first else "fastest of several workers"
 
 
 def _draw(rows: list[Row], score: Score, against: bool) -> dict[str, Markup]:

@@ -1,5 +1,11 @@
 "use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
+for (const [name, table] of Object.entries(DATA.tables)) {  // columns to rows
+  if (Array.isArray(table)) continue;
+  const keys = Object.keys(table), length = keys.length ? table[keys[0]].length : 0;
+  DATA.tables[name] = Array.from({ length }, (_, i) =>
+    Object.fromEntries(keys.map((key) => [key, table[key][i]])));
+}
 const state = {
   shown: (DATA.shown ?? DATA.series).slice(), workers: DATA.default_workers, line: DATA.default_line,
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from paceline.report.charts.base import Chart, ChartData
 from paceline.report.columns import compared_columns
@@ -20,7 +21,7 @@ from paceline.report.page.resources import resources_section
 from paceline.report.page.summary import answer_section, comments_section
 from paceline.report.privacy import privacy_table
 from paceline.report.profiles import profile_tables
-from paceline.report.tables import verdicts
+from paceline.report.tables import Row, verdicts
 from paceline.report.words import count
 
 
@@ -33,7 +34,7 @@ def page(study: Study, data: ChartData, drawn: Sequence[Chart], library: str) ->
         "default_line": data.default_line,
         "charts": {c.name: {"table": c.table, "spec": c.spec} for c in drawn},
         "tables": {
-            name: rows
+            name: columnar(rows)
             for name, rows in data.tables.items()
             if name == "lines" or any(c.table == name for c in drawn)
         },
@@ -59,6 +60,12 @@ def page(study: Study, data: ChartData, drawn: Sequence[Chart], library: str) ->
     head = header(study.title, _facts(study), links_in(main))
     body = f"{head}<main>{main}</main>{_footer(study)}"
     return document(study.title, body, content, library)
+
+
+def columnar(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return rows as one list of values per column, in a third of the bytes; page.js undoes it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _facts(study: Study) -> str:
