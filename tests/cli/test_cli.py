@@ -471,20 +471,21 @@ def test_two_studies_are_compared(cli, tmp_path: Path) -> None:
 
     write_study(
         tmp_path / "a",
-        [run(train_s=2.0), run(train_s=2.1), run("psgd", 2, 1.0), run("psgd", 2, 1.1)],
+        [*(run(train_s=t) for t in (2.0, 2.1, 2.05)), *(run("psgd", 2, t) for t in (1, 1.1, 1.05))],
     )
     write_study(
         tmp_path / "b",
-        [run(train_s=2.0), run(train_s=2.1), run("psgd", 2, 0.5), run("psgd", 2, 0.6)],
+        [*(run(train_s=t) for t in (2, 2.1, 2.05)), *(run("psgd", 2, t) for t in (0.5, 0.6, 0.55))],
     )
     code, _out, err = cli("report", "a", "b", "--out", "c.html")
     assert code == 0, err
     text = (tmp_path / "c.html").read_text()
     assert (
-        "2 settings are in both: 1 became faster, 0 became slower, and 1 did not change beyond"
-        " noise" in text
+        "2 settings are in both: 1 became faster, 0 became slower, and 1 cannot be told from before"
+        in text
     )
     assert "1.91x as fast" in text
+    assert "unpaired" in text
     write_study(tmp_path / "d", [run("hogwild", 2)])
     code, _, err = cli("report", "a", "d")
     assert (code, "nothing can be compared" in err) == (2, True)

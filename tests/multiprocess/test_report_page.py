@@ -48,6 +48,7 @@ def made_up(folder: Path) -> Path:
                         reached_s=train_s / 2,
                         target=0.8,
                         each=[{**parts, **extra}] * workers,
+                        seed=seed,
                     )
                 )
     return write_study(folder, runs, events=True)
