@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 from tests.commands import PACELINE, run
+from tests.records import recompute
 
 from paceline import doctor
 from paceline.cli.choices import names_of
@@ -421,6 +422,7 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
     for same in ("memory_format", "global_batch_size", "epochs", "data", "model", "seed"):
         assert len({r["config"][same] for r in runs.values()}) == 1, same
     assert {r["result"]["samples"] for r in runs.values()} == {6000}
+    assert recompute(tmp_path / "s") >= 5  # the page's figures, from run.json alone
     when = {f: f.stat().st_mtime_ns for f in runs}
     code, out, err = cli("study", "--short", "--out", "s", "--no-figures")
     assert code == 0

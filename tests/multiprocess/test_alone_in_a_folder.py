@@ -68,7 +68,7 @@ def process(script: str) -> Iterator[Popen]:
                 running.communicate("\n", timeout=60)
 
 
-@pytest.mark.parametrize("privacy", [None, "noise=1.0"])
+@pytest.mark.parametrize("privacy", [None, pytest.param("noise=1.0", marks=pytest.mark.slow)])
 def test_two_processes_cannot_go_on_with_one_run(tmp_path: Path, privacy: str | None) -> None:
     out = tmp_path / "run"
     paceline.train(**BEGUN, out=str(out), **({"privacy": privacy} if privacy else {}))

@@ -95,7 +95,7 @@ LAUNCHERS = [
             pytest.mark.slow,  # tests/multiprocess/test_mpi.py trains over MPI in `make test`
         ],
     ),
-    pytest.param(with_torchrun, "auto", id="torchrun"),
+    pytest.param(with_torchrun, "auto", id="torchrun", marks=pytest.mark.slow),
     pytest.param(with_srun, "gloo", id="srun"),
 ]
 Launcher = Callable[..., list[Start]]

@@ -203,8 +203,9 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
 QUICK = ("builtin",)
 
 
+@pytest.mark.slow  # tests/cli/test_cli.py runs the built-in one in `make test`
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("which", ["quick", pytest.param("others", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["quick", "others"])
 def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) -> None:
     chosen = [f for f in (BUILTIN, *STUDIES) if (f.stem in QUICK) == (which == "quick")]
     chosen = [f for f in chosen if f.stem != "slow_network" or missing() is None]
