@@ -69,6 +69,7 @@ def under_mpirun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 @MPI
 def test_a_number_of_workers_that_contradicts_the_launcher(tmp_path: Path) -> None:
     done = under_mpirun(2, "--workers", "3", "--out", "run")

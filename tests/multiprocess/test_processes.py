@@ -248,6 +248,7 @@ def test_classes_of_a_script_without_a_guard(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["top of the script", "steps 5 Net"]
 
 
+@pytest.mark.slow
 def test_errors_come_back_from_a_fresh_process(tmp_path: Path) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)

@@ -356,6 +356,7 @@ def test_further_indexes_and_wrong_files(
     assert [len(i.asked) for i in (first, second, third)] == [2, 4, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_pips_files_are_honoured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Callable[[], Index]
