@@ -179,7 +179,7 @@ def test_a_study_confirms_in_blocks_and_goes_on(
     from paceline.studies.runner import run_study
 
     monkeypatch.setattr(confirm, "DISTURBED", 2.0)
-    monkeypatch.setattr(confirm, "PILOT", 2)
+    monkeypatch.setattr(confirm, "PILOT", 3)
     base = {
         "model": "mlp:hidden=4", "data": "synthetic:shape=1x4x4,samples=64",
         "global_batch_size": 16, "transport": "inproc", "sample_every_s": 0, "epochs": 1,
@@ -198,7 +198,7 @@ def test_a_study_confirms_in_blocks_and_goes_on(
     run_study(spec, tmp_path / "s")
     about = json.loads((tmp_path / "s" / "study.json").read_text())["confirm"]
     assert (about["serial"], about["settings"]) == ("serial x 1", ["allreduce x 2"])
-    assert len(about["blocks"]) >= 2
+    assert len(about["blocks"]) >= 3
     assert about["ended"] == "enough"
     study = read_study(tmp_path / "s")
     assert study.confirmed
