@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.records import run
+from tests.records import run, write_study
 
 from paceline.errors import BadRequest
 from paceline.record.blocks import Block, blocks_of
 from paceline.record.foreign import Foreign, ForeignCpu
+from paceline.report.reading import read_study
 from paceline.studies import confirm
 from paceline.studies.confirm import MOST_REPEATS, PILOT, Confirmation, candidates
 from paceline.studies.grid import StudySpec
@@ -95,6 +96,31 @@ def test_the_noisier_setting_fixes_the_number_of_blocks(tmp_path: Path) -> None:
     assert Confirmation(SPEC, chosen, tmp_path, more).wanted == wanted
 
 
+def test_a_damaged_record_of_blocks_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    speeds = {"serial x 1": 1.0, "psgd x 2": 2.0}
+    whole = {
+        "number": 0, "order": list(speeds), "samples_per_s": speeds, "seconds": 1.0,
+        "foreign": None, "stolen": None, "repeats": 0, "disturbed": False,
+    }  # fmt: skip
+    about = {
+        "serial": "serial x 1", "settings": ["psgd x 2"], "width": 0.1, "wanted": 5,
+        "block_s": 1.0, "ended": "budget",
+    }  # fmt: skip
+    runs = [run("serial", 1, 4.0), run("psgd", 2, 2.0)]
+    study = read_study(write_study(tmp_path / "a", runs, confirm={**about, "blocks": [whole] * 2}))
+    assert study.confirmed == ["serial x 1", "psgd x 2"]
+    for number, wrong in enumerate(
+        ({"samples_per_s": {"serial x 1": 0, "psgd x 2": 1}}, {"repeats": "two"}, {"order": 3})
+    ):
+        folder = tmp_path / str(number)
+        write_study(folder, runs, confirm={**about, "blocks": [{**whole, **wrong}]})
+        with pytest.raises(BadRequest, match=r"study\.json"):
+            read_study(folder)
+    lacking = {**whole, "samples_per_s": {"serial x 1": 1.0}}
+    kept = read_study(write_study(tmp_path / "b", runs, confirm={**about, "blocks": [lacking] * 3}))
+    assert kept.confirmed == []
+
+
 class Always:
     def shares(self) -> Foreign:
         return Foreign(0.2, 0.1)
@@ -175,7 +201,6 @@ def test_a_study_confirms_in_blocks_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the in-process transport: screened, confirmed, and continued without running anything."""
-    from paceline.report.reading import read_study
     from paceline.studies.runner import run_study
 
     monkeypatch.setattr(confirm, "DISTURBED", 2.0)

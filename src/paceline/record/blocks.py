@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -27,5 +27,11 @@ class Block:
 
 
 def blocks_of(kept: Mapping[str, Any]) -> list[Block]:
-    """Return the blocks that `study.json` keeps."""
-    return [Block(**block) for block in kept.get("blocks", ())]
+    """Return the blocks that `study.json` keeps, without those that lack a setting."""
+    names = {kept.get("serial"), *kept.get("settings", ())}
+    known = {field.name for field in fields(Block)}
+    return [
+        Block(**{name: value for name, value in block.items() if name in known})
+        for block in kept.get("blocks", ())
+        if names <= block["samples_per_s"].keys()
+    ]

@@ -16,6 +16,7 @@ from paceline.record.shapes import (
     positive,
     rate,
     seed,
+    speed,
     text,
     whole,
 )
@@ -204,10 +205,32 @@ RUN: dict[str, Any] = {
     ),
 }
 
+_BLOCK = {
+    "number": whole,
+    "order": [text],
+    "samples_per_s": Values(speed),
+    "seconds": number,
+    "foreign": OrNull(number),
+    "stolen": OrNull(number),
+    "repeats": whole,
+    "disturbed": flag,
+}
+_CONFIRM = {
+    "serial": text,
+    "settings": [text],
+    "width": number,
+    "wanted": whole,
+    "block_s": number,
+    "ended": text,
+    "blocks": [_BLOCK],
+}
+
 STUDY: dict[str, Any] = {
     "name": Maybe(text),
     "started": Maybe(number),
     "cut_seeds": Maybe(text),
+    "spent_s": Maybe(number),
+    "confirm": Maybe(_CONFIRM),
     "environment": IfThere({"cores": positive}),
     "memory_format": IfThere(Values(text)),
     "definition": IfThere(

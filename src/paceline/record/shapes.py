@@ -34,6 +34,10 @@ def positive(value: Any) -> bool:
     return whole(value) and value > 0
 
 
+def speed(value: Any) -> bool:
+    return number(value) and value > 0
+
+
 def seed(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -60,6 +64,7 @@ WORDS: dict[Kind, str] = {
     finite: "a number",
     whole: "a whole number",
     positive: "a whole number above 0",
+    speed: "a number above 0",
     seed: "a whole number",
     text: "text",
     flag: "true or false",

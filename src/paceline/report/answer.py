@@ -200,9 +200,9 @@ def _none_faster(
             f" was {named(best)}: {as_fast(verdict)}{ends}."
         )
     beyond = "faster than serial" if verdict.runs >= 2 else "more than 10% faster than serial"
+    none = "No setting with several workers" if best.workers > 1 else "No setting"
     return (
-        f"No setting with several workers was shown to be {beyond}; the nearest was {named(best)}:"
-        f" {as_fast(verdict)}{ends}."
+        f"{none} was shown to be {beyond}; the nearest was {named(best)}: {as_fast(verdict)}{ends}."
     )
 
 

@@ -259,15 +259,15 @@ class Study:
 
     def serial(self, line: Line) -> Line | None:
         """Return serial with one thread on the same work."""
-        same = [
-            x
-            for x in self.lines
-            if x.strategy == "serial"
-            and x.threads == 1
-            and x.context == line.context
-            and x.completed
-        ]
-        return same[0] if same else None
+        return self._serials.get(line.context)
+
+    @cached_property
+    def _serials(self) -> dict[tuple[tuple[str, str], ...], Line]:
+        found: dict[tuple[tuple[str, str], ...], Line] = {}
+        for line in self.lines:
+            if line.strategy == "serial" and line.threads == 1 and line.completed:
+                found.setdefault(line.context, line)
+        return found
 
     @cached_property
     def blocks(self) -> list[Block]:
