@@ -174,6 +174,12 @@ def test_a_budget_that_ended_says_which_one_would_do(tmp_path: Path) -> None:
     assert "`--budget 17min` would give +-10%" in told  # 500 s and 16 blocks of 30 s
 
 
+def test_a_width_that_was_reached_asks_for_no_larger_budget(tmp_path: Path) -> None:
+    confirm = confirmed((1.5, 1.2), (1.52, 1.21), (1.49, 1.2), (1.51, 1.19))
+    found = screened(tmp_path, {**confirm, "ended": "budget", "wanted": 20})
+    assert "--budget" not in said(found, "confirmed")
+
+
 def test_the_pair_table_and_the_results_say_the_same(study, tmp_path: Path) -> None:
     found = study(*shared_machine())
     place = {line.id: i for i, line in enumerate(found.lines)}

@@ -51,6 +51,8 @@ def _width(study: Study, others: list[str]) -> Iterator[Comment]:
     if about.get("ended") != "budget" or not halves:
         return
     reached, missing = math.expm1(max(halves)), about["wanted"] - len(study.blocks)
+    if reached <= about["width"]:  # the pilot's variance was larger than that of all blocks
+        return
     needed = (study.about.get("spent_s") or 0) + max(1, missing) * about["block_s"]
     yield Comment(
         "confirmed",
