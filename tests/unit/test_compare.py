@@ -97,7 +97,10 @@ def test_confirming_blocks_of_both_are_no_pairs(compared) -> None:
         }
         for n in range(5)
     ]  # fmt: skip
-    confirm = {"serial": "serial x 1", "settings": ["psgd x 2"], "blocks": blocks, "width": 0.1}
+    confirm = {
+        "serial": "serial x 1", "settings": ["psgd x 2"], "blocks": blocks, "width": 0.1,
+        "wanted": 5, "block_s": 30.0, "ended": "enough",
+    }  # fmt: skip
     found = compared(
         runs("serial", 1, SLOW) + runs("psgd", 2, SLOW),
         runs("serial", 1, SLOW) + runs("psgd", 2, FAST),

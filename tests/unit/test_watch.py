@@ -323,7 +323,15 @@ def test_a_study_tells_what_is_done_and_left(tmp_path: Path) -> None:
 def test_blocks_that_confirm(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", [record_of("serial", 1, 4.0)], events=True)
     about = json.loads((folder / "study.json").read_text())
-    about["confirm"] = {"blocks": [{}, {}], "wanted": 5, "block_s": 10.0}
+    block = {
+        "number": 0, "order": ["serial x 1", "psgd x 2"], "seconds": 10.0, "foreign": None,
+        "stolen": None, "repeats": 0, "disturbed": False,
+        "samples_per_s": {"serial x 1": 500.0, "psgd x 2": 900.0},
+    }  # fmt: skip
+    about["confirm"] = {
+        "serial": "serial x 1", "settings": ["psgd x 2"], "width": 0.1, "ended": "interrupted",
+        "blocks": [block, block], "wanted": 5, "block_s": 10.0,
+    }  # fmt: skip
     (folder / "study.json").write_text(json.dumps(about))
     write(folder / "confirm" / "block-003" / "psgd-2", 0, [start(), step(1)])
     picture = Watched(folder).picture()
