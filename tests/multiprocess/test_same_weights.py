@@ -366,7 +366,7 @@ def test_a_resumed_run_is_started_again(
 def test_started_again_before_the_first_checkpoint(
     undisturbed: paceline.Run, gate: Callable[..., list[str]]
 ) -> None:
-    """In a folder of one's own it begins again; somebody else's is refused every time."""
+    """In its own folder it begins again; a folder of another run is refused every time."""
     out, log = Path("run"), Path("log")
     [(command, _)] = with_torchrun(RANKS, PACELINE, *line(**LONG, transport="gloo", out=out))
     command[1:1] = ["--max-restarts", "1"]

@@ -28,6 +28,7 @@ def test_a_folder_that_cannot_be_written_loses_notices_only(tmp_path: Path) -> N
     notices = Notices(tmp_path, 0)
     notices.take("notice", {"text": "oversubscribed"})
     notices.close()
+    assert (tmp_path / "events").read_bytes() == b""  # the file in its way is left as it was
 
 
 def test_a_run_keeps_its_notices_and_its_number_of_steps(run_inproc) -> None:

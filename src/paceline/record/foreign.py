@@ -24,7 +24,8 @@ class ForeignCpu:
     """Measures from its creation on what processes other than this one and its children use.
 
     A child's CPU time is known when the child has ended, so measure around whole runs. Interrupts
-    are nobody's: the kernel's work for our own network traffic is among them.
+    belong to no process, and are left out: the kernel's work for our own network traffic is among
+    them.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.report.lines import Line, Spread
+from paceline.report.lines import Spread
 
 if TYPE_CHECKING:
     from paceline.report.judge import Verdict
@@ -91,16 +91,3 @@ def interval(verdict: Verdict) -> str:
     side = "faster" if verdict.apart < 0 else "slower"
     counted = f", {side} {verdict.counted}" if verdict.counted else ""
     return f"95% interval {low:.2f} to {high:.2f}{counted}"
-
-
-def pace_against(line: Line, serial: Line) -> str:
-    """Return both speeds: seconds where the work is the same, else samples per second."""
-    if line.train_s is None or serial.train_s is None:
-        return ""
-    if math.isclose(line.samples, serial.samples, rel_tol=0.01):
-        return (
-            f"{seconds(line.train_s.mean)} of training against serial's"
-            f" {seconds(serial.train_s.mean)}"
-        )
-    rates = [x.samples / x.train_s.mean for x in (line, serial) if x.train_s]
-    return f"{rates[0]:,.0f} samples/s against serial's {rates[1]:,.0f}"

@@ -142,10 +142,6 @@ class Confirmation:
         self.blocks = list(blocks)
 
     @property
-    def names(self) -> list[str]:
-        return [candidate.name for candidate in (self.serial, *self.others)]
-
-    @property
     def wanted(self) -> int:
         """The number of blocks: the pilot's, and then as many as its variance asks for."""
         if len(self.blocks) < PILOT:

@@ -6,21 +6,12 @@ import html
 
 from paceline.report.lines import Study
 from paceline.report.page.markup import breakable, prose, table
-from paceline.report.resources import resource_table, why_no_network, without_messages
+from paceline.report.resources import USED, resource_table, why_no_network, without_messages
 from paceline.report.score import score_of
 from paceline.report.tables import Row
 from paceline.report.words import listed, percent, seconds, size
 
-BYTES = (
-    "rss_peak_bytes",
-    "pss_peak_bytes",
-    "net_received_bytes",
-    "net_sent_bytes",
-    "disk_read_bytes",
-    "disk_write_bytes",
-    "memory_received_bytes",
-    "memory_sent_bytes",
-)
+BYTES = tuple(name for name in USED if name.endswith("_bytes"))
 MEANING = (
     "Each row is the mean of one worker, or of one server, over the runs. 100% of CPU is one core."
     " Bytes over the network and through memory are those of the training phase; CPU, memory and"
