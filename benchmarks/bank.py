@@ -41,7 +41,8 @@ from paceline.registry import Spec, faults
 from paceline.report.judge import Verdict, corrected, of_blocks
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
-from paceline.studies.confirm import DROPPED, PILOT, Candidate, Confirmation
+from paceline.studies.candidates import Candidate
+from paceline.studies.confirm import DROPPED, PILOT, Confirmation
 from paceline.studies.grid import BUILTIN, StudySpec
 from paceline.transport.base import Transport
 

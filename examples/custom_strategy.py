@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from paceline.registry import strategies
-from paceline.strategies.base import Strategy
+from paceline.strategies.base import Strategy, Traits
 from paceline.strategies.parts.averaging import average_weights
 
 
@@ -21,7 +21,7 @@ class Patient(Strategy):
     """Averages weights after 1, 1.5, 2.25, ... steps: often at first, seldom later."""
 
     growth: Annotated[float, "how much longer each pause is than the one before"] = 1.5
-    exchanges = "weights"
+    traits = Traits(exchanges="weights")
 
     def setup(self, ctx, replica):
         super().setup(ctx, replica)

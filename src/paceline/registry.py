@@ -24,12 +24,22 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from paceline.common.values import convert, format_value, is_path, parse_pairs, shortened
 from paceline.errors import BadRequest, PacelineError, UnknownName
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.codecs.base import Codec
+    from paceline.collectives.base import Collective
+    from paceline.collectives.schedule import Schedule
+    from paceline.faults.base import Fault
+    from paceline.strategies.base import Strategy
+    from paceline.transport.base import Transport
+
+Make = TypeVar("Make", bound=Callable[..., Any])  # a class or a function
 
 PLUGIN_GROUP = "paceline.plugins"
 
@@ -85,15 +95,10 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Entry(Generic[T]):
+class Entry(Generic[Make]):
     name: str
-    make: Callable[..., T]
+    make: Make
     positional: str | None = None  # the option that may follow the colon without its name
-
-    @property
-    def declared(self) -> Any:
-        """The registered class, for what it declares about itself (`runs_as`, `available`)."""
-        return self.make
 
     @property
     def summary(self) -> str:
@@ -105,18 +110,16 @@ class Entry(Generic[T]):
         return options_of(self.make)
 
 
-class Registry(Generic[T]):
+class Registry(Generic[Make]):
     """All components of one kind, by name."""
 
     def __init__(self, kind: str, plural: str, package: str) -> None:
         self.kind, self.plural, self.package = kind, plural, package
-        self._entries: dict[str, Entry[T]] = {}
+        self._entries: dict[str, Entry[Make]] = {}
         self._discovered = False
 
-    def register(
-        self, name: str, *, positional: str | None = None
-    ) -> Callable[[Callable[..., T]], Any]:
-        def decorate(make: Callable[..., T]) -> Callable[..., T]:
+    def register(self, name: str, *, positional: str | None = None) -> Callable[[Make], Make]:
+        def decorate(make: Make) -> Make:
             old = self._entries.get(name)
             if old is not None and old.make.__module__ != make.__module__:
                 raise BadRequest(
@@ -145,7 +148,7 @@ class Registry(Generic[T]):
         self.discover()
         return sorted(self._entries)
 
-    def __iter__(self) -> Iterator[Entry[T]]:
+    def __iter__(self) -> Iterator[Entry[Make]]:
         self.discover()
         return iter(self._entries[n] for n in sorted(self._entries))
 
@@ -153,7 +156,7 @@ class Registry(Generic[T]):
         self.discover()
         return name in self._entries
 
-    def entry(self, choice: Spec | str) -> Entry[T]:
+    def entry(self, choice: Spec | str) -> Entry[Make]:
         """The entry of a registered name; other names are imported as `package.module:factory`."""
         self.discover()
         spec = Spec.of(choice)
@@ -191,7 +194,7 @@ class Registry(Generic[T]):
             return Spec(spec.name, checked, attribute)
         return Spec(spec.name, checked)
 
-    def build(self, choice: Spec | str, **injected: Any) -> T:
+    def build(self, choice: Spec | str, **injected: Any) -> Any:
         """Build the component with the choice's options and, of `injected`, what it asks for."""
         spec = self.resolve(choice)
         make = self.entry(spec).make
@@ -208,7 +211,9 @@ class Registry(Generic[T]):
                 f"{self.kind} {spec} cannot be made: {type(error).__name__}: {reason}"
             ) from error
 
-    def _check(self, entry: Entry[T], options: Mapping[str, Option], key: str, value: Any) -> Any:
+    def _check(
+        self, entry: Entry[Make], options: Mapping[str, Option], key: str, value: Any
+    ) -> Any:
         if key not in options:
             near = difflib.get_close_matches(key, options, n=1)
             allowed = ", ".join(options) or "none"
@@ -218,7 +223,7 @@ class Registry(Generic[T]):
             )
         return convert(value, options[key].kind, f"{self.kind} {entry.name}: {key}")
 
-    def _import(self, spec: Spec) -> Entry[T]:
+    def _import(self, spec: Spec) -> Entry[Make]:
         attribute = spec.rest.partition(":")[0].partition(",")[0]
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
@@ -322,20 +327,24 @@ def options_of(make: Callable[..., Any]) -> dict[str, Option]:
     return found
 
 
-strategies: Registry[Any] = Registry("strategy", "strategies", "paceline.strategies")
-collectives: Registry[Any] = Registry(
+strategies: Registry[type[Strategy]] = Registry("strategy", "strategies", "paceline.strategies")
+collectives: Registry[Callable[..., Collective]] = Registry(
     "collective", "collectives", "paceline.collectives.algorithms"
 )
-operations: Registry[Any] = Registry("operation", "operations", "paceline.collectives.algorithms")
-codecs: Registry[Any] = Registry("codec", "codecs", "paceline.codecs")
-transports: Registry[Any] = Registry("transport", "transports", "paceline.transport")
-faults: Registry[Any] = Registry("fault", "faults", "paceline.faults")
-models: Registry[Any] = Registry("model", "models", "paceline.models")
-sources: Registry[Any] = Registry("data source", "data", "paceline.data")
-optimizers: Registry[Any] = Registry("optimizer", "optimizers", "paceline.optim")
-schedules: Registry[Any] = Registry("lr schedule", "schedules", "paceline.optim")
-losses: Registry[Any] = Registry("loss", "losses", "paceline.objectives")
-metrics: Registry[Any] = Registry("metric", "metrics", "paceline.objectives")
+operations: Registry[Callable[..., Schedule]] = Registry(
+    "operation", "operations", "paceline.collectives.algorithms"
+)
+codecs: Registry[type[Codec]] = Registry("codec", "codecs", "paceline.codecs")
+transports: Registry[type[Transport]] = Registry("transport", "transports", "paceline.transport")
+faults: Registry[Callable[..., Fault]] = Registry("fault", "faults", "paceline.faults")
+models: Registry[Callable[..., torch.nn.Module]] = Registry("model", "models", "paceline.models")
+sources: Registry[Callable[..., Any]] = Registry("data source", "data", "paceline.data")
+optimizers: Registry[Callable[..., torch.optim.Optimizer]] = Registry(
+    "optimizer", "optimizers", "paceline.optim"
+)
+schedules: Registry[Callable[..., Any]] = Registry("lr schedule", "schedules", "paceline.optim")
+losses: Registry[Callable[..., Any]] = Registry("loss", "losses", "paceline.objectives")
+metrics: Registry[Callable[..., Any]] = Registry("metric", "metrics", "paceline.objectives")
 
 ALL: dict[str, Registry[Any]] = {
     registry.plural: registry

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 Role = Literal["worker", "server"]
@@ -74,49 +72,3 @@ class RecorderLike(Protocol):
     """Writes events to the record."""
 
     def write(self, kind: str, **fields: Any) -> None: ...
-
-
-class RegionLike(Protocol):
-    """The flat buffers of one (device, dtype).
-
-    Trainable parameters come first in `params`, in the order of `grads`.
-    """
-
-    params: Tensor
-
-    @property
-    def grads(self) -> Tensor: ...
-    @property
-    def buffers(self) -> Tensor: ...
-    @property
-    def param_layout(self) -> Layout: ...
-    @property
-    def grad_layout(self) -> Layout: ...
-    @property
-    def buffer_layout(self) -> Layout: ...
-
-
-class ReplicaLike(Protocol):
-    """The part of a replica that strategies use."""
-
-    model: torch.nn.Module
-    forward: Callable[..., Any]
-    optimizer: torch.optim.Optimizer
-    samples_seen: float
-    clip_norm: float | None
-    common_buffers: list[Tensor]  # the float buffers as all workers last agreed on them
-
-    @property
-    def regions(self) -> Sequence[RegionLike]: ...
-    @property
-    def integer_buffers(self) -> Sequence[Tensor]: ...
-    def all_reduce_in_buckets(self, all_reduce: Callable[[Tensor], None]) -> None: ...
-    def await_buckets(self) -> None: ...
-    def attach_gradients(self) -> None: ...
-    def update(self, marked: bool = True) -> None: ...
-    @property
-    def lrs(self) -> list[float]: ...
-    def set_lrs(self, lrs: Sequence[float]) -> None: ...
-    def live_in(self, index: int, flat: Tensor) -> None: ...
-    def gather_buffers(self) -> None: ...
-    def checksum(self) -> int: ...

@@ -56,7 +56,7 @@ def test_every_strategy_with_a_guarantee(run_inproc, strategy: str) -> None:
 
 def test_every_strategy_has_said_what_it_reveals() -> None:
     """Strategies that state nothing say why no guarantee is known."""
-    silent = {e.name for e in strategies if strategies.build(e.name).noise_adds_up is None}
+    silent = {e.name for e in strategies if strategies.build(e.name).traits.noise_adds_up is None}
     assert silent == {"hogwild", "ddp"}
 
 

@@ -323,7 +323,7 @@ def test_interrupting_threads_ends_them() -> None:
 
 
 def test_every_process_transport_says_whether_it_is_available() -> None:
-    assert all(isinstance(e.declared.available(), bool) for e in transports)
+    assert all(isinstance(e.make.available(), bool) for e in transports)
 
 
 @pytest.mark.processes

@@ -16,13 +16,14 @@ from paceline.data.shards import GlobalShards
 from paceline.errors import BadRequest, PeerLost
 from paceline.record.reader import read_events
 from paceline.registry import strategies
+from paceline.replica.replica import Replica
 from paceline.strategies.base import Strategy, expect_identical
 from paceline.transport.base import ring_bytes
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
 
 RunInproc = Callable[..., Run]
-INPROC = [e.name for e in strategies if not e.make.needs_processes]
-SEVERAL = [n for n in INPROC if strategies.entry(n).make.most_workers is None]
+INPROC = [e.name for e in strategies if not e.make.traits.needs_processes]
+SEVERAL = [n for n in INPROC if strategies.entry(n).make.traits.most_workers is None]
 
 
 def plain_loop(seed: int, epochs: int, dropout: float = 0.0) -> dict[str, torch.Tensor]:
@@ -43,7 +44,9 @@ def net_with_dropout(share: float) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(share), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("name", [n for n in INPROC if strategies.entry(n).make.alone_is_serial])
+@pytest.mark.parametrize(
+    "name", [n for n in INPROC if strategies.entry(n).make.traits.alone_is_serial]
+)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_one_worker_is_serial_bit_for_bit(run_inproc: RunInproc, name: str, dropout: float) -> None:
     model = lambda: net_with_dropout(dropout)  # noqa: E731
@@ -66,36 +69,27 @@ class Checked(Strategy):
     """Any strategy, with a look at the replicas after every step."""
 
     def __init__(self, inner: Strategy) -> None:
-        self.inner = inner
-        for attribute in (
-            "exchanges",
-            "shard",
-            "serves",
-            "flat",
-            "replicas_identical",
-            "skips_empty",
-        ):
-            setattr(self, attribute, getattr(inner, attribute))
+        self.inner, self.traits = inner, inner.traits
 
     name = "checked"
 
-    def setup(self, ctx, replica: ReplicaLike) -> None:
+    def setup(self, ctx, replica: Replica) -> None:
         self.ctx = ctx
         self.inner.setup(ctx, replica)
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         self.inner.step(replica, batch)
         expect_identical(self.ctx, replica, f"after step {batch.step + 1}")
 
-    def finish(self, replica: ReplicaLike) -> None:
+    def finish(self, replica: Replica) -> None:
         self.inner.finish(replica)
 
-    def consensus(self, replica: ReplicaLike):
+    def consensus(self, replica: Replica):
         return self.inner.consensus(replica)
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in SEVERAL if strategies.entry(n).make.replicas_identical]
+    "name", [n for n in SEVERAL if strategies.entry(n).make.traits.replicas_identical]
 )
 @pytest.mark.parametrize("scheduler", range(4))
 @pytest.mark.parametrize("init", ["broadcast", "seed"])
@@ -114,7 +108,9 @@ def test_the_loss_falls(run_inproc: RunInproc, name: str) -> None:
     assert run.test_accuracy > 0.8
 
 
-@pytest.mark.parametrize("name", [n for n in SEVERAL if strategies.entry(n).make.resumes_exactly])
+@pytest.mark.parametrize(
+    "name", [n for n in SEVERAL if strategies.entry(n).make.traits.resumes.same == "exact"]
+)
 @pytest.mark.parametrize("stop", [5, 9])
 def test_a_run_resumes_bit_for_bit(
     run_inproc: RunInproc, tmp_path: Path, name: str, stop: int

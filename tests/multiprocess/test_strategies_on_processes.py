@@ -17,7 +17,7 @@ from paceline.record import checkpoint
 from paceline.registry import codecs, strategies
 from paceline.strategies.parts.serving import Server
 
-SEVERAL = [e.name for e in strategies if e.make.most_workers is None]
+SEVERAL = [e.name for e in strategies if e.make.traits.most_workers is None]
 ASYNCHRONOUS = [
     "ps:consistency=async",
     "ps:consistency=ssp,staleness=1",
@@ -51,6 +51,23 @@ def test_every_strategy_learns(tmp_path: Path, name: str, transport: str) -> Non
     assert done.test_accuracy > 0.8
     roles = [w["role"] for w in done.record["workers"]]
     assert roles == ["worker"] * 3 + ["server"] * (name.partition(":")[0] == "ps")
+
+
+def net_with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def test_ddp_averages_batch_statistics_and_resumes_exactly(tmp_path: Path) -> None:
+    options = {"model": net_with_batch_norm, "strategy": "ddp", "workers": 2, "transport": "gloo"}
+    whole = run(tmp_path / "whole", **options, steps=12, checkpoint_every=6)
+    ours = run(tmp_path / "ours", **{**options, "strategy": "allreduce"}, steps=12)
+    for name in ("1.running_mean", "1.running_var"):
+        torch.testing.assert_close(whole.weights[name], ours.weights[name])
+    out = tmp_path / "run"
+    run(out, **options, steps=6, checkpoint_every=6)
+    assert identical(run(out, **options, steps=12, resume=str(out)).weights, whole.weights)
+    more = run(out, **{**options, "workers": 3}, steps=14, resume=str(out))
+    assert more.steps == 14
 
 
 def wide_net() -> nn.Module:

@@ -28,7 +28,7 @@ from paceline.types import Layout, Slot
 PROCESSES = [
     e.name
     for e in transports
-    if e.declared.runs_as == "processes" and e.declared.available() and e.name != "mpi"
+    if e.make.runs_as == "processes" and e.make.available() and e.name != "mpi"
 ]
 HANGS_S = 200
 EACH = pytest.mark.parametrize("name", PROCESSES)
@@ -56,7 +56,7 @@ def on_processes(
                 faulthandler.dump_traceback_later(HANGS_S, exit=True)
                 port = int(os.read(from_parent, 20))
                 torch.set_num_threads(1)
-                transport = transports.entry(name).declared.connect(
+                transport = transports.entry(name).make.connect(
                     Rendezvous(rank, size, "127.0.0.1", port, deadline_s)
                 )
                 result = body(transport)

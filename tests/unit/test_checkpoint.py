@@ -44,11 +44,10 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
         (folder / name / "checkpoint.json").write_text("{}")
     for step in (10, 20, 30):
         save(folder, step)
-    assert (
-        checkpoint.latest(tmp_path) == checkpoint.latest_whole(tmp_path) == folder / "step-00000030"
-    )
+    newest = (folder / "step-00000030", None)
+    assert checkpoint.latest(tmp_path) == checkpoint.latest(tmp_path, whole=True) == newest
     checkpoint.forget_after(folder, 20)
-    assert checkpoint.latest(tmp_path) == folder / "step-00000020"
+    assert checkpoint.latest(tmp_path) == (folder / "step-00000020", None)
     assert set(names(folder)) == {*others, "step-00000020"}
 
 
@@ -58,7 +57,13 @@ def test_a_damaged_description_is_one_sentence(tmp_path: Path, content: str) -> 
     (made / "checkpoint.json").write_text(content)
     with pytest.raises(DataCorrupt, match=r"checkpoint\.json"):
         checkpoint.about(made)
-    assert checkpoint.latest_whole(tmp_path) == made  # there is no better one
+    with pytest.raises(DataCorrupt, match=r"no checkpoint that can be used.*step-00000010"):
+        checkpoint.latest(tmp_path)
+    save(tmp_path / "checkpoints", 8)
+    found, notice = checkpoint.latest(tmp_path)
+    assert found.name == "step-00000008"
+    assert notice is not None
+    assert "step-00000010 is damaged" in notice
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from paceline.codecs.base import Codec
 from paceline.codecs.feedback import build_codec
-from paceline.codecs.hops import EncodedHops
 from paceline.codecs.packing import blocks, sparse
 from paceline.collectives.algorithms.stepwise import counts
 from paceline.collectives.base import SCHEDULES, choose, schedule_of
+from paceline.collectives.execute import Executor
 from paceline.common.seeding import generator
 from paceline.errors import BadRequest, NotFinite
 from paceline.registry import codecs
@@ -376,7 +376,7 @@ def test_half_a_ring_through_a_hop_codec(codec: str) -> None:
 
     def body(transport: InprocTransport) -> Tensor:
         buffer = values_of(MODEL, transport.rank)
-        EncodedHops(schedule, transport, build_codec(codec)).run(buffer)
+        Executor(schedule, transport, wire=build_codec(codec).wire).run(buffer)
         return buffer
 
     exact = Hub(3).run(lambda t: _run_exactly(schedule, t))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from paceline.record.blocks import Block, blocks_of
 from paceline.record.foreign import Foreign, ForeignCpu
 from paceline.report.reading import read_study
 from paceline.studies import confirm
-from paceline.studies.confirm import MOST_REPEATS, PILOT, Confirmation, candidates
+from paceline.studies.candidates import candidates, nearest
+from paceline.studies.confirm import MOST_REPEATS, PILOT, Confirmation
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun
 from paceline.studies.points import worker_counts
@@ -51,6 +53,24 @@ def test_serial_and_the_fastest_are_chosen() -> None:
         "serial x 1",
         "psgd x 2",
     ]
+
+
+def test_of_settings_that_may_be_as_fast_the_most_accurate_is_chosen() -> None:
+    found = records(psgd=2.0, hogwild=2.01, allreduce=2.02)
+    for (name, record), factor in zip(sorted(found.items()), cycle((1.0, 1.1, 1.05)), strict=False):
+        result = record["result"]
+        result["steady_samples_per_s"] = factor * result["samples_per_s"]
+        value = 0.99 if name.startswith("allreduce-p2") else 0.9
+        result["metric"] = {"name": "accuracy", "value": value, "higher_is_better": True}
+    assert "allreduce x 2" in [c.name for c in candidates(SPEC, found)]
+
+
+def test_how_many_may_be_as_fast_as_the_first() -> None:
+    apart = [[0.60, 0.61, 0.59], [0.30, 0.31, 0.29]]
+    assert nearest(apart) == 1
+    close = [[0.60, 0.65, 0.55], [0.58, 0.61, 0.55], [0.2, 0.22, 0.18]]
+    assert nearest(close) == 2
+    assert nearest([[0.6], [0.5]]) == 1  # one run each: nothing tells them apart but the order
 
 
 def test_one_worker_is_serial_again() -> None:

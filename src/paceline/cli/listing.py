@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, fields
+from typing import Any
 
 import click
 from rich.console import Console
@@ -11,7 +13,7 @@ from rich.table import Table
 from paceline.cli.groups import Choice
 from paceline.common.values import describe_kind, format_value
 from paceline.errors import BadRequest
-from paceline.registry import ALL, load_plugin
+from paceline.registry import ALL, Entry, load_plugin
 
 
 @click.command(name="list")
@@ -48,6 +50,7 @@ def listing(
             name: {
                 e.name: {
                     "summary": e.summary,
+                    **({"traits": asdict(traits)} if (traits := _traits(e)) else {}),
                     "options": {
                         o.name: {
                             "kind": describe_kind(o.kind),
@@ -73,10 +76,35 @@ def listing(
     table.add_column(ALL[kind].kind, style="bold", no_wrap=True)
     table.add_column("what it is")
     table.add_column("options")
+    declare = any(_traits(entry) for entry in ALL[kind])
+    if declare:
+        table.add_column("declares", overflow="fold")
     for entry in ALL[kind]:
         options = "\n".join(f"{o.name}={format_value(o.default)}" for o in entry.options.values())
-        table.add_row(entry.name, entry.summary, options)
+        declared = [_unusual(traits) if (traits := _traits(entry)) else ""] if declare else []
+        table.add_row(entry.name, entry.summary, options, *declared)
     console.print(table)
+
+
+def _traits(entry: Entry[Any]) -> Any:
+    """What a strategy or a transport declares about itself with its default options."""
+    if not hasattr(entry.make, "traits"):
+        return None
+    try:
+        return entry.make().traits  # options may change what a strategy declares
+    except TypeError:  # a transport is made of more than options
+        return entry.make.traits
+
+
+def _unusual(traits: Any) -> str:
+    """What differs from most others, one declaration per line."""
+    usual = type(traits)()
+    pairs = {f.name: (getattr(traits, f.name), getattr(usual, f.name)) for f in fields(traits)}
+    return "\n".join(
+        name.replace("_", " ") + ("" if value is True else f": {'no' if value is False else value}")
+        for name, (value, default) in pairs.items()
+        if value != default and isinstance(value, bool | int | str) and " " not in str(value)
+    )
 
 
 def _show_capabilities(as_json: bool) -> None:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from paceline.collectives.base import Collective
 from paceline.collectives.operations import Operations
+from paceline.collectives.wire import Wire
 from paceline.errors import BadRequest, NotFinite
 from paceline.transport.base import Transport
 from paceline.types import Layout
@@ -108,6 +109,11 @@ class Codec(ABC):
         difference.
         """
         return self
+
+    @property
+    def wire(self) -> Wire | None:
+        """How the codec writes any span of a buffer, where it can (hop codecs)."""
+        return None
 
     def _prepare(self) -> None:
         self.timer, self.scratch = CodecTimer(), Scratch()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.codecs.base import Codec, Kind, State
 from paceline.collectives.base import Collective
+from paceline.collectives.wire import Wire
 from paceline.registry import Spec, codecs
 from paceline.types import Layout
 
@@ -36,6 +37,10 @@ class Feedback(Codec):
     @property
     def plain(self) -> Codec:
         return self.inner
+
+    @property
+    def wire(self) -> Wire | None:
+        return self.inner.wire
 
     def __deepcopy__(self, memo: dict[int, object]) -> Feedback:
         return Feedback(copy.deepcopy(self.inner, memo))

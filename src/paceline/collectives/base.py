@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.collectives.execute import Executor
 from paceline.collectives.schedule import Schedule
+from paceline.collectives.wire import Wire
 from paceline.errors import UnknownName
 from paceline.registry import Spec, collectives, operations
 from paceline.transport.base import Op, Transport
@@ -28,6 +29,21 @@ class Collective(ABC):
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        self._wired: list[tuple[Wire, Executor]] = []
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that encoded messages follow: a ring, unless the collective has its own."""
+        return schedule_of("ring", self.transport.size)
+
+    def over(self, wire: Wire) -> Executor:
+        """The executor of this collective's schedule with encoded messages."""
+        for known, executor in self._wired:
+            if known is wire:
+                return executor
+        executor = Executor(self.schedule, self.transport, wire=wire)
+        self._wired.append((wire, executor))
+        return executor
 
     @abstractmethod
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
@@ -52,8 +68,12 @@ class Scheduled(Collective):
 
     def __init__(self, transport: Transport, schedule: Schedule) -> None:
         super().__init__(transport)
-        self.schedule = schedule
+        self._schedule = schedule
         self._executor = Executor(schedule, transport)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._schedule
 
     def all_reduce(self, buffer: Tensor, op: Op = "sum") -> None:
         self._executor.run(buffer, op)

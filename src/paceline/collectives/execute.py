@@ -2,10 +2,12 @@
 
 All messages of a round are in flight together. Chunks that are to be added arrive in scratch
 memory. Long ones arrive in segments, so that one is added while the next is in flight.
+With a `wire` (wire.py) messages hold encoded chunks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.collectives.schedule import Schedule
+from paceline.collectives.wire import CodedMemory, CodedRound, Wire, coded_rounds
 from paceline.transport.base import REDUCE, Message, Op, Transport, check_tensor, wording
 
 # Measured on gloo, shm and mpi: smaller segments cost more than the overlap of adding and receiving
@@ -96,23 +99,34 @@ class BoundRound:
 
 
 class Executor:
-    """Runs a schedule on a transport.
+    """Runs a schedule on a transport, with plain messages or with those of a wire.
 
     The rank's rounds and scratch memory are made at the first call with a buffer of a size, and
     kept.
     """
 
     def __init__(
-        self, schedule: Schedule, transport: Transport, segment_bytes: int = SEGMENT_BYTES
+        self,
+        schedule: Schedule,
+        transport: Transport,
+        segment_bytes: int = SEGMENT_BYTES,
+        wire: Wire | None = None,
     ) -> None:
         self.schedule, self.transport, self._segment_bytes = schedule, transport, segment_bytes
-        self._compiled: dict[tuple[Any, ...], tuple[list[RankRound], Tensor]] = {}
-        self._bound: dict[tuple[Any, ...], list[BoundRound]] = {}
+        self._wire = wire
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._bound: dict[tuple[Any, ...], Any] = {}
 
     def run(self, buffer: Tensor, op: Op = "sum") -> None:
-        transport, reduce = self.transport, REDUCE[op]
-        for round_ in self._rounds_for(buffer, op):
-            with transport.together():
+        reduce, rounds = REDUCE[op], self._rounds_for(buffer, op)
+        if self._wire is None:
+            self._run_plain(rounds, reduce)
+        else:
+            self._run_coded(rounds, reduce, self._wire, self._memory(buffer, op).values)
+
+    def _run_plain(self, rounds: list[BoundRound], reduce: Callable[..., Tensor]) -> None:
+        for round_ in rounds:
+            with self.transport.together():
                 for message in round_.messages:
                     message.start()
             for message, own, aside in round_.adds:
@@ -124,32 +138,66 @@ class Executor:
                 message.wait()
                 own.copy_(aside)
 
-    def _rounds_for(self, buffer: Tensor, op: Op) -> list[BoundRound]:
+    def _run_coded(
+        self, rounds: list[CodedRound], reduce: Callable[..., Tensor], wire: Wire, scratch: Tensor
+    ) -> None:
+        for round_ in rounds:
+            with wire.encoding():
+                for chunk, encoded, final in round_.packs:
+                    wire.pack(chunk, encoded)
+                    if final:
+                        wire.unpack(encoded, chunk)
+            with self.transport.together():
+                for message in round_.messages:
+                    message.start()
+            for message in round_.messages:
+                message.wait()
+            with wire.decoding():
+                for chunk, encoded in round_.adds:
+                    values = scratch[: chunk.numel()]
+                    wire.unpack(encoded, values)
+                    reduce(chunk, values, out=chunk)
+                for chunk, encoded in round_.places:
+                    wire.unpack(encoded, chunk)
+
+    def _rounds_for(self, buffer: Tensor, op: Op) -> list[Any]:
         """The rank's rounds on this buffer; kept, because training steps reuse their buffers."""
-        shape = (buffer.numel(), buffer.dtype, buffer.device, buffer.is_contiguous(), op)
-        place = (buffer.data_ptr() if buffer.device.type != "meta" else 0, *shape)
+        place = (buffer.data_ptr() if buffer.device.type != "meta" else 0, *_like(buffer, op))
         bound = self._bound.get(place)
         if bound is None:
-            if shape not in self._compiled:
-                self._compiled[shape] = self._compile(buffer, op)
-            rounds, scratch = self._compiled[shape]
+            memory, flat = self._memory(buffer, op), buffer.detach().view(-1)
             while len(self._bound) >= BOUND:
                 self._bound.pop(next(iter(self._bound)))
-            bound = self._bound[place] = [
-                BoundRound(round_, buffer.detach().view(-1), scratch, self.transport)
-                for round_ in rounds
-            ]
+            bound = self._bound[place] = (
+                [BoundRound(round_, flat, memory[1], self.transport) for round_ in memory[0]]
+                if self._wire is None
+                else coded_rounds(self.schedule, flat, memory, self.transport)
+            )
         return bound
 
-    def _compile(self, buffer: Tensor, op: Op) -> tuple[list[RankRound], Tensor]:
-        """The rank's rounds and scratch memory for buffers like this one.
+    def _memory(self, buffer: Tensor, op: Op) -> Any:
+        """What all buffers like this one share: the rank's rounds, scratch memory.
 
         Raises unless all ranks bring the same kind of buffer and the transport can move it.
         """
-        if self.transport.size > 1:
-            self.transport.agree(wording(f"{self.schedule.name} {op}", buffer))
-        check_tensor(buffer, self.transport)
+        key = _like(buffer, op)
+        if key not in self._compiled:
+            if self.transport.size > 1:
+                self.transport.agree(wording(f"{self.schedule.name} {op}", buffer))
+            check_tensor(buffer, self.transport)
+            self._compiled[key] = (
+                self._compile(buffer)
+                if self._wire is None
+                else CodedMemory(self.schedule, buffer, self._wire, self.transport.rank)
+            )
+        return self._compiled[key]
+
+    def _compile(self, buffer: Tensor) -> tuple[list[RankRound], Tensor]:
         segment = self._segment_bytes // buffer.element_size()
         rounds = compile_for_rank(self.schedule, self.transport.rank, buffer.numel(), segment)
         aside = max((round_.aside for round_ in rounds), default=0)
         return rounds, torch.empty(aside, dtype=buffer.dtype, device=buffer.device)
+
+
+def _like(buffer: Tensor, op: Op) -> tuple[Any, ...]:
+    return (buffer.numel(), buffer.dtype, buffer.device, buffer.is_contiguous(), op)

@@ -122,7 +122,7 @@ def _try_out(name: str, kind: Any, device: str) -> dict[str, str]:
 
 def _rank(name: str, device: str, rendezvous: Rendezvous, say: Any) -> dict[str, str]:
     torch.set_num_threads(1)
-    return _all_probes(transports.entry(name).declared.connect(rendezvous), device)
+    return _all_probes(transports.entry(name).make.connect(rendezvous), device)
 
 
 def _all_probes(transport: Transport, device: str) -> dict[str, str]:

@@ -43,16 +43,17 @@ def join(
     chosen: Strategy = strategies.build(strategy) if isinstance(strategy, str) else strategy
     keep_freed_memory()
     seat = find_seat()
-    count = (1 if servers is None else servers) if chosen.serves == "ranks" else 0
+    count = (1 if servers is None else servers) if chosen.traits.serves == "ranks" else 0
     size = seat.size if seat else 1
     if size - count < 1:
         raise BadRequest(
             f"{chosen.name} with {count} server(s) needs {count + 1} ranks or more, not {size}:"
             f" paceline launch -n {count + 1} SCRIPT"
         )
-    if chosen.most_workers is not None and size - count > chosen.most_workers:
+    most = chosen.traits.most_workers
+    if most is not None and size - count > most:
         raise BadRequest(
-            f"strategy {chosen.name} runs {chosen.most_workers} worker, not {size - count}: start"
+            f"strategy {chosen.name} runs {most} worker, not {size - count}: start"
             " fewer ranks, or choose another strategy"
         )
     secret = b""

@@ -65,13 +65,13 @@ def may_die(job: Job) -> frozenset[int]:
 
     Never worker 0, which reports progress and writes checkpoints for all.
     """
-    return frozenset(range(1, job.workers)) if job.strategy().survives else frozenset()
+    return frozenset(range(1, job.workers)) if job.strategy().traits.survives else frozenset()
 
 
 def train_rank(session: Session, rendezvous: Rendezvous, say: Hear) -> None:
     """Connect this process to the other ranks and do its part of the run."""
     keep_freed_memory()
-    transport = transports.entry(session.job.transport).declared.connect(rendezvous)
+    transport = transports.entry(session.job.transport).make.connect(rendezvous)
     try:
         run_worker(session, transport, say, alone_on_host=rendezvous.alone)
     finally:

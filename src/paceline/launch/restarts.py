@@ -77,7 +77,7 @@ def last_checkpoint(
     if not own.continues(folder):
         return None, None
     try:
-        found = checkpoint.latest_whole(folder)
+        found, _ = checkpoint.latest(folder, whole=True)
     except BadRequest:
         return None, (
             f"{again}: there was no new checkpoint yet, so the run begins again; --checkpoint-every"

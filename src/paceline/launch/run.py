@@ -92,6 +92,7 @@ class Attempt:
         self.started = session.job.resume_from is None
         self.lost: list[int] = []  # workers that died while the others went on
         self.notices = Notices(session.out, session.number)
+        self._early: list[tuple[str, dict[str, Any]]] = []  # heard before the run has started
 
     def train(self, clean: bool, end: Ending) -> BaseException | None:
         """Start the workers and wait for their end. Returns what went wrong."""
@@ -118,8 +119,11 @@ class Attempt:
         if kind == "warning":
             show_warning(content)
             return
-        if self.leads and self.started:
-            self.notices.take(kind, content)
+        if self.leads:
+            self._early.append((kind, content))
+            for heard in self._early if self.started else ():
+                self.notices.take(*heard)
+            self._early = [] if self.started else self._early
         if kind == "lost":
             self.lost.append(content["rank"])
         if kind == "chosen":
@@ -220,7 +224,7 @@ def _lost_the_leader(failure: BaseException | None) -> bool:
 
 def _starter(job: Job, clean: bool) -> Callable[[Session, Listen], None]:
     """Return what starts the ranks: as threads, under mpirun, as forks, or from a fresh process."""
-    if transports.entry(job.transport).declared.runs_as == "threads":
+    if transports.entry(job.transport).make.runs_as == "threads":
         return run_threads
     if job.transport == "mpi":
         return run_under_mpirun

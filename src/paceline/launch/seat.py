@@ -18,6 +18,7 @@ from paceline.launch.secret import secret_of
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
 from paceline.request.config import Config
+from paceline.strategies.base import traits_of
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _servers(options: Mapping[str, Any]) -> int:
     strategy = config.strategy
     if isinstance(strategy, Spec):
         strategy = strategies.build(strategy)
-    return int(getattr(strategy, "serves", None) == "ranks")
+    return int(traits_of(strategy).serves == "ranks")
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Seat | None:

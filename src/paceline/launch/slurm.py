@@ -126,7 +126,7 @@ def check(options: Mapping[str, Any], allocation: Allocation) -> None:
         )
     chosen = Config.make(options).strategy
     strategy = strategies.build(chosen) if isinstance(chosen, str | Spec) else chosen
-    most = getattr(strategy, "most_workers", None)
+    most = strategy.traits.most_workers
     if most is not None and workers > most and not options.get("resume"):
         raise BadRequest(
             f"strategy {strategy.name} runs {_count(most, 'worker')}, and {allocation} are"

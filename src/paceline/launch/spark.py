@@ -143,7 +143,7 @@ def in_folder(folder: str, rank: Rank, options: dict[str, Any]) -> dict[str, Any
 def _again(folder: Path, failure: ExecutorLost, say: Say) -> dict[str, Any]:
     """Return the options that change for the next attempt."""
     try:
-        found = checkpoint.latest(folder)
+        found, _ = checkpoint.latest(folder)
     except BadRequest:
         if (folder / "privacy").exists():
             raise failure from None  # another attempt would spend privacy again: the user decides

@@ -17,40 +17,27 @@ of the noise, C must be the same on all workers, so the share is taken over all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.data.batches import rows
 from paceline.errors import BadRequest, NotFinite
-from paceline.objectives.losses import Loss
 from paceline.privacy.bookkeeping import Bookkeeping
 from paceline.privacy.checks import refuse_mixing, refuse_unequal_loss
 from paceline.privacy.clip import Clipper, Loop
 from paceline.privacy.noise import Noise
 from paceline.privacy.settings import Settings
-from paceline.types import Batch, RegionLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
 
 PACE = 0.2  # the rate at which an adaptive clip norm changes
 SHARE_NOISE = 1 / 20  # standard deviation of the noised share of samples that were not clipped
-
-
-class Trained(Protocol):
-    """The part of a replica that a private gradient needs."""
-
-    model: nn.Module
-    loss: Loss
-    samples_seen: float
-
-    @property
-    def regions(self) -> Sequence[RegionLike]: ...
-    @property
-    def places(self) -> Sequence[tuple[nn.Parameter, Tensor]]: ...
-    def formatted(self, inputs: Any) -> Any: ...
-    def attach_gradients(self) -> None: ...
 
 
 class PrivateGradient:
@@ -64,7 +51,7 @@ class PrivateGradient:
 
     def __init__(
         self,
-        replica: Trained,
+        replica: Replica,
         settings: Settings,
         noise: float,
         key: bytes,

@@ -88,8 +88,8 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
     if config.privacy is None:
         return None
     settings = Settings.read(config.privacy)
-    if strategy.noise_adds_up is None:
-        raise BadRequest(f"privacy with {strategy.name}: {strategy.not_private_because}")
+    if strategy.traits.noise_adds_up is None:
+        raise BadRequest(f"privacy with {strategy.name}: {strategy.traits.not_private_because}")
     if config.shard == "global" or config.partition == "by-label":
         asked = "shard=global" if config.shard == "global" else "partition=by-label"
         raise BadRequest(
@@ -117,7 +117,7 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
         )
     collects = (
         getattr(strategy, "when", "step") == "epoch"
-        and bool(strategy.noise_adds_up)
+        and bool(strategy.traits.noise_adds_up)
         and config.workers > 1
     )
     if (
@@ -136,7 +136,7 @@ def check(config: Config, strategy: Strategy, codec: Codec) -> Settings | None:
         not codec.lossless
         and config.workers > 1
         and settings.trust == "curator"
-        and strategy.noise_adds_up
+        and strategy.traits.noise_adds_up
     ):
         kept = f", and the residual of {codec.name} would be unprotected" if codec.feedback else ""
         raise BadRequest(
@@ -213,7 +213,7 @@ def protect(
             )
         allowed = max(0, min(left, fits * per - offset))
     guarantee = Guarantee.of(
-        settings, len(batch_sizes), bool(strategy.noise_adds_up), strategy.name
+        settings, len(batch_sizes), bool(strategy.traits.noise_adds_up), strategy.name
     )
     # A run with a session of trust=curator keeps that weaker promise.
     if any(entry.trust == "curator" for entry in resumed.entries):

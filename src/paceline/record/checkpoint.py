@@ -3,12 +3,16 @@
 checkpoints/step-00000100/
   model.safetensors     the consensus weights, as the plain model's state dict
   worker-0.pt ...       per worker: optimizer, random state, place in the data, strategy's state
-  checkpoint.json       step, workers, seconds trained
+  checkpoint.json       step, workers, members, strategy, codec, optimizer, a checksum per file
+
+A folder that is damaged is named, and the one before it is used. Nothing is deleted before its
+successor is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -43,13 +47,15 @@ def save(
     own: dict[str, Any],
     about: dict[str, Any],
     barrier: Callable[[], None],
+    resumed_at: int | None = None,
 ) -> Path:
     """Save a checkpoint. All workers call this together; only worker 0 gives `weights`.
 
     A worker that saves alone after the others died (`about["workers"]` is 0) does not replace a
-    checkpoint that all workers made. If a checkpoint cannot be finished, each worker removes its
-    own files, which may have filled the disk, and the launcher removes the folder after the workers
-    have ended.
+    checkpoint that all workers made. `resumed_at`: the step from which the run went on; later
+    checkpoints, which it has left behind, are removed when this one is whole. If a checkpoint
+    cannot be finished, each worker removes its own files, which may have filled the disk, and the
+    launcher removes the folder after the workers have ended.
     """
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
     if not about["workers"] and final.is_dir():
@@ -60,13 +66,18 @@ def save(
             aside.mkdir(parents=True)
         barrier()
         _write_own(aside / f"worker-{rank}.pt", own)
+        _leave_checksum(aside / f"worker-{rank}.pt")
         if rank == 0 and weights is not None:
             _write_weights(aside / "model.safetensors", weights)
-            (aside / "checkpoint.json").write_text(json.dumps(clean(about), indent=2) + "\n")
-            sync(aside / "checkpoint.json")
+            _leave_checksum(aside / "model.safetensors")
         barrier()
         if rank == 0:
-            rename_whole(aside, final)
+            said = {**about, "files": _collect_checksums(aside)}
+            (aside / "checkpoint.json").write_text(json.dumps(clean(said), indent=2) + "\n")
+            sync(aside / "checkpoint.json")
+            _put(aside, final)
+            if resumed_at is not None:
+                forget_after(folder, resumed_at, but=final)
             _prune(folder)
         barrier()
     except BaseException as error:
@@ -76,6 +87,7 @@ def save(
                 *(("model.safetensors", "checkpoint.json") if rank == 0 else ()),
             ):
                 (aside / name).unlink(missing_ok=True)
+                (aside / f".{name}.sha256").unlink(missing_ok=True)
         if isinstance(error, OSError):
             reason = error.strerror or error
             raise RunFailed(
@@ -83,6 +95,45 @@ def save(
             ) from None
         raise
     return final
+
+
+def _put(aside: Path, final: Path) -> None:
+    """Rename a whole checkpoint; one of the same step is removed afterwards, not before."""
+    before = final.with_name(f".{final.name}.old")
+    if final.is_dir():
+        shutil.rmtree(before, ignore_errors=True)
+        final.rename(before)
+    rename_whole(aside, final)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _recover(folder: Path) -> None:
+    """Give a checkpoint its name back that a run was replacing when it was killed."""
+    for before in folder.glob(".step-*.old"):
+        final = before.with_name(before.name[1 : -len(".old")])
+        if final.exists():
+            shutil.rmtree(before, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                before.rename(final)
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _leave_checksum(path: Path) -> None:
+    """Write a file's checksum beside it, for worker 0, which collects them."""
+    path.with_name(f".{path.name}.sha256").write_text(_checksum(path))
+
+
+def _collect_checksums(folder: Path) -> dict[str, str]:
+    found = {}
+    for beside in sorted(folder.glob(".*.sha256")):
+        found[beside.name[1 : -len(".sha256")]] = beside.read_text()
+        beside.unlink()
+    return found
 
 
 def _write_own(path: Path, own: dict[str, Any]) -> None:
@@ -114,10 +165,26 @@ def _prune(folder: Path) -> None:
 
 
 def _is_whole(checkpoint: Path) -> bool:
+    """Whether all workers made it."""
     try:
         return bool(about(checkpoint)["workers"])
     except DataCorrupt:
         return False
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint's files; None: nothing."""
+    try:
+        said = about(checkpoint)
+    except DataCorrupt as error:
+        return str(error)
+    for name, expected in said.get("files", {}).items():
+        try:
+            if _checksum(checkpoint / name) != expected:
+                return f"{checkpoint / name} is not as it was written"
+        except OSError as error:
+            return f"{checkpoint / name} cannot be read: {error.strerror}"
+    return None
 
 
 def _all(folder: Path) -> list[Path]:
@@ -130,33 +197,37 @@ def _all(folder: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps)]
 
 
-def forget_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints after a step, when a run goes back to that step."""
+def forget_after(folder: Path, step: int, but: Path | None = None) -> None:
+    """Remove the checkpoints after a step, which a run that went on from there has left behind."""
     for path in _all(folder):
-        if int(path.name.removeprefix("step-")) > step:
+        if int(path.name.removeprefix("step-")) > step and path != but:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def latest(out: Path) -> Path:
-    """Return the newest checkpoint of a run's folder, or the folder itself if it is one."""
+def latest(out: Path, whole: bool = False) -> tuple[Path, str | None]:
+    """Return the checkpoint of a run's folder to go on from, and a notice about damaged ones.
+
+    It is the newest that is not damaged; with `whole`, the newest that all workers made, if there
+    is one. A folder that is itself a checkpoint is returned, or refused if it is damaged.
+    """
     if (out / "checkpoint.json").is_file():
-        return out
+        if (wrong := damage(out)) is not None:
+            raise DataCorrupt(f"the checkpoint {out} is damaged: {wrong}")
+        return out, None
+    _recover(out / "checkpoints")
     found = [path for path in _all(out / "checkpoints") if (path / "checkpoint.json").is_file()]
+    found.reverse()
     if not found:
         raise BadRequest(
             f"{out} has no checkpoint to resume from (a run makes them with --checkpoint-every)"
         )
-    return found[-1]
-
-
-def latest_whole(out: Path) -> Path:
-    """Return the newest checkpoint that all workers made.
-
-    Where there is none, return the newest that a worker saved alone.
-    """
-    return next(
-        (path for path in reversed(_all(out / "checkpoints")) if _is_whole(path)), None
-    ) or latest(out)
+    wrongs: list[str] = []
+    for path in sorted(found, key=lambda path: not _is_whole(path)) if whole else found:
+        if (wrong := damage(path)) is None:
+            told = f"{'; '.join(wrongs)}: going on from {path.name}, the one before"
+            return path, told if wrongs else None
+        wrongs.append(f"the checkpoint {path.name} is damaged ({wrong})")
+    raise DataCorrupt(f"{out} has no checkpoint that can be used: {'; '.join(wrongs)}")
 
 
 def about(checkpoint: Path) -> dict[str, Any]:
@@ -170,6 +241,13 @@ def about(checkpoint: Path) -> dict[str, Any]:
             f"{checkpoint / 'checkpoint.json'} is not a checkpoint's description: {wrong}"
         )
     return dict(content)
+
+
+def members(checkpoint: Path, said: dict[str, Any]) -> frozenset[int]:
+    """The workers that have a part in a checkpoint; 0.1.0 did not save which."""
+    if "members" in said:
+        return frozenset(said["members"])
+    return frozenset(w for w in range(said["workers"]) if (checkpoint / f"worker-{w}.pt").is_file())
 
 
 def load_own(checkpoint: Path, rank: int) -> dict[str, Any]:

@@ -267,4 +267,6 @@ CHECKPOINT: dict[str, Any] = {
     "codec": IfThere(text),
     "content": Maybe(text),
     "privacy": Maybe([Values(anything)]),
+    "members": IfThere([whole]),
+    "files": IfThere(Values(text)),
 }

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from paceline.errors import BadRequest
-from paceline.types import RegionLike
+
+if TYPE_CHECKING:
+    from paceline.replica.flat import Region
 
 LEAST_BYTES = 1 << 20  # smaller buckets cost more than the overlap gains
 
@@ -25,7 +28,7 @@ class Buckets:
 
     def __init__(
         self,
-        regions: Sequence[RegionLike],
+        regions: Sequence[Region],
         all_reduce: Callable[[Tensor], None],
         least_bytes: int = LEAST_BYTES,
     ) -> None:

@@ -56,6 +56,11 @@ class Region:
         self.heads = torch.tensor(sized, device=device, dtype=torch.int64)
         self.zeros = torch.zeros(len(sized), device=device, dtype=dtype)
 
+    @property
+    def trained(self) -> Tensor:
+        """The trainable parameters, in the order of the gradients."""
+        return self.params[: self.grads.numel()]
+
 
 class FlatModel:
     """Moves a model's tensors into flat buffers and keeps every gradient in its place."""

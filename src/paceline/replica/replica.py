@@ -56,8 +56,18 @@ class Replica:
         return self.flat.trainable if self.flat else ()
 
     @property
+    def float_buffers(self) -> Sequence[Tensor]:
+        """Batch statistics and the like: one flat tensor per region, or the model's own."""
+        if self.flat:
+            return [region.buffers for region in self.flat.regions]
+        return [b for b in self.model.buffers() if b.is_floating_point() or b.is_complex()]
+
+    @property
     def integer_buffers(self) -> Sequence[Tensor]:
-        return self.flat.integer_buffers if self.flat else ()
+        if self.flat:
+            return self.flat.integer_buffers
+        kept = {id(b) for b in self.float_buffers}
+        return [b for b in self.model.buffers() if id(b) not in kept]
 
     @property
     def parameter_count(self) -> int:
@@ -230,6 +240,14 @@ class Replica:
                 "these weights do not fit the model; missing or unexpected:"
                 f" {', '.join(missing[:3])}"
             )
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Load the optimizer's memory; the options that are given now replace those of then."""
+        groups = self.optimizer.param_groups
+        asked = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        self.optimizer.load_state_dict(state)
+        for group, options in zip(self.optimizer.param_groups, asked, strict=True):
+            group.update(options)
 
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:

@@ -13,7 +13,7 @@ from paceline.errors import BadRequest
 from paceline.record.machine import cores
 from paceline.registry import Spec, collectives, strategies, transports
 from paceline.request.config import Config
-from paceline.strategies.base import Strategy
+from paceline.strategies.base import Strategy, traits_of
 from paceline.testbed.build import missing
 
 
@@ -38,11 +38,9 @@ def check_strategy(config: Config, strategy: Strategy) -> None:
             f"strategy {config.described()['strategy']} gave a {type(strategy).__name__}, not a"
             " Strategy"
         )
-    most = strategy.most_workers
+    most = strategy.traits.most_workers
     if most is not None and config.workers > most:
-        others = ", ".join(
-            e.name for e in strategies if getattr(e.make, "most_workers", None) is None
-        )
+        others = ", ".join(e.name for e in strategies if traits_of(e.make).most_workers is None)
         raise BadRequest(
             f"strategy {strategy.name} runs {most} worker, not {config.workers}: "
             f"use --workers {most}, or another strategy ({others})"
@@ -51,7 +49,7 @@ def check_strategy(config: Config, strategy: Strategy) -> None:
 
 def servers_of(config: Config, strategy: Strategy) -> int:
     """Return the number of servers: 1 by default for a strategy that has servers."""
-    if strategy.serves == "ranks":
+    if strategy.traits.serves == "ranks":
         if config.servers == 0:
             raise BadRequest(
                 f"strategy {strategy.name} needs at least one server: servers=0 is none"
@@ -66,7 +64,7 @@ def servers_of(config: Config, strategy: Strategy) -> int:
 
 def overlap_of(config: Config, transport: str, threads: int, servers: int) -> str:
     """Return "on" or "off". `auto` is on where every worker has a spare core for the exchange."""
-    if transports.entry(transport).declared.runs_as == "threads":
+    if transports.entry(transport).make.runs_as == "threads":
         if config.overlap == "on":
             raise BadRequest(
                 f"overlap=on needs processes: ranks of transport {transport} take turns"
@@ -94,24 +92,22 @@ def transport_of(config: Config, strategy: Strategy) -> str:
         name = _on_hosts(config, strategy, name)
     if name == "auto":  # all workers are on this host
         name = (
-            "shm"
-            if transports.entry("shm").declared.available() and config.device == "cpu"
-            else "gloo"
+            "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"
         )
     # mpi says itself what it lacks: ranks that mpirun or srun has started need no mpirun on their
     # own host
-    if name != "mpi" and (lacking := transports.entry(name).declared.missing()) is not None:
+    if name != "mpi" and (lacking := transports.entry(name).make.missing()) is not None:
         raise BadRequest(f"transport {name} is not available here: {lacking}; use --transport auto")
     if (
-        strategy.needs_shared_memory
+        strategy.traits.needs_shared_memory
         and config.workers > 1
-        and not transports.entry(name).declared.shares_memory
+        and not transports.entry(name).make.shares_memory
     ):
         raise BadRequest(
             f"strategy {strategy.name} needs memory that all workers share: one host, and"
             f" --transport shm, not {name}"
         )
-    if strategy.needs_processes and transports.entry(name).declared.runs_as == "threads":
+    if strategy.traits.needs_processes and transports.entry(name).make.runs_as == "threads":
         raise BadRequest(
             f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}"
         )

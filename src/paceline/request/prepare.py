@@ -58,7 +58,7 @@ def prepare(
     started = time.perf_counter()
     for plugin in config.plugin:
         load_plugin(plugin)
-    resume_from = checkpoint.latest(Path(config.resume)) if config.resume else None
+    resume_from, damaged = checkpoint.latest(Path(config.resume)) if config.resume else (None, None)
     folder = run_folder(config.resume) if config.resume else None
     resumed = privacy.Resumed.of(resume_from, folder, config.privacy is not None, spent)
     chosen = Chosen.of(config)
@@ -112,7 +112,8 @@ def prepare(
         protection=protection,
     )
     job = replace(job, batch_norm=_try_out(job, strategy))
-    return replace(job, notices=tuple(_notices(job, strategy)))
+    notices = [*([damaged] if damaged else []), *_notices(job, strategy)]
+    return replace(job, notices=tuple(notices))
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Chosen:
         sizes.check_balance(config, strategy)
         private = privacy.check(config, strategy, codec_for(strategy, config.codec))
         transport = transport_of(config, strategy)
-        if config.profile and transports.entry(transport).declared.runs_as == "threads":
+        if config.profile and transports.entry(transport).make.runs_as == "threads":
             raise BadRequest(
                 f"profile needs processes: workers of transport {transport} are threads of one"
             )
@@ -165,7 +166,7 @@ def _shard(chosen: Chosen, data: Data) -> str | None:
     measured = str(config.balance or "").startswith("measured")
     on_disk = isinstance(data.train, ShardedSamples) and not measured
     fixed = config.partition == "by-label" or chosen.private is not None or on_disk
-    return config.shard or ("static" if fixed else chosen.strategy.shard)
+    return config.shard or ("static" if fixed else chosen.strategy.traits.shard)
 
 
 def _objective(config: Config, data: Data) -> tuple[Any, Any]:

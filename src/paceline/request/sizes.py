@@ -89,22 +89,22 @@ def check_balance(config: Config, strategy: Strategy) -> None:
     """Refuse balance=measured where a strategy gives nothing to measure or to balance."""
     if config.balance is None or Speeds.read(config.balance, config.workers).every is None:
         return
-    if not strategy.in_step:
+    if not strategy.traits.in_step:
         raise BadRequest(
             f"balance=measured: with {config.described()['strategy']} no worker waits for the"
             " slowest, so there is nothing to balance"
         )
-    if not strategy.flat:
+    if not strategy.traits.flat:
         raise BadRequest(
             f"balance=measured: {strategy.name} exchanges inside the backward pass: work and"
             " waiting look alike"
         )
-    if strategy.survives:
+    if strategy.traits.survives:
         raise BadRequest(
             f"balance=measured: {strategy.name} weighs all workers equally, whatever their"
             " batches: give speeds instead"
         )
-    by_default = "static" if config.partition == "by-label" else strategy.shard
+    by_default = "static" if config.partition == "by-label" else strategy.traits.shard
     if (config.shard or by_default) == "static":
         raise BadRequest(
             "balance=measured deals samples out anew, and static shards are cut once: use --shard"

@@ -131,12 +131,13 @@ class Pace:
             model,
             optimizer,
             _no_loss,
-            flat=self.strategy.flat,
+            flat=self.strategy.traits.flat,
             allocate=self.ctx.transport.allocate,
         )
         self.ctx.codec.fits(layout_of(model))
         self.strategy.setup(self.ctx, self.replica)
         optimizer.register_step_pre_hook(self._refuse_own_step)
+        self.strategy.begin(self.replica, None)
         device = next(model.parameters()).device
         if data is not None:
             self._batches = OwnBatches(self._cut(data, batch_size, shard, device), model)
@@ -182,7 +183,7 @@ class Pace:
             )
         sizes = (size,) * self.workers
         cuts = Cuts(whole is not None and whole.drop_last, has_batch_norm(self.replica.model))
-        static = (shard or self.strategy.shard) == "static"
+        static = (shard or self.strategy.traits.shard) == "static"
         shards = (
             StaticShards(len(train), sizes, self.seed, cuts=cuts)
             if static
@@ -235,6 +236,7 @@ class Pace:
         # what schedulers look at; a server may have stepped
         self.replica.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.steps += 1
+        self.strategy.begin(self.replica, None)  # the next forward pass reads weights from now on
         if self.check_every and self.steps % self.check_every == 0:
             self.check()
 
@@ -286,7 +288,7 @@ class Pace:
         Where a strategy keeps replicas identical the distance is 0, and a difference raises an
         error.
         """
-        if self.strategy.replicas_identical or self.workers == 1:
+        if self.strategy.traits.replicas_identical or self.workers == 1:
             if self.workers > 1:
                 expect_identical(self.ctx, self.replica, f"after step {self.steps}")
             return 0.0
@@ -332,7 +334,7 @@ class Pace:
 
     def _assemble(self) -> None:
         """Wait, without a deadline, for the workers of an asynchronous strategy."""
-        if self.workers > 1 and not self.strategy.in_step:
+        if self.workers > 1 and not self.strategy.traits.in_step:
             self.ctx.transport.assemble(range(self.workers))
 
     def __enter__(self) -> Pace:

@@ -17,6 +17,7 @@ from torch import nn
 from paceline.common.sealing import seal, unseal
 from paceline.errors import BadRequest
 from paceline.transport.metered import Metered
+from paceline.transport.notes import receive_bytes, send_bytes
 
 Build = str | Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
@@ -28,13 +29,14 @@ def send_model(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    _send_bytes(transport, server, seal(secret, cloudpickle.dumps((model, optimizer))))
+    content = seal(secret, cloudpickle.dumps((model, optimizer)))
+    send_bytes(transport, torch.frombuffer(bytearray(content), dtype=torch.uint8), server)
 
 
 def receive_model(transport: Metered, secret: bytes) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Receive worker 0's model and optimizer. Refuses what does not carry the run's secret."""
     received: tuple[nn.Module, torch.optim.Optimizer] = cloudpickle.loads(
-        unseal(secret, _receive_bytes(transport, 0))
+        unseal(secret, receive_bytes(transport, 0).numpy().tobytes())
     )
     return received
 
@@ -56,16 +58,3 @@ def built(build: Build) -> tuple[nn.Module, torch.optim.Optimizer]:
             f"build={build} must return (model, optimizer); it returned a {type(made).__name__}"
         )
     return made
-
-
-def _send_bytes(transport: Metered, to: int, content: bytes) -> None:
-    transport.send_note(torch.tensor([len(content)]), to).wait()
-    transport.send_note(torch.frombuffer(bytearray(content), dtype=torch.uint8), to).wait()
-
-
-def _receive_bytes(transport: Metered, source: int) -> bytes:
-    length = torch.zeros(1, dtype=torch.int64)
-    transport.recv_note(length, source).wait()
-    content = torch.zeros(int(length), dtype=torch.uint8)
-    transport.recv_note(content, source).wait()
-    return content.numpy().tobytes()

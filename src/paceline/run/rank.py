@@ -48,7 +48,7 @@ def make_context(
     metered.patience.name = lambda other: (
         f"worker {other}" if other < workers else f"the server (rank {other})"
     )
-    metered.tolerant = strategy.survives
+    metered.tolerant = strategy.traits.survives
     serves = rank >= workers
     ctx = Context(
         transport=metered,
@@ -120,7 +120,7 @@ class Rank:
             model,
             job.optimizer(model),
             loss,
-            flat=self.strategy.flat,
+            flat=self.strategy.traits.flat,
             channels_last=channels_last,
             allocate=ctx.transport.allocate,
         )

@@ -1,7 +1,9 @@
-"""A worker's state: written into a checkpoint, and read from it."""
+"""A worker's state: written into a checkpoint, and set up again from it, all in one place."""
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,11 @@ from paceline.common.seeding import (
     set_random_states,
 )
 from paceline.data.base import Samples, Stream
-from paceline.errors import BadRequest, PacelineError
+from paceline.errors import BadRequest
 from paceline.record import checkpoint
+from paceline.registry import Spec, strategies
+from paceline.strategies.base import Strategy
+from paceline.strategies.parts.saved import Saved, on_device
 
 if TYPE_CHECKING:
     from paceline.run.worker import Worker
@@ -26,8 +31,9 @@ def save(worker: Worker) -> Path:
     with replica.holding(weights):
         consensus = replica.state_dict() if ctx.worker_index == 0 else None
     own = own_state(worker, worker.strategy.state())
-    if not worker.strategy.replicas_identical:
+    if not worker.strategy.traits.replicas_identical:
         own["weights"] = [r.params.clone() for r in replica.regions]
+    resumed_at, worker.resumed_at = worker.resumed_at, None
     return checkpoint.save(
         worker.session.out / "checkpoints",
         worker.step,
@@ -36,6 +42,7 @@ def save(worker: Worker) -> Path:
         own,
         about(worker),
         ctx.peers.barrier,
+        resumed_at,
     )
 
 
@@ -72,6 +79,7 @@ def about(worker: Worker) -> dict[str, Any]:
     return {
         "step": worker.step,
         "workers": worker.ctx.workers,
+        "members": list(worker.members),
         "train_s": worker.timer.total_s,
         "memory_format": "channels_last" if worker.replica.channels_last else "contiguous",
         "optimizer": type(worker.replica.optimizer).__name__,
@@ -92,17 +100,47 @@ def _content(worker: Worker) -> str | None:
     return origin.get("id" if worker.private is not None else "content")
 
 
-def restore(worker: Worker) -> dict[str, Any]:
-    """Load weights, optimizer and place in the data. Returns the state that differs between
-    workers.
+@dataclass
+class Memory:
+    """What a checkpoint holds for one worker."""
 
-    With another number of workers than before, all of them take worker 0's.
+    folder: Path
+    said: dict[str, Any]  # its checkpoint.json
+    members: frozenset[int]  # the workers that made their own part and are here again
+    own: dict[str, Any]  # this worker's part, or worker 0's where this worker is new
+    mine: bool
+    told: list[str] = field(default_factory=list)  # sentences for the user
+    anew: list[str] = field(default_factory=list)  # what could not be taken over
+
+
+def set_up(worker: Worker) -> None:
+    """Set up replica, strategy, random numbers and private side.
+
+    They are new, or set up with what a checkpoint remembers.
     """
-    folder, replica = worker.job.resume_from, worker.replica
+    memory = _read(worker) if worker.job.resume_from is not None else None
+    if memory is not None:
+        _load_replica(worker, memory)
+    _set_up_strategy(worker, _saved(worker, memory) if memory is not None else None)
+    if memory is not None:
+        _load_own(worker, memory)
+        worker.resumed_at = worker.step = memory.said["step"]
+        if told := _told(worker, memory):
+            worker.say(f"going on from step {worker.step}: {'; '.join(told)}")
+    if worker.private is not None:
+        spent = memory.own.get("privacy") if memory is not None and memory.mine else None
+        worker.private.attach(worker.replica, spent)
+        for notice in worker.private.gradient.clipper.notices:
+            worker.say(notice)
+
+
+def _read(worker: Worker) -> Memory:
+    """Read this worker's part of a checkpoint; refuse one of another optimizer, codec or data."""
+    folder, ctx = worker.job.resume_from, worker.ctx
     assert folder is not None
-    said, optimizer = checkpoint.about(folder), replica.optimizer
+    said = checkpoint.about(folder)
     for what, there, here in (
-        ("optimizer", said["optimizer"], type(optimizer).__name__),
+        ("optimizer", said["optimizer"], type(worker.replica.optimizer).__name__),
         ("codec", said.get("codec", "none"), str(worker.config.codec)),
         ("number of training samples", said["samples"], _count(worker.job.data.train)),
         ("content of its shards", said.get("content"), _content(worker)),
@@ -112,55 +150,122 @@ def restore(worker: Worker) -> dict[str, Any]:
                 f"{folder} was made with another {what} ({there}, not {here}): resume it with the"
                 " same"
             )
-    same = said["workers"] == worker.ctx.workers
-    own = checkpoint.load_own(folder, worker.ctx.worker_index if same else 0)
+    made = checkpoint.members(folder, said)
+    members = made if said["workers"] == ctx.workers else frozenset()
+    mine = ctx.worker_index in members
+    own = checkpoint.load_own(folder, ctx.worker_index if mine else min(made, default=0))
+    return Memory(folder, said, members, own, mine)
+
+
+def _load_replica(worker: Worker, memory: Memory) -> None:
+    """Load the consensus weights, the optimizer and the place in the data.
+
+    A worker that has no part in the checkpoint takes worker 0's.
+    """
+    replica, own = worker.replica, memory.own
     try:
-        replica.load_state_dict(checkpoint.load_weights(folder / "model.safetensors"))
+        replica.load_state_dict(checkpoint.load_weights(memory.folder / "model.safetensors"))
     except RuntimeError as error:
         raise BadRequest(
-            f"{folder} was made with another model: {str(error).splitlines()[-1].strip()}"
+            f"{memory.folder} was made with another model: {str(error).splitlines()[-1].strip()}"
         ) from None
-    asked = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(own["optimizer"])
-    for group, options in zip(optimizer.param_groups, asked, strict=True):
-        group.update(options)  # the options that are given now replace those of then
+    replica.load_optimizer(own["optimizer"])
     worker.batches.restore(own["batches"])
-    worker.epoch_start = own["epoch_start"]
+    worker.epoch_start = on_device(own["epoch_start"], worker.device)
     replica.samples_seen = own["samples_seen"]
-    worker.step, worker.timer.total_s = said["step"], said["train_s"]
-    own["same_workers"], own["made_with"] = same, said.get("strategy", "another strategy")
-    return own
+    worker.timer.total_s = memory.said["train_s"]
 
 
-def undo_later(worker: Worker) -> None:
-    """Delete the checkpoints after the one that the run has resumed from and left behind."""
-    if worker.job.resume_from is not None and worker.ctx.worker_index == 0:
-        checkpoint.forget_after(worker.session.out / "checkpoints", worker.step - 1)
+def _saved(worker: Worker, memory: Memory) -> Saved | None:
+    """What the strategy is set up with; None where it begins anew."""
+    asked, made = _names(worker, memory.said)
+    if not memory.said["workers"]:
+        memory.told.append(f"a server was lost before this checkpoint, so {asked} begins anew")
+        return None
+    if not _same_memory(worker.strategy, made):
+        if memory.mine and type(worker.strategy).state is not Strategy.state:
+            raise BadRequest(_refusal(worker, memory))
+        memory.told.append(f"{asked} begins anew, because {made} made the checkpoint")
+        return None
+    return Saved(
+        on_device(memory.own["strategy"], worker.device),
+        _refusal(worker, memory),
+        memory.mine,
+        memory.members,
+        memory.anew,
+    )
 
 
-def restore_own(worker: Worker, own: dict[str, Any]) -> None:
-    """Load what the strategy and this worker alone remember. Called after `strategy.setup`."""
-    ctx = worker.ctx
-    if not own["same_workers"]:
-        seed_everything(derive(worker.config.seed, "resumed", worker.step, ctx.worker_index))
+def _names(worker: Worker, said: dict[str, Any]) -> tuple[str, str]:
+    """The strategy of this run and that of the checkpoint, as the user writes them."""
+    asked = str(worker.config.described()["strategy"])
+    return asked, str(said.get("strategy", asked))  # 0.1.0 did not save it
+
+
+def _same_memory(strategy: Strategy, made: str) -> bool:
+    """Whether a strategy remembers what the strategy of a checkpoint remembered."""
+    name = Spec.of(made).name
+    if name == strategy.name or name not in strategies:
+        return True
+    other = strategies.entry(name).make
+    return getattr(other, "state", None) is type(strategy).state
+
+
+def _refusal(worker: Worker, memory: Memory) -> str:
+    asked, made = _names(worker, memory.said)
+    return (
+        f"{memory.folder} was made with {made}, and {asked} cannot go on from what that"
+        " remembers: resume it with the same strategy"
+    )
+
+
+def _set_up_strategy(worker: Worker, saved: Saved | None) -> None:
+    strategy, ctx, replica = worker.strategy, worker.ctx, worker.replica
+    if saved is None:
+        strategy.setup(ctx, replica)
+    elif "saved" in inspect.signature(strategy.setup).parameters:
+        strategy.setup(ctx, replica, saved)
+    else:  # a plugin that was written for 0.1.0
+        strategy.setup(ctx, replica)
+        if saved.own and hasattr(strategy, "load_state"):
+            strategy.load_state(dict(saved.state))
+
+
+def _load_own(worker: Worker, memory: Memory) -> None:
+    """Load what is this worker's alone: weights, batch sizes, random numbers."""
+    own, ctx = memory.own, worker.ctx
+    ctx.shared_random.set_state(own["generators"][1])
+    if not memory.mine:
+        step = memory.said["step"]
+        seed_everything(derive(worker.config.seed, "resumed", step, ctx.worker_index))
         return
-    try:
-        worker.strategy.load_state(own["strategy"])
-    except PacelineError:
-        raise
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-        asked = worker.config.described()["strategy"]
-        raise BadRequest(
-            f"{worker.job.resume_from} was made with {own['made_with']}, and {asked} cannot go on"
-            " from what that remembers: resume it with the same strategy"
-        ) from None
     if worker.balance is not None and own.get("balance") is not None:
         worker.balance.load(own["balance"])
     for region, weights in zip(worker.replica.regions, own.get("weights", ()), strict=False):
         region.params.copy_(weights)
-    for source, state in zip((ctx.random, ctx.shared_random), own["generators"], strict=True):
-        source.set_state(state)
+    ctx.random.set_state(own["generators"][0])
     set_random_states(own["random"])
+
+
+def _told(worker: Worker, memory: Memory) -> list[str]:
+    """What is not as it was, for the user."""
+    before, now, told = memory.said["workers"], worker.ctx.workers, memory.told
+    if before and before != now:
+        told.append(
+            f"{now} workers instead of {before}, with new random numbers"
+            + ("" if worker.strategy.traits.replicas_identical else " and worker 0's optimizer")
+        )
+    elif before and (gone := sorted(set(range(now)) - memory.members)):
+        names = ", ".join(str(w) for w in gone)
+        told.append(f"worker {names} had been lost and begins with worker 0's optimizer")
+    if memory.anew:
+        told.append(f"these begin anew: {', '.join(memory.anew)}")
+    if worker.strategy.traits.resumes.same != "exact":
+        told.append(
+            f"{worker.strategy.name} depends on the workers' speeds, so the result is not"
+            " the one that an unbroken run has"
+        )
+    return told
 
 
 def _count(train: Samples | Stream) -> int | None:

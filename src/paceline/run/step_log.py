@@ -6,13 +6,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.privacy.worker import Private
 from paceline.run.rank import Rank
 from paceline.run.timer import StepTimer
 from paceline.strategies.base import Context
-from paceline.types import Batch, RecorderLike, RegionLike
+from paceline.types import Batch, RecorderLike
+
+if TYPE_CHECKING:
+    from paceline.replica.flat import Region
 
 NOTIFY_EVERY_S = 0.2
 RATE_OVER_STEPS = 200
@@ -62,7 +65,7 @@ class StepLog:
             sync_s=sync_s,
             began=began,
             arrived=arrived,
-            waits=strategy.in_step and now.calls > before.calls,
+            waits=strategy.traits.in_step and now.calls > before.calls,
             train_s=self.timer.total_s,
             sent=now.sent_bytes - before.sent_bytes,
             received=now.received_bytes - before.received_bytes,
@@ -106,7 +109,7 @@ class StepLog:
         return first / max(1e-9, first_s)
 
 
-def message_bytes(ctx: Context, regions: Sequence[RegionLike]) -> dict[str, int]:
+def message_bytes(ctx: Context, regions: Sequence[Region]) -> dict[str, int]:
     """The bytes of one encoded message, and of the numbers that it stands for."""
     if ctx.codec.lossless or ctx.workers == 1:
         return {}
@@ -116,7 +119,7 @@ def message_bytes(ctx: Context, regions: Sequence[RegionLike]) -> dict[str, int]
     }
 
 
-def mean_message_bytes(ctx: Context, regions: Sequence[RegionLike]) -> dict[str, float]:
+def mean_message_bytes(ctx: Context, regions: Sequence[Region]) -> dict[str, float]:
     """The mean length of a message, for a codec whose messages differ in length."""
     spent = ctx.codec.timer
     if not spent.messages:

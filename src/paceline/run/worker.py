@@ -110,18 +110,12 @@ class Worker:
         self.epoch_start: list[Tensor] = []
         self.log = StepLog(place, recorder, self.timer, self.private, self.total_steps)
 
+        # The step that the run goes on from, as long as later checkpoints may have to be removed.
+        self.resumed_at: int | None = None
         self.replica = place.replica()
-        own = snapshot.restore(self) if job.resume_from else None
-        self.strategy.setup(self.ctx, self.replica)
-        if own is not None:
-            snapshot.restore_own(self, own)
+        snapshot.set_up(self)
         self.evaluation = Evaluation(job, self.replica, self.ctx)
         self.evaluation.try_out()
-        if self.private is not None:
-            same_workers = own is not None and own["same_workers"]
-            self.private.attach(self.replica, own.get("privacy") if own and same_workers else None)
-            for notice in self.private.gradient.clipper.notices:
-                self._say(notice)
         # between steps or epochs; the last evaluation takes the whole test set
         self.glance = self.evaluation.smaller(self.config.evaluate_samples)
         if self.leads:
@@ -144,7 +138,7 @@ class Worker:
 
     def _batches(self) -> Batches:
         job, train = self.job, self.job.data.train
-        stand_in = not self.strategy.skips_empty
+        stand_in = not self.strategy.traits.skips_empty
         if isinstance(train, Stream):
             return StreamBatches(
                 train,
@@ -201,13 +195,12 @@ class Worker:
         self.net.start()
         timer.start()
         if self._is_over():
-            self._say(
+            self.say(
                 f"already at step {self.step} after {self.batches.epochs_done} epochs: no step is"
                 " left to make"
             )
             return
         self.log.start()
-        first = True
         for batch in self.batches:
             if self.profile is not None:
                 self.profile.next_step()
@@ -218,9 +211,6 @@ class Worker:
             strategy.step(replica, batch)
 
             self.step = batch.step + 1
-            if first and self.job.resume_from is not None:
-                snapshot.undo_later(self)
-            first = False
             own_s = self.log.write(self.step, batch, loss, began, arrived, timer.lap())
             if self.balance is not None:
                 self._look_at_balance(batch, own_s)
@@ -237,7 +227,7 @@ class Worker:
         if ended and config.until_converged is not None and not over:
             over = self._converged()
         # Workers that stop alone do not come together: others may have stopped already.
-        if self.strategy.decides_alone and config.until_converged is not None:
+        if self.strategy.traits.decides_alone and config.until_converged is not None:
             return over
         if not over and due(config.evaluate_every, self.step, epoch, ended):
             self._evaluate(epoch)
@@ -246,7 +236,7 @@ class Worker:
             self._checkpoint()
         return over
 
-    def _say(self, notice: str) -> None:
+    def say(self, notice: str) -> None:
         if self.leads:
             self.notify("notice", {"text": notice})
 
@@ -255,6 +245,7 @@ class Worker:
             fault.before_step(batch.step + 1, self.ctx.transport.inner)
         began = time.perf_counter()
         gradients = self.private or self.replica
+        self.strategy.begin(self.replica, batch)
         loss = gradients.forward_backward(batch, self.strategy.scale(batch))
         for fault in self.faults:
             fault.after_compute(time.perf_counter() - began, self.ctx.transport.inner)
@@ -270,6 +261,8 @@ class Worker:
             with self.replica.holding(weights):
                 state = self.replica.state_dict()
             checkpoint.save_weights(self.session.out / "model.safetensors", state)
+            if self.resumed_at is not None:
+                checkpoint.forget_after(self.session.out / "checkpoints", self.resumed_at)
         self._evaluate(None)
         if self.profile is not None:
             self.recorder.write("profile", **self.profile.tables())
@@ -342,7 +335,7 @@ class Worker:
         workers decide alone, each looks at its own weights.
         """
         assert self.config.until_converged is not None
-        if self.strategy.decides_alone:
+        if self.strategy.traits.decides_alone:
             weights: Sequence[Tensor] = self.replica.weights()
         else:
             with self._aside("convergence"):
@@ -350,7 +343,7 @@ class Worker:
         moved = _norm(a - b for a, b in zip(weights, self.epoch_start, strict=True))
         size = _norm(self.epoch_start)
         change = moved / size if size else float("inf")
-        self._say(f"weights changed by {change:.2e} (relative) in this epoch")
+        self.say(f"weights changed by {change:.2e} (relative) in this epoch")
         self.timer.start()
         self.epoch_start = [w.clone() for w in weights]
         return change < self.config.until_converged
@@ -364,9 +357,10 @@ class Worker:
 
     def _assemble(self) -> None:
         """Wait for the workers of an asynchronous strategy. Leaves out those that have died."""
-        if self.ctx.peers.size == 1 or (self.strategy.in_step and not self.strategy.survives):
+        traits = self.strategy.traits
+        if self.ctx.peers.size == 1 or (traits.in_step and not traits.survives):
             return
-        here = self.ctx.transport.assemble(self.members, self.strategy.survives)
+        here = self.ctx.transport.assemble(self.members, traits.survives)
         if here != self.members:
             lost = sorted(set(self.members) - set(here))
             self.recorder.write("lost", ranks=lost, step=self.step)

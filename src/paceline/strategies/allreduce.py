@@ -17,8 +17,8 @@ unless it divides in the same proportions. For Adam, which is not linear, the re
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 
@@ -26,11 +26,15 @@ from paceline.codecs.base import Codec
 from paceline.collectives.base import choose
 from paceline.errors import BadRequest
 from paceline.registry import strategies
-from paceline.strategies.base import Context, Strategy
+from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.exchange import Exchange
 from paceline.strategies.parts.momentum import Velocity
 from paceline.transport.metered import Metered
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 @strategies.register("allreduce")
@@ -46,7 +50,7 @@ class AllReduce(Strategy):
         Literal["step", "epoch"], "epoch: gradients are summed over the epoch and applied once"
     ] = "step"
 
-    replicas_identical = True
+    traits = Traits(replicas_identical=True)
 
     def __post_init__(self) -> None:
         if (self.exchange, self.when) == ("weights", "epoch"):
@@ -54,24 +58,36 @@ class AllReduce(Strategy):
                 f"{self.name}: when=epoch requires exchange=gradients; to average weights once per"
                 " epoch, use local-sgd:every=epoch"
             )
-        self.exchanges = self.exchange
-        self.noise_adds_up = self.exchange == "gradients"
+        self.traits = replace(
+            self.traits, exchanges=self.exchange, noise_adds_up=self.exchange == "gradients"
+        )
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
         self._collective = ctx.collective(self.collective)
+        if saved is not None and saved.own:
+            self._collective.obey(saved["collective"])
         for region in replica.regions if ctx.codec.lossless else ():
             self._collective.prepare(region.grads)
         if self._collective.choices:
             ctx.recorder.write("choice", collective=self._collective.choices)
         self._exchange = Exchange(
-            ctx, replica, self._collective, weights=self.exchange == "weights"
+            ctx,
+            replica,
+            self._collective,
+            weights=self.exchange == "weights",
+            saved=saved.part("exchange") if saved else None,
         )
-        self._velocity = Velocity.taken(ctx, replica) if self.exchange == "gradients" else None
+        self._velocity = (
+            Velocity.taken(ctx, replica, saved) if self.exchange == "gradients" else None
+        )
         self._collected = (
             [torch.zeros_like(r.grads) for r in replica.regions] if self.when == "epoch" else []
         )
         self._samples = 0.0
+        if saved is not None:
+            saved.fill("collected", self._collected, "the sum of this epoch's gradients")
+            self._samples = float(saved["samples"]) if saved.own else 0.0
         self._overlaps = (
             ctx.overlap
             and ctx.workers > 1
@@ -87,7 +103,7 @@ class AllReduce(Strategy):
     def refuses(self, codec: Codec) -> str | None:
         return None
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         if self.exchange == "weights":
             replica.update()
             self._exchange.average(replica, batch.share)
@@ -102,12 +118,12 @@ class AllReduce(Strategy):
             self._sum_gradients(replica, batch)
             replica.update(marked=not self._exchange.compresses)
 
-    def _sum_gradients(self, replica: ReplicaLike, batch: Batch) -> None:
+    def _sum_gradients(self, replica: Replica, batch: Batch) -> None:
         if self._velocity is not None:
             self._velocity.advance(replica, batch.share)
         self._exchange.sum([region.grads for region in replica.regions])
 
-    def _collect(self, replica: ReplicaLike, batch: Batch) -> None:
+    def _collect(self, replica: Replica, batch: Batch) -> None:
         """Add this step's gradients, weighted by its samples; update at the end of the epoch."""
         self._samples += batch.global_weight
         for collected, region in zip(self._collected, replica.regions, strict=True):
@@ -128,10 +144,3 @@ class AllReduce(Strategy):
             "collected": self._collected,
             "samples": self._samples,
         }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._collected, self._samples = state["collected"], state["samples"]
-        self._exchange.load(state["exchange"])
-        if self._velocity is not None:
-            self._velocity.load(state["velocity"])
-        self._collective.obey(state["collective"])

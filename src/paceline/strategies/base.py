@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,56 @@ from paceline.collectives.base import Collective
 from paceline.errors import BadRequest, ReplicasDiffer
 from paceline.registry import Spec
 from paceline.transport.metered import Metered
-from paceline.types import Batch, RecorderLike, ReplicaLike, Role
+from paceline.types import Batch, RecorderLike, Role
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
+
+Resume = Literal["exact", "told", "refused"]
+
+
+@dataclass(frozen=True)
+class Resumes:
+    """What becomes of a run that goes on from a checkpoint.
+
+    exact: as if it had not stopped. told: it goes on, and a notice says what is not as it was.
+    """
+
+    same: Resume = "exact"  # with as many workers
+    fewer: Resume = "told"
+    more: Resume = "told"
+    after_loss: Resume = "exact"  # after a worker died
+    damaged: Resume = "exact"  # from the checkpoint before the newest, which is damaged
+
+
+APPROXIMATELY = Resumes("told", "told", "told", "told", "told")  # speeds decide the result
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a strategy declares; options may change it (`self.traits = replace(...)`)."""
+
+    exchanges: Literal["gradients", "weights", "nothing"] = "gradients"
+    replicas_identical: bool = False  # after every step, on all workers, bit for bit
+    serves: Literal["ranks", "thread"] | None = None
+    # Synchronous: no worker leaves an exchange before all have entered it.
+    in_step: bool = True
+    flat: bool = True  # False: the model keeps its own tensors, without flat buffers
+    shard: Literal["global", "static"] = "global"  # the default; the user may choose
+    needs_processes: bool = False
+    needs_shared_memory: bool = False
+    # False: a worker without samples in a step gets a dummy sample with weight 0.
+    skips_empty: bool = True
+    most_workers: int | None = None
+    alone_is_serial: bool = True  # with one worker it is plain SGD, bit for bit
+    survives: bool = False  # the other workers go on when a worker (except the first) has died
+    decides_alone: bool = False  # a worker that has converged stops by itself
+    resumes: Resumes = Resumes()
+    # For privacy. True: only the sum of all workers' gradients is ever used, so the workers' noise
+    # adds up. False: a worker's own gradient takes effect by itself. None: not stated.
+    noise_adds_up: bool | None = None
+    not_private_because: str = "it does not declare what it reveals (noise_adds_up)"
 
 
 @dataclass
@@ -44,32 +93,31 @@ class Strategy(ABC):
     """One way of keeping the workers together; a subclass's dataclass fields are its options."""
 
     name: ClassVar[str]
-    replicas_identical: ClassVar[bool] = False  # after every step, on all workers, bit for bit
-    exchanges: Literal["gradients", "weights", "nothing"] = "gradients"
-    serves: ClassVar[Literal["ranks", "thread"] | None] = None
-    # Synchronous: no worker leaves an exchange before all have entered it.
-    in_step: ClassVar[bool] = True
-    flat: ClassVar[bool] = True  # False: the model keeps its own tensors, without flat buffers
-    shard: ClassVar[Literal["global", "static"]] = "global"  # the default; the user may choose
-    needs_processes: ClassVar[bool] = False
-    needs_shared_memory: ClassVar[bool] = False
-    # False: a worker without samples in a step gets a dummy sample with weight 0.
-    skips_empty: ClassVar[bool] = True
-    most_workers: ClassVar[int | None] = None
-    alone_is_serial: ClassVar[bool] = True  # with one worker it is plain SGD, bit for bit
-    survives: bool = False  # the other workers go on when a worker (except the first) has died
-    decides_alone: ClassVar[bool] = False  # a worker that has converged stops by itself
-    resumes_exactly: ClassVar[bool] = True  # False: the result depends on the workers' speeds
-    # For privacy. True: only the sum of all workers' gradients is ever used, so the workers' noise
-    # adds up. False: a worker's own gradient takes effect by itself. None: not stated.
-    noise_adds_up: bool | None = None
-    not_private_because: ClassVar[str] = "it does not declare what it reveals (noise_adds_up)"
+    traits: Traits = Traits()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Plugins written for 0.1.0 declare traits one by one, as attributes of their class."""
+        super().__init_subclass__(**options)
+        names = {f.name for f in fields(Traits)}
+        if declared := {name: cls.__dict__[name] for name in names & cls.__dict__.keys()}:
+            cls.traits = replace(cls.traits, **declared)
 
     observed: Mapping[str, Any] = MappingProxyType({})  # recorded with each step's loss
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        """Start from the same weights on all workers: new ones, or those of a checkpoint.
+
+        `saved` is what `state` returned when the checkpoint was made.
+        """
         self.ctx = ctx
         start_together(ctx, replica)
+
+    def begin(self, replica: Replica, batch: Batch | None) -> None:
+        """Called before the forward pass, which reads the weights.
+
+        In a loop of the user's own that is at the end of the step before, and `batch` is None.
+        """
+        return
 
     def scale(self, batch: Batch) -> float:
         """The factor on this worker's mean loss before its backward pass.
@@ -77,21 +125,21 @@ class Strategy(ABC):
         Where gradients are exchanged it is the worker's share of the samples, so that the *sum* of
         the workers' gradients is the gradient of the whole batch.
         """
-        return batch.share if self.exchanges == "gradients" else 1.0
+        return batch.share if self.traits.exchanges == "gradients" else 1.0
 
     def refuses(self, codec: Codec) -> str | None:
         """Why the strategy cannot be combined with this (lossy) codec; None: it can."""
         return f"strategy {self.name} sends nothing that a codec could compress; use --codec none"
 
     @abstractmethod
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         """Exchange, update, or both, after a backward pass has computed this worker's gradients."""
 
-    def finish(self, replica: ReplicaLike) -> None:
+    def finish(self, replica: Replica) -> None:
         """Called after the last step, before the last evaluation."""
         return
 
-    def consensus(self, replica: ReplicaLike) -> Sequence[Tensor] | None:
+    def consensus(self, replica: Replica) -> Sequence[Tensor] | None:
         """The consensus weights, which are evaluated and saved, as one flat tensor per region.
 
         None means the replica's own weights. All workers call this together. It averages the batch
@@ -99,7 +147,7 @@ class Strategy(ABC):
         differ, the weights.
         """
         average_buffers(self.ctx, replica)
-        if self.replicas_identical or self.ctx.workers == 1:
+        if self.traits.replicas_identical or self.ctx.workers == 1:
             return None
         means = [region.params / self.ctx.peers.size for region in replica.regions]
         for mean in means:
@@ -110,19 +158,21 @@ class Strategy(ABC):
         return means
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must save besides weights and optimizer."""
+        """What a checkpoint must save besides weights and optimizer; `setup` gets it back."""
         return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        return None
 
     def leave(self) -> None:
         """A worker's last call: it tells servers that it sends no more requests."""
         return
 
-    def serve(self, ctx: Context, replica: ReplicaLike) -> None:
+    def serve(self, ctx: Context, replica: Replica) -> None:
         """Run a server until the workers have left (only where `serves` is "ranks")."""
         raise NotImplementedError(f"{self.name} has no servers")
+
+
+def traits_of(make: object) -> Traits:
+    """What a registered strategy declares with its default options."""
+    return getattr(make, "traits", Traits())
 
 
 def codec_for(strategy: Strategy, choice: Spec | str) -> Codec:
@@ -133,7 +183,7 @@ def codec_for(strategy: Strategy, choice: Spec | str) -> Codec:
     return codec
 
 
-def distance_to(replica: ReplicaLike, weights: Sequence[Tensor]) -> float:
+def distance_to(replica: Replica, weights: Sequence[Tensor]) -> float:
     """The distance of a replica's weights from these weights, relative to the norm of these."""
     pairs = list(zip(replica.regions, weights, strict=True))
     apart = sum(
@@ -143,7 +193,7 @@ def distance_to(replica: ReplicaLike, weights: Sequence[Tensor]) -> float:
     return math.sqrt(apart / length) if length else 0.0
 
 
-def start_together(ctx: Context, replica: ReplicaLike) -> None:
+def start_together(ctx: Context, replica: Replica) -> None:
     """Make all workers start from the same weights, and compare their checksums.
 
     Worker 0 sends its weights (init=broadcast), or all workers made them from the same seed
@@ -160,10 +210,10 @@ def start_together(ctx: Context, replica: ReplicaLike) -> None:
                 if flat.numel():
                     ctx.peers.broadcast(flat)
     expect_identical(ctx, replica, "at the start")
-    replica.common_buffers = [region.buffers.clone() for region in replica.regions]
+    replica.common_buffers = [buffer.clone() for buffer in replica.float_buffers]
 
 
-def expect_identical(ctx: Context, replica: ReplicaLike, when: str) -> None:
+def expect_identical(ctx: Context, replica: Replica, when: str) -> None:
     """Raise unless all workers hold the same bits."""
     own = replica.checksum()
     low, high = torch.tensor([own]), torch.tensor([own])
@@ -176,7 +226,7 @@ def expect_identical(ctx: Context, replica: ReplicaLike, when: str) -> None:
         )
 
 
-def average_buffers(ctx: Context, replica: ReplicaLike) -> None:
+def average_buffers(ctx: Context, replica: Replica) -> None:
     """Average the batch statistics over the workers, weighted by samples seen.
 
     All workers take integer buffers from worker 0. The average is of each worker's change since the
@@ -186,20 +236,19 @@ def average_buffers(ctx: Context, replica: ReplicaLike) -> None:
     replica.gather_buffers()
     if ctx.workers == 1:
         return
-    if any(region.buffers.numel() for region in replica.regions):
+    if any(buffer.numel() for buffer in replica.float_buffers):
         seen = torch.tensor([replica.samples_seen], dtype=torch.float64)
         ctx.peers.all_reduce(seen)
         share = replica.samples_seen / float(seen) if float(seen) else 0.0
-        for region, common in zip(replica.regions, replica.common_buffers, strict=True):
-            still = region.buffers == common
+        for buffer, common in zip(replica.float_buffers, replica.common_buffers, strict=True):
             moved = (
-                torch.where(still, 0.0, region.buffers - common).mul_(share)
+                torch.where(buffer == common, 0.0, buffer - common).mul_(share)
                 if share
                 else torch.zeros_like(common)
             )
             ctx.peers.all_reduce(moved)
-            region.buffers.copy_(torch.where(moved == 0, common, common + moved))
-            common.copy_(region.buffers)
+            buffer.copy_(torch.where(moved == 0, common, common + moved))
+            common.copy_(buffer)
     for buffer in replica.integer_buffers:
         _broadcast(ctx, buffer)
 
@@ -216,7 +265,7 @@ def _broadcast(ctx: Context, tensor: Tensor) -> None:
         tensor.copy_(whole)
 
 
-def _in_regions(tensor: Tensor, replica: ReplicaLike) -> bool:
+def _in_regions(tensor: Tensor, replica: Replica) -> bool:
     storage = tensor.untyped_storage().data_ptr()
     return any(
         storage == flat.untyped_storage().data_ptr()

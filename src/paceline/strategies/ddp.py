@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -17,9 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
-from paceline.strategies.base import Context, Strategy
+from paceline.strategies.base import Context, Strategy, Traits
 from paceline.transport.c10d.store import LONG
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 @strategies.register("ddp")
@@ -29,16 +33,19 @@ class DDP(Strategy):
 
     bucket_cap_mb: Annotated[int, "DDP's bucket size in MiB"] = 25
 
-    replicas_identical = True
-    not_private_because = (
-        "it exchanges gradients inside the backward pass, before they can be clipped: use allreduce"
+    traits = Traits(
+        replicas_identical=True,
+        flat=False,
+        needs_processes=True,
+        skips_empty=False,
+        not_private_because=(
+            "it exchanges gradients inside the backward pass, before they can be clipped: use"
+            " allreduce"
+        ),
     )
-    flat = False
-    needs_processes = True
-    skips_empty = False
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
         if ctx.transport.store is None:
             raise BadRequest(
                 f"ddp requires a torch.distributed store, which transport {ctx.transport.kind} does"
@@ -55,7 +62,11 @@ class DDP(Strategy):
                 else timedelta(seconds=ctx.transport.deadline_s)
             ),
         )
-        replica.forward = DistributedDataParallel(replica.model, bucket_cap_mb=self.bucket_cap_mb)
+        # DDP does not copy worker 0's buffers to all in each step: batch statistics are averaged
+        # over the workers when they are needed, as with the other strategies.
+        replica.forward = DistributedDataParallel(
+            replica.model, bucket_cap_mb=self.bucket_cap_mb, forward_sync_buffers=False
+        )
         self._gradients = sum(p.numel() for p in replica.model.parameters() if p.requires_grad)
         self._itemsize = next(replica.model.parameters()).element_size()
 
@@ -65,15 +76,11 @@ class DDP(Strategy):
     def scale(self, batch: Batch) -> float:
         return batch.share * self.ctx.workers
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         # The all-reduce happened inside the backward pass.
         self.ctx.transport.note_all_reduce(self._gradients, self._itemsize)
         replica.update()
 
-    def consensus(self, replica: ReplicaLike) -> None:
-        for buffer in replica.model.buffers():
-            self.ctx.peers.broadcast(buffer)
-
-    def finish(self, replica: ReplicaLike) -> None:
+    def finish(self, replica: Replica) -> None:
         replica.forward = replica.model
         dist.destroy_process_group()

@@ -11,17 +11,20 @@ compensates for the rare averages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context
-from paceline.strategies.parts.averaging import trained
 from paceline.strategies.parts.local_steps import LocalSteps
-from paceline.types import ReplicaLike
+from paceline.strategies.parts.reference import Reference
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 @strategies.register("diloco")
@@ -34,8 +37,8 @@ class DiLoCo(LocalSteps):
     outer_momentum: float = 0.9
     collective: Annotated[str, "the all-reduce: auto, native, ring, tree, ..."] = "auto"
 
+    traits = replace(LocalSteps.traits, alone_is_serial=False)  # one worker takes outer steps, too
     averages = False
-    alone_is_serial = False  # one worker takes outer steps, too
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,28 +48,27 @@ class DiLoCo(LocalSteps):
                 f"diloco: {given}: outer_lr must be above 0 and outer_momentum in [0, 1)"
             )
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
-        own = [trained(r.params, r.grads) for r in replica.regions]
-        self._common = [w.clone() for w in own]
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
+        own = [r.trained for r in replica.regions]
+        self._common = Reference(own)
         self._velocity = [torch.zeros_like(w) for w in own]
         self._moved = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
+        if saved is not None:
+            saved.fill("common", self._common.weights)
+            saved.fill("velocity", self._velocity)
 
-    def synchronise(self, replica: ReplicaLike, share: float) -> None:
-        own = [trained(region.params, region.grads) for region in replica.regions]
-        for weights, common, moved in zip(own, self._common, self._moved, strict=True):
-            torch.sub(common, weights, out=moved).mul_(share)
+    def synchronise(self, replica: Replica, share: float) -> None:
+        own = [region.trained for region in replica.regions]
+        self._common.difference(own, self._moved)
+        for moved in self._moved:
+            moved.mul_(-share)  # the outer gradient
         self._exchange.sum(self._moved)
-        for weights, common, velocity, moved in zip(
-            own, self._common, self._velocity, self._moved, strict=True
-        ):
+        for velocity, moved in zip(self._velocity, self._moved, strict=True):
             velocity.mul_(self.outer_momentum).add_(moved)
-            common.sub_(moved.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)
-            weights.copy_(common)
+            moved.add_(velocity, alpha=self.outer_momentum)
+        self._common.advance(self._moved, alpha=-self.outer_lr)
+        self._common.give(own)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "common": self._common, "velocity": self._velocity}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self._common, self._velocity = state["common"], state["velocity"]
+        return {**super().state(), "common": self._common.weights, "velocity": self._velocity}

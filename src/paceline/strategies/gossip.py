@@ -14,20 +14,24 @@ Decentralized Parallel SGD", 2018). The weights are averaged exactly at the end.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 
 from paceline.codecs.base import Codec
 from paceline.errors import BadRequest, PeerLost
 from paceline.registry import strategies
-from paceline.strategies.base import Context, Strategy
+from paceline.strategies.base import APPROXIMATELY, Context, Resumes, Strategy, Traits
 from paceline.strategies.parts.async_pairs import AsyncPairs
-from paceline.strategies.parts.averaging import average_weights, trained
+from paceline.strategies.parts.averaging import average_weights
 from paceline.strategies.parts.pairs import CodedPairing
 from paceline.transport.metered import Metered
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 @strategies.register("gossip")
@@ -41,20 +45,25 @@ class Gossip(Strategy):
         Literal["sync", "async"], "async: a thread of each worker replies to requests"
     ] = "sync"
 
-    exchanges = "weights"
-    survives = True
-    noise_adds_up = False
+    traits = Traits(
+        exchanges="weights",
+        survives=True,
+        noise_adds_up=False,
+        resumes=Resumes(after_loss="told"),
+    )
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise BadRequest(f"gossip: every={self.every}: it must be 1 or more")
-        self.in_step = self.resumes_exactly = self.mode == "sync"  # type: ignore[misc]
-        self.needs_processes = self.mode == "async"  # type: ignore[misc]
+        if self.mode == "async":
+            self.traits = replace(
+                self.traits, in_step=False, needs_processes=True, resumes=APPROXIMATELY
+            )
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
         self._gone: set[int] = set()
-        own = [trained(r.params, r.grads) for r in replica.regions]
+        own = [r.trained for r in replica.regions]
         self._pairs: AsyncPairs | None = None
         self._pairings: dict[int, CodedPairing] = {}  # with a codec: by partner
         self._received: list[torch.Tensor] = []
@@ -64,12 +73,15 @@ class Gossip(Strategy):
             self._received = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         else:
             others = [p for p in range(ctx.workers) if p != ctx.worker_index]
-            self._pairings = {p: CodedPairing(ctx, ctx.codec, replica.regions) for p in others}
+            self._pairings = {
+                p: CodedPairing(ctx, ctx.codec, replica.regions, self._saved_of(p, saved))
+                for p in others
+            }
 
     def refuses(self, codec: Codec) -> str | None:
         return None
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         with self._pairs.lock if self._pairs is not None else nullcontext():
             replica.update()
         if (batch.step + 1) % self.every == 0:
@@ -97,7 +109,7 @@ class Gossip(Strategy):
             other %= workers
         return other if 0 <= other < workers else None
 
-    def _average_with(self, replica: ReplicaLike, partner: int) -> None:
+    def _average_with(self, replica: Replica, partner: int) -> None:
         if self._pairs is not None:
             self._pairs.average_with(partner)
             return
@@ -106,7 +118,7 @@ class Gossip(Strategy):
             self._average_coded(replica, self._pairings[partner], transport, partner)
             return
         for region, received in zip(replica.regions, self._received, strict=True):
-            own = trained(region.params, region.grads)
+            own = region.trained
             with transport.together():
                 works = [transport.irecv(received, partner), transport.isend(own, partner)]
             for work in works:
@@ -114,9 +126,9 @@ class Gossip(Strategy):
             own.add_(received).mul_(0.5)
 
     def _average_coded(
-        self, replica: ReplicaLike, pairing: CodedPairing, transport: Metered, partner: int
+        self, replica: Replica, pairing: CodedPairing, transport: Metered, partner: int
     ) -> None:
-        own = [trained(r.params, r.grads) for r in replica.regions]
+        own = [r.trained for r in replica.regions]
         pairing.prepare(own)
         pairing.listen(transport, partner)
         leaving = pairing.send(transport, partner)
@@ -128,11 +140,16 @@ class Gossip(Strategy):
     def state(self) -> dict[str, Any]:
         return {"meetings": {str(p): pairing.state() for p, pairing in self._pairings.items()}}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        for partner, pairing in self._pairings.items():
-            pairing.load(state["meetings"][str(partner)])
+    def _saved_of(self, partner: int, saved: Saved | None) -> Saved | None:
+        """What this worker and a partner both remember of each other."""
+        if saved is None or not saved["meetings"]:
+            return None
+        if not {self.ctx.worker_index, partner} <= saved.members:
+            saved.anew("what a pair of workers knows of each other's weights")
+            return None
+        return saved.part("meetings").part(str(partner))
 
-    def finish(self, replica: ReplicaLike) -> None:
+    def finish(self, replica: Replica) -> None:
         if self._pairs is not None:
             self.ctx.peers.barrier()  # no worker sends requests any more
             self._pairs.stop()

@@ -13,15 +13,19 @@ flag was set or its count changed around it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from paceline.registry import strategies
-from paceline.strategies.base import Context, Strategy, average_buffers
+from paceline.strategies.base import APPROXIMATELY, Context, Strategy, Traits, average_buffers
 from paceline.strategies.parts.averaging import make_state, parameters_of
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 CACHE_LINE = 8  # int64 numbers; every worker writes to its own cache lines
 
@@ -35,17 +39,20 @@ class Hogwild(Strategy):
         Literal["private", "shared"], "whether workers share momentum and other state"
     ] = "private"
 
-    exchanges = "nothing"
-    in_step = False
-    needs_shared_memory = True
-    resumes_exactly = False
-    not_private_because = (
-        "updates mix number by number in shared memory, in an order that depends on how long each"
-        " secret batch took, and there is no proof of what that reveals: use ps:consistency=async"
+    traits = Traits(
+        exchanges="nothing",
+        in_step=False,
+        needs_shared_memory=True,
+        resumes=APPROXIMATELY,
+        not_private_because=(
+            "updates mix number by number in shared memory, in an order that depends on how long"
+            " each secret batch took, and there is no proof of what that reveals: use"
+            " ps:consistency=async"
+        ),
     )
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
         me, workers = ctx.worker_index, ctx.workers
         counters = ctx.transport.allocate(
             2 * workers * CACHE_LINE, torch.int64, torch.device("cpu")
@@ -67,11 +74,10 @@ class Hogwild(Strategy):
     def _others_write(self) -> bool:
         return any(self._counters[self._flags + w] for w in self._others)
 
-    def scale(self, batch: Batch) -> float:
-        self._seen = self._updates_of_others()  # the weights are read now
-        return 1.0
+    def begin(self, replica: Replica, batch: Batch | None) -> None:
+        self._seen = self._updates_of_others()
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         self.ctx.transport.pause()  # inproc: others run between this worker's read and write
         counters, before = self._counters, self._updates_of_others()
         staleness, overlapped = before - self._seen, self._others_write()
@@ -83,13 +89,13 @@ class Hogwild(Strategy):
         overlapped = overlapped or self._others_write() or self._updates_of_others() != before
         self.observed = {"staleness": staleness, "overlapped": overlapped}
 
-    def consensus(self, replica: ReplicaLike) -> None:
+    def consensus(self, replica: Replica) -> None:
         """Wait for all workers: then the shared weights are the consensus weights."""
         self.ctx.peers.barrier()
         average_buffers(self.ctx, replica)
 
 
-def share_optimizer(ctx: Context, replica: ReplicaLike) -> None:
+def share_optimizer(ctx: Context, replica: Replica) -> None:
     """Make all workers use worker 0's optimizer state, in shared memory.
 
     It is the state that a checkpoint has restored, or a new one.

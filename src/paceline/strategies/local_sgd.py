@@ -17,7 +17,7 @@ average, each worker keeps its optimizer's state (`keep`), or the state is avera
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from paceline.codecs.base import Codec
 from paceline.registry import strategies
@@ -25,7 +25,11 @@ from paceline.strategies.base import Context
 from paceline.strategies.parts.averaging import OptimizerAverage
 from paceline.strategies.parts.exchange import Exchange
 from paceline.strategies.parts.local_steps import LocalSteps
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 @strategies.register("local-sgd")
@@ -40,10 +44,16 @@ class LocalSGD(LocalSteps):
     post: Annotated[int, "up to this step, average gradients in every step"] = 0
     collective: Annotated[str, "the all-reduce: auto, native, ring, tree, ..."] = "auto"
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
         self._memory = OptimizerAverage(ctx)
-        self._gradients = Exchange(ctx, replica, ctx.collective(self.collective), weights=False)
+        self._gradients = Exchange(
+            ctx,
+            replica,
+            ctx.collective(self.collective),
+            weights=False,
+            saved=saved.part("gradients") if saved else None,
+        )
 
     def refuses(self, codec: Codec) -> str | None:
         if self.post and codec.biased:
@@ -56,7 +66,7 @@ class LocalSGD(LocalSteps):
     def scale(self, batch: Batch) -> float:
         return batch.share if batch.step < self.post else 1.0
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         if batch.step >= self.post:
             super().step(replica, batch)
             return
@@ -65,7 +75,7 @@ class LocalSGD(LocalSteps):
         if batch.step + 1 == self.post:
             self._exchange.rebase(replica)
 
-    def synchronise(self, replica: ReplicaLike, share: float) -> None:
+    def synchronise(self, replica: Replica, share: float) -> None:
         self._exchange.average(replica, share)
         if self.optimizer_state == "average":
             self._memory.average(replica, share)
@@ -74,7 +84,3 @@ class LocalSGD(LocalSteps):
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "gradients": self._gradients.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self._gradients.load(state["gradients"])

@@ -27,31 +27,42 @@ epoch changes them).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from torch import Tensor
 
 from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
-from paceline.strategies.base import Context, Strategy, average_buffers
-from paceline.strategies.parts.averaging import trained
-from paceline.strategies.parts.mailbox import Inbox, Outbox, load_states
+from paceline.strategies.base import (
+    APPROXIMATELY,
+    Context,
+    Resumes,
+    Strategy,
+    Traits,
+    average_buffers,
+)
+from paceline.strategies.parts.mailbox import Inbox, Outbox
 from paceline.strategies.parts.momentum import Velocity
+from paceline.strategies.parts.reference import Reference
 from paceline.strategies.parts.serving import (
     PULL,
     PUSH,
     STATE,
-    TAKE,
     Note,
     RegionSpan,
     Server,
     ServerSpans,
+    memories_of_servers,
     message_spans,
 )
-from paceline.types import Batch, ReplicaLike
+from paceline.transport.notes import send_bytes
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 UNBOUNDED = 1 << 40
 
@@ -71,15 +82,20 @@ class ParameterServer(Strategy):
         Literal["gradients", "weights"], "what is pushed (weights: their change)"
     ] = "gradients"
 
-    serves = "ranks"
+    traits = Traits(serves="ranks")
 
     def __post_init__(self) -> None:
         if self.staleness < 0:
             raise BadRequest(f"ps: staleness={self.staleness}: it must be 0 or more")
-        self.exchanges = self.exchange
-        self.survives = self.consistency == "async"
-        self.noise_adds_up = (self.exchange, self.ahead) == ("gradients", 0)
-        self.in_step = self.resumes_exactly = self.ahead == 0  # type: ignore[misc]
+        self.traits = replace(
+            self.traits,
+            exchanges=self.exchange,
+            survives=self.consistency == "async",
+            noise_adds_up=(self.exchange, self.ahead) == ("gradients", 0),
+            in_step=self.ahead == 0,
+            # after a loss worker 0 saves its weights alone
+            resumes=Resumes(after_loss="told") if self.ahead == 0 else APPROXIMATELY,
+        )
 
     @property
     def ahead(self) -> int:
@@ -88,31 +104,51 @@ class ParameterServer(Strategy):
 
     # --- a worker
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
         self._note = Note(len(replica.lrs))
         self._server_spans = ServerSpans(replica.regions, len(ctx.servers))
-        self._velocity = Velocity.taken(ctx, replica) if self.exchange == "gradients" else None
+        self._velocity = (
+            Velocity.taken(ctx, replica, saved) if self.exchange == "gradients" else None
+        )
         self._coded = (
             []
             if ctx.codec.lossless
             else [_Coded(ctx, replica, spans) for spans in self._server_spans.of]
         )
-        self._base = (
-            [trained(r.params, r.grads).clone() for r in replica.regions]
-            if self.exchange == "weights"
-            else []
+        # exchange=weights: the weights as this worker has pulled them
+        self._base = Reference(
+            [r.trained for r in replica.regions] if self.exchange == "weights" else []
         )
+        if saved is not None:
+            self._remember(saved)
         if ctx.worker_index == 0:  # the servers start from worker 0's weights
-            for server, spans in zip(ctx.servers, self._server_spans.of, strict=True):
+            memories = memories_of_servers(saved, len(ctx.servers), ctx.workers)
+            for server, spans, memory in zip(
+                ctx.servers, self._server_spans.of, memories, strict=True
+            ):
                 for region, low, high in spans:
                     ctx.transport.send(replica.regions[region].params[low:high], server)
+                send_bytes(ctx.transport, memory, server)
         ctx.peers.barrier()
+
+    def _remember(self, saved: Saved) -> None:
+        """Take over what this worker remembered: the weights that it had pulled last."""
+        if saved.own:
+            saved.fill("base", self._base.weights)
+        kept = saved["codec"]
+        if not saved.own or len(kept) != len(self._coded):  # other workers or servers than before
+            if kept:
+                saved.anew(f"what {self.ctx.codec.name} remembers")
+            return
+        for coded, memory in zip(self._coded, kept, strict=True):
+            coded.outbox.states = memory["states"]
+            coded.known.rebase(memory["known"])
 
     def refuses(self, codec: Codec) -> str | None:
         return None
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         if self._velocity is not None:
             self._velocity.advance(replica, batch.share)
         sent = [region.grads for region in replica.regions]
@@ -128,24 +164,22 @@ class ParameterServer(Strategy):
             self._push_and_pull_coded(replica, sent, numbers)
         else:
             self._push_and_pull(replica, PUSH, sent, numbers)
-        for base, region in zip(self._base, replica.regions, strict=False):
-            base.copy_(trained(region.params, region.grads))
+        if self._base.weights:
+            self._base.rebase([region.trained for region in replica.regions])
         self.observed = {
             "staleness": int(self._note.reply[0]),
             "missed": int(self._note.reply[1]),
         }
 
-    def _moves(self, replica: ReplicaLike, batch: Batch) -> list[Tensor]:
+    def _moves(self, replica: Replica, batch: Batch) -> list[Tensor]:
         """Take a local step; return the change of the weights times this worker's share."""
         replica.update()
-        for region, base in zip(replica.regions, self._base, strict=True):
-            torch.sub(trained(region.params, region.grads), base, out=region.grads).mul_(
-                batch.share
-            )
-        return [region.grads for region in replica.regions]
+        moves = [region.grads for region in replica.regions]
+        self._base.difference([region.trained for region in replica.regions], moves)
+        return [move.mul_(batch.share) for move in moves]
 
     def _push_and_pull(
-        self, replica: ReplicaLike, kind: int, sent: list[Tensor], numbers: list[float]
+        self, replica: Replica, kind: int, sent: list[Tensor], numbers: list[float]
     ) -> None:
         """Push `sent` (if any) and pull the weights, with all servers at once."""
         transport, works = self.ctx.transport, []
@@ -167,7 +201,7 @@ class ParameterServer(Strategy):
             work.wait()
 
     def _push_and_pull_coded(
-        self, replica: ReplicaLike, sent: list[Tensor], numbers: list[float]
+        self, replica: Replica, sent: list[Tensor], numbers: list[float]
     ) -> None:
         """Push and pull through the codec, with all servers at once."""
         transport, works = self.ctx.transport, []
@@ -180,15 +214,14 @@ class ParameterServer(Strategy):
             coded.outbox.write([sent[region][low:high] for region, low, high in coded.spans])
             works += coded.outbox.send(transport, server)
         for server, coded in pairs:
-            changes = coded.inbox.read(transport, server)
-            for (region, low, high), known, moved in zip(
-                coded.spans, coded.known, changes, strict=True
-            ):
-                replica.regions[region].params[low:high].copy_(known.add_(moved))
+            coded.known.advance(coded.inbox.read(transport, server))
+            coded.known.give(
+                [replica.regions[region].params[low:high] for region, low, high in coded.spans]
+            )
         for work in works:
             work.wait()
 
-    def consensus(self, replica: ReplicaLike) -> list[Tensor] | None:
+    def consensus(self, replica: Replica) -> list[Tensor] | None:
         """The servers' weights after all workers' last step: worker 0 pulls and broadcasts them."""
         ctx = self.ctx
         ctx.peers.barrier()
@@ -206,11 +239,11 @@ class ParameterServer(Strategy):
     def state(self) -> dict[str, Any]:
         """Worker 0 also saves the servers' state."""
         kept: dict[str, Any] = {
-            "base": self._base,
+            "base": self._base.weights,
             "velocity": self._velocity.state() if self._velocity is not None else [],
         }
         kept["codec"] = [
-            {"states": coded.outbox.states, "known": coded.known} for coded in self._coded
+            {"states": coded.outbox.states, "known": coded.known.weights} for coded in self._coded
         ]
         if self.ctx.worker_index == 0:
             kept["servers"] = [
@@ -218,42 +251,33 @@ class ParameterServer(Strategy):
             ]
         return kept
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        for base, kept in zip(self._base, state["base"], strict=True):
-            base.copy_(kept)
-        if self._velocity is not None:
-            self._velocity.load(state["velocity"])
-        if len(state["codec"]) == len(self._coded):  # as many servers as before
-            for coded, kept in zip(self._coded, state["codec"], strict=True):
-                load_states(coded.outbox, kept["states"])
-                coded.known = kept["known"]
-        if self.ctx.worker_index == 0 and len(state["servers"]) == len(self.ctx.servers):
-            for server, content in zip(self.ctx.servers, state["servers"], strict=True):
-                self._note.give(self.ctx.transport, server, TAKE, content)
-        self.ctx.peers.barrier()
-
     def leave(self) -> None:
         for server in self.ctx.servers:
             self._note.bye(self.ctx.transport, server)
 
     # --- a server
 
-    def serve(self, ctx: Context, replica: ReplicaLike) -> None:
+    def serve(self, ctx: Context, replica: Replica) -> None:
         spans = ServerSpans(replica.regions, len(ctx.servers)).of[ctx.transport.rank - ctx.workers]
         Server(
-            ctx, replica, spans, self.ahead, adds=self.exchange == "weights", survives=self.survives
+            ctx,
+            replica,
+            spans,
+            self.ahead,
+            adds=self.exchange == "weights",
+            survives=self.traits.survives,
         ).run()
 
 
 class _Coded:
     """A worker's connection with one server through the codec."""
 
-    def __init__(self, ctx: Context, replica: ReplicaLike, spans: list[RegionSpan]) -> None:
+    def __init__(self, ctx: Context, replica: Replica, spans: list[RegionSpan]) -> None:
         self.spans, encoded_spans = spans, message_spans(replica.regions, spans)
         self.outbox, self.inbox = (
             Outbox(ctx, ctx.codec, encoded_spans),
             Inbox(ctx, ctx.codec.plain, encoded_spans),
         )
-        self.known = [
-            replica.regions[region].params[low:high].clone() for region, low, high in spans
-        ]
+        self.known = Reference(
+            [replica.regions[region].params[low:high] for region, low, high in spans]
+        )

@@ -13,12 +13,16 @@ converged.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.registry import strategies
-from paceline.strategies.base import Context, Strategy
+from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.averaging import Shares, average_weights
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 @strategies.register("psgd")
@@ -26,29 +30,28 @@ from paceline.types import Batch, ReplicaLike
 class PSGD(Strategy):
     """Every worker trains alone on its own shard; the weights are averaged once, at the end."""
 
-    exchanges = "nothing"
-    in_step = False
-    decides_alone = True
-    shard = "static"
-    noise_adds_up = False
+    traits = Traits(
+        exchanges="nothing",
+        in_step=False,
+        decides_alone=True,
+        shard="static",
+        noise_adds_up=False,
+    )
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
-        self._shares = Shares()
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
+        self._shares = Shares(saved)
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         if batch.weight:  # otherwise the worker has used up its shard in this epoch
             replica.update()
         self._shares.add(batch.weight, batch.global_weight)
         self.ctx.transport.pause()
 
-    def finish(self, replica: ReplicaLike) -> None:
+    def finish(self, replica: Replica) -> None:
         average_weights(
             self.ctx, replica, self._shares.take(self.ctx.workers), self.ctx.collective("auto")
         )
 
     def state(self) -> dict[str, Any]:
         return {"shares": self._shares.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._shares.load(state["shares"])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.registry import strategies
-from paceline.strategies.base import Strategy
-from paceline.types import Batch, ReplicaLike
+from paceline.strategies.base import Strategy, Traits
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
 
 
 @strategies.register("serial")
@@ -14,10 +18,9 @@ from paceline.types import Batch, ReplicaLike
 class Serial(Strategy):
     """Plain SGD with one worker: w <- w - lr * g."""
 
-    replicas_identical = True
-    exchanges = "nothing"
-    most_workers = 1
-    noise_adds_up = True
+    traits = Traits(
+        exchanges="nothing", replicas_identical=True, most_workers=1, noise_adds_up=True
+    )
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         replica.update()

@@ -14,22 +14,27 @@ averaged exactly every so many steps; they always are at the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
+from torch import Tensor
 
 from paceline.codecs.base import Codec
-from paceline.codecs.hops import EncodedHops, HopCodec
 from paceline.collectives.algorithms.stepwise import counts
 from paceline.collectives.base import schedule_of
 from paceline.collectives.execute import Executor
 from paceline.collectives.schedule import Schedule
 from paceline.errors import BadRequest
 from paceline.registry import Spec, strategies
-from paceline.strategies.base import Context, Strategy
-from paceline.strategies.parts.averaging import average_weights, trained
-from paceline.types import Batch, ReplicaLike
+from paceline.strategies.base import Context, Strategy, Traits
+from paceline.strategies.parts.averaging import average_weights
+from paceline.strategies.parts.reference import Reference
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 @strategies.register("stepwise")
@@ -42,35 +47,31 @@ class StepWise(Strategy):
     full_every: Annotated[int, "steps between exact averages; 0: only at the end"] = 0
     exchange: Annotated[Literal["weights", "gradients"], "what is averaged"] = "weights"
 
-    noise_adds_up = False
+    traits = Traits(noise_adds_up=False)
 
     def __post_init__(self) -> None:
         if self.full_every < 0:
             raise BadRequest(f"stepwise: full_every={self.full_every}: it must be 0 or more")
-        self.exchanges = self.exchange
+        self.traits = replace(self.traits, exchanges=self.exchange)
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
         # For each start: its executor, and for each chunk the number of ranks that it has visited.
-        self._executors: list[tuple[Executor | EncodedHops, list[int]]] = []
+        self._executors: list[tuple[Executor, list[int]]] = []
         for start in range(ctx.workers if self.rotate else 1):
             schedule = schedule_of(
                 Spec("stepwise", {"chunked": self.chunked, "start": start}), ctx.workers
             )
-            executor = (
-                Executor(schedule, ctx.peers)
-                if ctx.codec.lossless
-                else EncodedHops(schedule, ctx.peers, ctx.codec)
-            )
+            executor = Executor(schedule, ctx.peers, wire=ctx.codec.wire)
             self._executors.append((executor, counts(schedule, ctx.worker_index)))
         self._all_reduce = ctx.collective("auto")
         compresses = not ctx.codec.lossless and self.exchange == "weights"
-        self._common = (
-            [trained(r.params, r.grads).clone() for r in replica.regions] if compresses else []
-        )
+        self._common = Reference([r.trained for r in replica.regions] if compresses else [])
+        if saved is not None:
+            saved.fill("common", self._common.weights)
 
     def refuses(self, codec: Codec) -> str | None:
-        if not isinstance(codec.plain, HopCodec):
+        if codec.wire is None:
             return (
                 f"stepwise sends sums on, and messages of {codec.name} cannot be added: use fp16,"
                 " bf16 or int8"
@@ -85,38 +86,45 @@ class StepWise(Strategy):
     def scale(self, batch: Batch) -> float:
         return 1.0  # each worker's mean gradient; `_divide` averages over workers
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         executor, visited = self._executors[batch.step % len(self._executors)]
         gradients = self.exchange == "gradients"
         if not gradients:
             replica.update()
-        for index, region in enumerate(replica.regions):
-            buffer = region.grads if gradients else trained(region.params, region.grads)
-            if self._common:  # a codec encodes the change since the last common weights
-                buffer.sub_(self._common[index])
+        buffers = [r.grads if gradients else r.trained for r in replica.regions]
+        if self._common.weights:  # a codec encodes the change since the last common weights
+            self._common.difference(buffers, buffers)
+        for buffer in buffers:
             executor.run(buffer)
             self._divide(buffer, executor.schedule, visited)
-            if self._common:
-                buffer.add_(self._common[index])
+        for buffer, common in zip(buffers, self._common.weights, strict=False):
+            buffer.add_(common)
         if gradients:
             replica.update(marked=self.ctx.codec.lossless)
         if self.full_every and (batch.step + 1) % self.full_every == 0:
             average_weights(self.ctx, replica, 1 / self.ctx.workers, self._all_reduce)
-            for common, region in zip(self._common, replica.regions, strict=False):
-                common.copy_(trained(region.params, region.grads))
+            if self._common.weights:
+                self._common.rebase(buffers)
+        elif self._common.weights and batch.ends_epoch:
+            self._follow(buffers)
 
-    def _divide(self, buffer: torch.Tensor, schedule: Schedule, visited: list[int]) -> None:
+    def _follow(self, weights: Sequence[Tensor]) -> None:
+        """Move the common weights to the workers' mean: differences from it stay small.
+
+        The workers keep their own weights. It costs one all-reduce per epoch.
+        """
+        for common, own in zip(self._common.weights, weights, strict=True):
+            common.copy_(own).div_(self.ctx.workers)
+            self._all_reduce.all_reduce(common)
+
+    def _divide(self, buffer: Tensor, schedule: Schedule, visited: list[int]) -> None:
         for chunk, count in enumerate(visited):
             if count > 1:
                 low, high = schedule.bounds(chunk, buffer.numel())
                 buffer[low:high].div_(count)
 
     def state(self) -> dict[str, Any]:
-        return {"common": self._common}
+        return {"common": self._common.weights}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        for common, kept in zip(self._common, state["common"], strict=True):
-            common.copy_(kept)
-
-    def finish(self, replica: ReplicaLike) -> None:
+    def finish(self, replica: Replica) -> None:
         average_weights(self.ctx, replica, 1 / self.ctx.workers, self._all_reduce)

@@ -29,7 +29,8 @@ from paceline.errors import BadRequest, PacelineError
 from paceline.record.lock import LOCK, alone_in
 from paceline.record.machine import environment
 from paceline.record.writer import write_json
-from paceline.studies.confirm import DROPPED, PILOT, Candidate, Confirmation
+from paceline.studies.candidates import Candidate
+from paceline.studies.confirm import DROPPED, PILOT, Confirmation
 from paceline.studies.grid import Setting, StudySpec
 from paceline.studies.plan import scaled
 from paceline.studies.versions import LEAST_DEADLINE_S, OTHER, THIS, Version

@@ -17,7 +17,7 @@ def refuse_missing_transport(spec: StudySpec) -> None:
         if setting.baseline:
             continue
         name = Spec.of(str(setting.options.get("transport", "auto"))).name
-        missing = None if name == "auto" else transports.entry(name).declared.missing()
+        missing = None if name == "auto" else transports.entry(name).make.missing()
         if missing is None:
             return
         lacking[name] = missing

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,8 +28,9 @@ from paceline.record.blocks import Block
 from paceline.record.foreign import ForeignCpu
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
-from paceline.studies.grid import Setting, StudySpec
-from paceline.studies.plan import PlannedRun, scaled
+from paceline.studies.candidates import Candidate, Record, speed
+from paceline.studies.grid import StudySpec
+from paceline.studies.plan import scaled
 
 PILOT = 5  # blocks whose variance fixes the number of all
 DISTURBED = 0.05  # of all cores' time
@@ -42,88 +43,7 @@ DROPPED = (
     "checkpoint_every", "profile", "resume",
 )  # fmt: skip
 
-Record = dict[str, Any]
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A setting that is run in every block."""
-
-    name: str
-    slug: str
-    options: dict[str, Any]
-    samples_per_s: float  # when it was screened
-    outside_s: float  # what a run takes beside its steps
-
-    @classmethod
-    def of(cls, setting: Setting, screened: list[Record]) -> Candidate:
-        outside = [r["result"]["wall_s"] - r["result"]["train_s"] for r in screened]
-        return cls(
-            f"{setting.label} x {setting.workers}",
-            setting.slug,
-            setting.options,
-            fmean(map(_speed, screened)),
-            max(0.0, min(outside)),
-        )
-
-
-def candidates(
-    spec: StudySpec, records: Mapping[str, Record], begun: Sequence[str] | None = None
-) -> list[Candidate]:
-    """Return serial and the settings that were fastest against it; empty where there are none.
-
-    Only settings on the same work as the fastest one are chosen: serial must be theirs, too. A
-    single worker with one thread is serial again, so it is not chosen.
-    `begun` has the names of those that an earlier session has chosen.
-    """
-    measured: dict[str, tuple[Setting, dict[int, Record]]] = {}
-    for setting in spec.settings():
-        names = {seed: PlannedRun(setting, seed).name for seed in spec.seeds}
-        own = {seed: records[name] for seed, name in names.items() if name in records}
-        if own and all(r["status"] == "completed" and _speed(r) for r in own.values()):
-            measured[f"{setting.label} x {setting.workers}"] = (setting, own)
-
-    def made(setting: Setting) -> Candidate:
-        own = measured[f"{setting.label} x {setting.workers}"][1]
-        return Candidate.of(setting, list(own.values()))
-
-    if begun is not None:
-        return [made(measured[name][0]) for name in begun if name in measured]
-    serials = [(s, own) for s, own in measured.values() if _is_plain_serial(s)]
-    gains: list[tuple[float, Setting, Setting]] = []
-    for setting, own in measured.values():
-        base = next((b for b in serials if _same_work(b[0], setting)), None)
-        if base is None or _is_alone(setting):
-            continue
-        serial, theirs = base
-        logs = [math.log(_speed(own[s]) / _speed(theirs[s])) for s in own.keys() & theirs.keys()]
-        if logs:
-            gains.append((fmean(logs), setting, serial))
-    if not gains:
-        return []
-    gains.sort(key=lambda gain: -gain[0])
-    serial = gains[0][2]
-    best = [setting for _, setting, its in gains if its is serial]
-    return [made(setting) for setting in (serial, *best[: spec.confirms])]
-
-
-def _speed(record: Record) -> float:
-    result = record["result"]
-    return float(result.get("steady_samples_per_s") or result["samples_per_s"] or 0.0)
-
-
-def _is_plain_serial(setting: Setting) -> bool:
-    return setting.strategy == "serial" and setting.options.get("threads") == 1
-
-
-def _is_alone(setting: Setting) -> bool:
-    """Whether one worker with one thread does what serial does, whatever its strategy."""
-    return setting.workers == 1 and setting.options.get("threads") == 1
-
-
-def _same_work(serial: Setting, setting: Setting) -> bool:
-    return all(setting.varied.get(k) == v for k, v in serial.varied.items() if k != "strategy")
 
 
 class Confirmation:
@@ -194,7 +114,7 @@ class Confirmation:
         watch, speeds, seconds = ForeignCpu(), {}, 0.0
         for candidate in order:
             record = self._run(candidate, number, listen)
-            speeds[candidate.name] = _speed(record)
+            speeds[candidate.name] = speed(record)
             seconds += record["result"]["wall_s"]
         found = watch.shares()
         return Block(

@@ -10,6 +10,7 @@ from paceline.errors import BadRequest
 from paceline.record.machine import cores
 from paceline.registry import Spec, strategies
 from paceline.request.config import SERIAL_DOES_NOT_KNOW, Config, strategy_for
+from paceline.strategies.base import traits_of
 
 
 def alone(options: dict[str, Any]) -> dict[str, Any]:
@@ -56,10 +57,7 @@ def with_option(choice: Any, key: str, value: Any) -> Spec:
 
 def is_serial(point: dict[str, Any]) -> bool:
     spec = Spec.of(point["strategy"])
-    return (
-        spec.name in strategies
-        and getattr(strategies.entry(spec.name).make, "most_workers", None) == 1
-    )
+    return spec.name in strategies and traits_of(strategies.entry(spec.name).make).most_workers == 1
 
 
 def beside_the_point(name: str, point: dict[str, Any]) -> bool:

@@ -32,7 +32,8 @@ from paceline.record.machine import cores
 from paceline.request.config import Config
 from paceline.request.job import Job
 from paceline.studies.available import refuse_missing_transport
-from paceline.studies.confirm import Confirmation, candidates
+from paceline.studies.candidates import candidates
+from paceline.studies.confirm import Confirmation
 from paceline.studies.folder import StudyFolder, claim, prepare_again
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun, rounds_of, scaled

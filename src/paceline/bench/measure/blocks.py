@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,7 +20,10 @@ from paceline.registry import models, strategies, transports
 from paceline.run.own_loop import Pace
 from paceline.strategies.base import Strategy
 from paceline.transport.base import Rendezvous
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
 
 WORKERS = 2
 STEPS = 16  # a block: local-sgd:every=16 exchanges once in it
@@ -35,7 +38,7 @@ class WithoutCommunication(Strategy):
     name = "without-communication"
     exchanges = "nothing"
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         replica.update()
 
 
@@ -67,8 +70,8 @@ def _rank(
 ) -> dict[str, Any]:
     torch.set_num_threads(1)
     transport = transports.entry(
-        "shm" if transports.entry("shm").declared.available() else "gloo"
-    ).declared.connect(rendezvous)
+        "shm" if transports.entry("shm").make.available() else "gloo"
+    ).make.connect(rendezvous)
     loops = {name: _loop(name, transport, data, batch_size) for name in CONTENDERS}
     found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     if rendezvous.rank == 0:

@@ -95,7 +95,7 @@ def _measure(workers: int, sizes: list[int], rounds: int) -> dict[Any, list[floa
     """
     start = (
         on_mpi_ranks
-        if MPI in transports.names() and transports.entry(MPI).declared.available()
+        if MPI in transports.names() and transports.entry(MPI).make.available()
         else on_forked_ranks
     )
     results, failures = start(
@@ -117,7 +117,7 @@ def _rank(
             bound[(name, collective)] = _open_mpi()
             continue
         if name not in connected:
-            connected[name] = transports.entry(name).declared.connect(rendezvous)
+            connected[name] = transports.entry(name).make.connect(rendezvous)
         built = collectives.build(collective, transport=connected[name])
         bound[(name, collective)] = built.all_reduce
     times: dict[Any, list[float]] = {}

@@ -156,7 +156,7 @@ def _all_reduce(bed: Testbed, workers: int) -> dict[str, Any]:
 
 def _rank(rendezvous: Rendezvous, say: Any) -> list[float]:
     torch.set_num_threads(1)
-    transport = transports.entry("gloo").declared.connect(rendezvous)
+    transport = transports.entry("gloo").make.connect(rendezvous)
     ring, buffer = choose("ring", transport), torch.zeros(ALL_REDUCE_BYTES // 4)
     found = []
     for number in range(ALL_REDUCES + 1):

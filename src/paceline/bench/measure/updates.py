@@ -35,7 +35,7 @@ def updates_per_s(transport: str, updates: int = 600) -> float:
 
 def _rank(transport: str, updates: int, rendezvous: Rendezvous, say: Any) -> float | None:
     torch.set_num_threads(1)
-    connected = transports.entry(transport).declared.connect(rendezvous)
+    connected = transports.entry(transport).make.connect(rendezvous)
     strategy = strategies.build("ps:consistency=async")
     pace = Pace(strategy, connected, WORKERS, "none", 0, 0, build=_build)
     if pace.ctx.role == "server":

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import copy
 import threading
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.strategies.base import Context
-from paceline.strategies.parts.averaging import trained
 from paceline.strategies.parts.pairs import make_pairing
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
-from paceline.types import ReplicaLike
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
 
 PATIENCE_S = 0.05  # how often the thread checks whether it has to stop
 
@@ -33,7 +35,7 @@ class AsyncPairs:
     `lock` must be held while weights are changed.
     """
 
-    def __init__(self, ctx: Context, replica: ReplicaLike) -> None:
+    def __init__(self, ctx: Context, replica: Replica) -> None:
         self._ctx, self._replica, self.lock = ctx, replica, threading.Lock()
         requests, replies = (
             ctx.transport.inner.side("requests"),
@@ -58,7 +60,7 @@ class AsyncPairs:
         self._thread.start()
 
     def _weights(self) -> list[Tensor]:
-        return [trained(r.params, r.grads) for r in self._replica.regions]
+        return [r.trained for r in self._replica.regions]
 
     def average_with(self, partner: int) -> None:
         """Send a request to a partner and average with its reply."""

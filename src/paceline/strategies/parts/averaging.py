@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,10 @@ from torch import Tensor
 from paceline.collectives.base import Collective
 from paceline.errors import BadRequest
 from paceline.strategies.base import Context
-from paceline.types import ReplicaLike
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 class Shares:
@@ -20,8 +23,10 @@ class Shares:
     Each worker knows both without communication, because shards are a function of the step.
     """
 
-    def __init__(self) -> None:
-        self.own = self.total = 0.0
+    def __init__(self, saved: Saved | None = None) -> None:
+        # After a change of workers all begin with the average, which counts nothing yet.
+        kept: list[float] = saved["shares"] if saved is not None and saved.own else [0.0, 0.0]
+        self.own, self.total = kept
 
     def add(self, own: float, total: float) -> None:
         self.own += own
@@ -36,23 +41,13 @@ class Shares:
     def state(self) -> list[float]:
         return [self.own, self.total]
 
-    def load(self, state: list[float]) -> None:
-        self.own, self.total = state
 
-
-def average_weights(
-    ctx: Context, replica: ReplicaLike, share: float, collective: Collective
-) -> None:
+def average_weights(ctx: Context, replica: Replica, share: float, collective: Collective) -> None:
     """w <- sum_p share_p w_p, in place, on every worker."""
     if ctx.workers == 1:
         return
     for region in replica.regions:
-        collective.all_reduce(trained(region.params, region.grads).mul_(share))
-
-
-def trained(params: Tensor, grads: Tensor) -> Tensor:
-    """The trainable parameters, which come first in `params`, in the order of the gradients."""
-    return params[: grads.numel()]
+        collective.all_reduce(region.trained.mul_(share))
 
 
 class OptimizerAverage:
@@ -71,7 +66,7 @@ class OptimizerAverage:
         # is nothing to agree on any more.
         self._agreed = False
 
-    def average(self, replica: ReplicaLike, share: float) -> None:
+    def average(self, replica: Replica, share: float) -> None:
         """s <- sum_p share_p s_p for every tensor s of the state, in one order on all workers."""
         if self._ctx.workers == 1:
             return
@@ -84,7 +79,7 @@ class OptimizerAverage:
                 self._ctx.peers.all_reduce(whole)
                 state[parameter][key].copy_(whole)
 
-    def _agree(self, replica: ReplicaLike) -> None:
+    def _agree(self, replica: Replica) -> None:
         """Make state for each parameter that any worker has state for.
 
         One small all-reduce (maximum) finds those parameters.

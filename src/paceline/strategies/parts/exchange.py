@@ -9,16 +9,19 @@ changes are small where weights are not:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from paceline.codecs.base import check_real
 from paceline.collectives.base import Collective
 from paceline.strategies.base import Context
-from paceline.strategies.parts.averaging import average_weights, trained
-from paceline.types import ReplicaLike
+from paceline.strategies.parts.averaging import average_weights
+from paceline.strategies.parts.reference import Reference
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 class Exchange:
@@ -28,22 +31,31 @@ class Exchange:
     """
 
     def __init__(
-        self, ctx: Context, replica: ReplicaLike, collective: Collective, *, weights: bool
+        self,
+        ctx: Context,
+        replica: Replica,
+        collective: Collective,
+        *,
+        weights: bool,
+        saved: Saved | None = None,
     ) -> None:
         self.ctx, self.collective = ctx, collective
         self.compresses = ctx.workers > 1 and not ctx.codec.lossless
         self._layouts = [r.grad_layout for r in replica.regions]
         self._states: list[dict[str, Any]] = []
-        self._common: list[Tensor] = []
+        self._common = Reference([])
         self._moved: list[Tensor] = []
         if self.compresses:
             for region, layout in zip(replica.regions, self._layouts, strict=True):
                 check_real(layout, region.grads.dtype, ctx.codec.name)
                 self._states.append(ctx.codec.start(layout, ctx.random, ctx.shared_random))
             if weights:
-                own = [trained(r.params, r.grads) for r in replica.regions]
-                self._common = [w.clone() for w in own]
+                own = [r.trained for r in replica.regions]
+                self._common = Reference(own)
                 self._moved = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
+        if saved is not None:
+            saved.fill("common", self._common.weights)
+            self._states = saved.states("codec", self._states, f"what {ctx.codec.name} remembers")
 
     def sum(self, buffers: Sequence[Tensor]) -> None:
         if not self.compresses:
@@ -54,27 +66,23 @@ class Exchange:
             if buffer.numel():
                 self.ctx.codec.reduce(buffer, layout, self.collective, state)
 
-    def average(self, replica: ReplicaLike, share: float) -> None:
+    def average(self, replica: Replica, share: float) -> None:
         """w <- sum_p share_p w_p, in place, on every worker."""
         if not self.compresses:
             average_weights(self.ctx, replica, share, self.collective)
             return
-        own = [trained(r.params, r.grads) for r in replica.regions]
-        for weights, common, moved in zip(own, self._common, self._moved, strict=True):
-            torch.sub(weights, common, out=moved).mul_(share)
+        own = [r.trained for r in replica.regions]
+        self._common.difference(own, self._moved)
+        for moved in self._moved:
+            moved.mul_(share)
         self.sum(self._moved)
-        for weights, common, moved in zip(own, self._common, self._moved, strict=True):
-            weights.copy_(common.add_(moved))
+        self._common.advance(self._moved)
+        self._common.give(own)
 
-    def rebase(self, replica: ReplicaLike) -> None:
+    def rebase(self, replica: Replica) -> None:
         """Take the current weights, which are the same on all workers, as the common weights."""
-        for common, region in zip(self._common, replica.regions, strict=False):
-            common.copy_(trained(region.params, region.grads))
+        if self._common.weights:
+            self._common.rebase([r.trained for r in replica.regions])
 
     def state(self) -> dict[str, Any]:
-        return {"codec": self._states, "common": self._common}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self._states = state["codec"]
-        for common, kept in zip(self._common, state["common"], strict=True):
-            common.copy_(kept)
+        return {"codec": self._states, "common": self._common.weights}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.codecs.base import Codec
 from paceline.common.intervals import due, interval
-from paceline.strategies.base import Context, Strategy
+from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.averaging import Shares
 from paceline.strategies.parts.exchange import Exchange
-from paceline.types import Batch, ReplicaLike
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 class LocalSteps(Strategy):
@@ -19,40 +23,39 @@ class LocalSteps(Strategy):
     every: str
     collective: str
 
-    exchanges = "weights"
-    noise_adds_up = False
+    traits = Traits(exchanges="weights", noise_adds_up=False)
     averages: ClassVar[bool] = True  # whether `synchronise` averages the weights through Exchange
 
     def __post_init__(self) -> None:
         interval(f"{self.name}: every", self.every)
 
-    def setup(self, ctx: Context, replica: ReplicaLike) -> None:
-        super().setup(ctx, replica)
-        self._shares = Shares()
+    def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
+        super().setup(ctx, replica, saved)
+        self._shares = Shares(saved)
         self._exchange = Exchange(
-            ctx, replica, ctx.collective(self.collective), weights=self.averages
+            ctx,
+            replica,
+            ctx.collective(self.collective),
+            weights=self.averages,
+            saved=saved.part("exchange") if saved else None,
         )
 
     def refuses(self, codec: Codec) -> str | None:
         return None
 
     @abstractmethod
-    def synchronise(self, replica: ReplicaLike, share: float) -> None:
+    def synchronise(self, replica: Replica, share: float) -> None:
         """Exchange with all workers; `share`: this worker's share of the samples since the last."""
 
-    def step(self, replica: ReplicaLike, batch: Batch) -> None:
+    def step(self, replica: Replica, batch: Batch) -> None:
         replica.update()
         self._shares.add(batch.weight, batch.global_weight)
         if due(self.every, batch.step + 1, batch.epoch + 1, batch.ends_epoch):
             self.synchronise(replica, self._shares.take(self.ctx.workers))
 
-    def finish(self, replica: ReplicaLike) -> None:
+    def finish(self, replica: Replica) -> None:
         if self._shares.total:
             self.synchronise(replica, self._shares.take(self.ctx.workers))
 
     def state(self) -> dict[str, Any]:
         return {"shares": self._shares.state(), "exchange": self._exchange.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._shares.load(state["shares"])
-        self._exchange.load(state["exchange"])

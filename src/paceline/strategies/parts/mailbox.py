@@ -8,13 +8,13 @@ receiver's copy of them. What one message of differences leaves out is still par
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.codecs.base import Codec, check_real
 from paceline.strategies.base import Context
+from paceline.strategies.parts.reference import Reference
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
 from paceline.types import Layout
@@ -59,16 +59,15 @@ class Outbox:
             for span, state, own in zip(self.encoded, self.states, values, strict=True):
                 span.used.fill_(self.codec.encode(own, span.layout, span.message, state))
 
-    def write_changes(self, weights: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    def write_changes(self, weights: Sequence[Tensor], known: Reference) -> None:
         """Encode the differences between the weights and the receiver's copy of them.
 
         `known` is this side's record of that copy; the decoded differences are added to it.
         """
-        for span, own, theirs in zip(self.encoded, weights, known, strict=True):
-            torch.sub(own, theirs, out=span.values)
-        self.write([span.values for span in self.encoded])
-        for span, theirs in zip(self.encoded, known, strict=True):
-            theirs.add_(span.read())
+        differences = [span.values for span in self.encoded]
+        known.difference(weights, differences)
+        self.write(differences)
+        known.advance([span.read() for span in self.encoded])
 
     def send(self, transport: Metered, to: int) -> list[Work]:
         """Send all messages; if their lengths vary, send all lengths first."""
@@ -101,9 +100,3 @@ class Inbox:
                 work.wait()
         self._coming = []
         return [span.read() for span in self.encoded]
-
-
-def load_states(outbox: Outbox, states: Sequence[dict[str, Any]]) -> None:
-    """Load the codec's states of an earlier run, if that run had the same number of spans."""
-    if len(states) == len(outbox.states):
-        outbox.states = list(states)

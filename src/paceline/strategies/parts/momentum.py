@@ -12,15 +12,17 @@ Gradient Compression", 2018).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from paceline.errors import BadRequest
 from paceline.strategies.base import Context
-from paceline.strategies.parts.averaging import trained
-from paceline.types import ReplicaLike
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class _Rule:
 class Velocity:
     """Applies the momentum and weight decay of an SGD optimizer in place of the optimizer."""
 
-    def __init__(self, replica: ReplicaLike) -> None:
+    def __init__(self, replica: Replica) -> None:
         self._groups = replica.optimizer.param_groups
         self._slots = [region.grad_layout.slots for region in replica.regions]
         self._rules = [_Rule(0.0, False, 0.0) for _ in self._groups]
@@ -42,7 +44,7 @@ class Velocity:
         self._take()
 
     @classmethod
-    def taken(cls, ctx: Context, replica: ReplicaLike) -> Velocity | None:
+    def taken(cls, ctx: Context, replica: Replica, saved: Saved | None = None) -> Velocity | None:
         """A `Velocity` if the codec is biased and the optimizer is SGD with momentum; else None.
 
         It sets the optimizer's momentum and weight decay to 0.
@@ -55,7 +57,10 @@ class Velocity:
             g["dampening"] or g["maximize"] for g in groups
         ):
             return None
-        return cls(replica)
+        velocity = cls(replica)
+        if saved is not None:
+            saved.fill("velocity", velocity.velocities, "the workers' momentum")
+        return velocity
 
     def _take(self) -> None:
         """Take momentum and weight decay out of the optimizer.
@@ -76,7 +81,7 @@ class Velocity:
             self._groups[index].update(momentum=0.0, nesterov=False, weight_decay=0.0)
         self._spans = [_spans(slots, self._rules) for slots in self._slots]
 
-    def advance(self, replica: ReplicaLike, share: float) -> None:
+    def advance(self, replica: Replica, share: float) -> None:
         """Advance the velocities, and replace the gradients by what is to be sent.
 
         The gradients are already multiplied by this worker's share.
@@ -90,7 +95,7 @@ class Velocity:
         for region, velocity, spans in zip(
             replica.regions, self.velocities, self._spans, strict=True
         ):
-            weights = trained(region.params, region.grads)
+            weights = region.trained
             for low, high, rule in spans:
                 grads, own = region.grads[low:high], velocity[low:high]
                 if rule.weight_decay:
@@ -104,10 +109,6 @@ class Velocity:
 
     def state(self) -> list[Tensor]:
         return self.velocities
-
-    def load(self, state: list[Tensor]) -> None:
-        for own, kept in zip(self.velocities, state, strict=True):
-            own.copy_(kept)
 
 
 def _spans(slots: Any, rules: list[_Rule]) -> list[tuple[int, int, _Rule]]:

@@ -12,18 +12,20 @@ message sends it. Each pair of workers has its own reference. (After CHOCO-SGD, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
 from paceline.codecs.base import Codec
 from paceline.strategies.base import Context
-from paceline.strategies.parts.averaging import trained
-from paceline.strategies.parts.mailbox import Inbox, Outbox, load_states
+from paceline.strategies.parts.mailbox import Inbox, Outbox
+from paceline.strategies.parts.reference import Reference
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
-from paceline.types import RegionLike
+
+if TYPE_CHECKING:
+    from paceline.replica.flat import Region
+    from paceline.strategies.parts.saved import Saved
 
 
 class Pairing(Protocol):
@@ -39,15 +41,15 @@ class Pairing(Protocol):
     def average(self, weights: Sequence[Tensor]) -> None: ...
 
 
-def make_pairing(ctx: Context, codec: Codec, regions: Sequence[RegionLike]) -> Pairing:
+def make_pairing(ctx: Context, codec: Codec, regions: Sequence[Region]) -> Pairing:
     return PlainPairing(ctx, regions) if codec.lossless else CodedPairing(ctx, codec, regions)
 
 
 class PlainPairing:
     """Exchanges the weights themselves."""
 
-    def __init__(self, ctx: Context, regions: Sequence[RegionLike]) -> None:
-        own = [trained(r.params, r.grads) for r in regions]
+    def __init__(self, ctx: Context, regions: Sequence[Region]) -> None:
+        own = [r.trained for r in regions]
         self._sent = [w.clone() for w in own]
         self._received = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         self._coming: list[Work] = []
@@ -75,24 +77,31 @@ class PlainPairing:
 class CodedPairing:
     """Exchanges encoded differences from a reference that both sides have."""
 
-    def __init__(self, ctx: Context, codec: Codec, regions: Sequence[RegionLike]) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        codec: Codec,
+        regions: Sequence[Region],
+        saved: Saved | None = None,
+    ) -> None:
         some = [r for r in regions if r.grads.numel()]
-        own = [trained(r.params, r.grads) for r in some]
+        own = [r.trained for r in some]
         self._there = [bool(r.grads.numel()) for r in regions]
-        self.references = [w.clone() for w in own]  # all start from the same weights
+        self._reference = Reference(own)  # all start from the same weights
         spans = [(r.grad_layout, w) for r, w in zip(some, own, strict=True)]
         self._out, self._in = (
             Outbox(ctx, codec.plain, spans),
             Inbox(ctx, codec.plain, spans),
         )
+        if saved is not None:
+            saved.fill("references", self._reference.weights)
+            self._out.states = saved.states("codec", self._out.states, "what the codec remembers")
 
     def prepare(self, weights: Sequence[Tensor]) -> None:
         """Encode the difference between these weights and the reference."""
-        for span, own, reference in zip(
-            self._out.encoded, self._some(weights), self.references, strict=True
-        ):
-            torch.sub(own, reference, out=span.values)
-        self._out.write([span.values for span in self._out.encoded])
+        differences = [span.values for span in self._out.encoded]
+        self._reference.difference(self._some(weights), differences)
+        self._out.write(differences)
         for span in self._out.encoded:
             span.read()
 
@@ -107,20 +116,13 @@ class CodedPairing:
 
     def average(self, weights: Sequence[Tensor]) -> None:
         """Move the weights by half of the difference; the references stay bit-identical."""
-        pairs = zip(
-            self._some(weights), self.references, self._out.encoded, self._in.encoded, strict=True
-        )
-        for own, reference, sent, received in pairs:
+        pairs = list(zip(self._some(weights), self._out.encoded, self._in.encoded, strict=True))
+        for own, sent, received in pairs:
             own.add_(received.values, alpha=0.5).sub_(sent.values, alpha=0.5)
-            reference.add_(sent.values.add_(received.values), alpha=0.5)
+        self._reference.advance([s.values.add_(r.values) for _, s, r in pairs], alpha=0.5)
 
     def _some(self, weights: Sequence[Tensor]) -> list[Tensor]:
         return [w for w, there in zip(weights, self._there, strict=True) if there]
 
     def state(self) -> dict[str, Any]:
-        return {"references": self.references, "codec": self._out.states}
-
-    def load(self, state: dict[str, Any]) -> None:
-        for own, kept in zip(self.references, state["references"], strict=True):
-            own.copy_(kept)
-        load_states(self._out, state["codec"])
+        return {"references": self._reference.weights, "codec": self._out.states}

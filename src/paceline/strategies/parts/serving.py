@@ -7,27 +7,33 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from paceline.errors import PeerLost, RunFailed
 from paceline.strategies.base import Context
-from paceline.strategies.parts.mailbox import Inbox, Outbox, Span, load_states
+from paceline.strategies.parts.mailbox import Inbox, Outbox, Span
 from paceline.strategies.parts.momentum import Velocity
+from paceline.strategies.parts.reference import Reference
 from paceline.transport.base import Work
 from paceline.transport.metered import Metered
-from paceline.types import RegionLike, ReplicaLike
+from paceline.transport.notes import receive_bytes
 
-PUSH, PULL, STATE, TAKE, BYE = range(5)
+if TYPE_CHECKING:
+    from paceline.replica.flat import Region
+    from paceline.replica.replica import Replica
+    from paceline.strategies.parts.saved import Saved
+
+PUSH, PULL, STATE, BYE = range(4)
 RegionSpan = tuple[int, int, int]  # (index of a region, start, stop): a span of its gradients
 
 
 class ServerSpans:
     """The spans that each server holds: whole tensors in order, about equally many numbers each."""
 
-    def __init__(self, regions: Sequence[RegionLike], servers: int) -> None:
+    def __init__(self, regions: Sequence[Region], servers: int) -> None:
         total = sum(r.grads.numel() for r in regions)
         self.of: list[list[RegionSpan]] = [[] for _ in range(servers)]
         seen = 0
@@ -44,7 +50,7 @@ class ServerSpans:
                 seen += slot.numel
 
 
-def message_spans(regions: Sequence[RegionLike], spans: Sequence[RegionSpan]) -> list[Span]:
+def message_spans(regions: Sequence[Region], spans: Sequence[RegionSpan]) -> list[Span]:
     """A server's spans as an `Inbox` and an `Outbox` need them."""
     cuts = [(regions[region], low, high) for region, low, high in spans]
     return [
@@ -79,11 +85,6 @@ class Note:
         transport.recv_note(content, server).wait()
         return content
 
-    def give(self, transport: Metered, server: int, kind: int, content: Tensor) -> None:
-        self.send(transport, server, kind, [float(content.numel())]).wait()
-        transport.send_note(content, server).wait()
-        self.listen(transport, server).wait()
-
     def bye(self, transport: Metered, server: int) -> None:
         self.send(transport, server, BYE, []).wait()
 
@@ -103,7 +104,7 @@ class Client:
     next_gradients: list[Work] = field(default_factory=list)  # the receives of its next gradients
     inbox: Inbox | None = None  # with a codec: decodes this worker's gradients
     outbox: Outbox | None = None  # with a codec: encodes changes of the weights for it
-    known: list[Tensor] = field(default_factory=list)  # with a codec: this worker's weights
+    known: Reference = field(default_factory=lambda: Reference([]))  # with a codec: its weights
 
 
 class Server:
@@ -116,7 +117,7 @@ class Server:
     def __init__(
         self,
         ctx: Context,
-        replica: ReplicaLike,
+        replica: Replica,
         spans: list[RegionSpan],
         ahead: int,
         adds: bool,
@@ -143,7 +144,7 @@ class Server:
             Inbox(self.ctx, codec, encoded_spans),
             Outbox(self.ctx, codec, encoded_spans),
         )
-        client.known = [span.clone() for span in self._weights()]
+        client.known = Reference(self._weights())
 
     def _weights(self) -> list[Tensor]:
         return [self.replica.regions[region].params[low:high] for region, low, high in self.spans]
@@ -156,10 +157,14 @@ class Server:
     def run(self) -> None:
         for region, low, high in self.spans:
             self.transport.recv(self.replica.regions[region].params[low:high], 0)
+        memory = receive_bytes(self.transport, 0)
         self.transport.meter.phase = "train"
         for client in self.clients:
             if not self.ctx.codec.lossless:
                 self._use_codec(client)
+        if memory.numel():
+            self._remember(from_bytes(memory))
+        for client in self.clients:
             self._listen(client)
         while any(c.here for c in self.clients):
             here = [c for c in self.clients if c.next_note is not None]
@@ -225,7 +230,7 @@ class Server:
         elif kind == BYE:
             client.here = False
         else:
-            self._send_or_load_state(client, kind)
+            self._send_state(client)
 
     def _reply_to_all(self) -> None:
         """Apply all gradients that have arrived and reply to every worker that may go on."""
@@ -276,33 +281,52 @@ class Server:
                 self.replica.update(marked=self.ctx.codec.lossless)
             self.version += len(clients)
 
-    def _send_or_load_state(self, client: Client, kind: int) -> None:
-        if kind == STATE:
-            told = [
-                {"known": c.known, "codec": c.outbox.states if c.outbox else []}
-                for c in self.clients
-            ]
-            content = to_bytes({"optimizer": self.replica.optimizer.state_dict(), "clients": told})
-            self._reply[0] = content.numel()
-            self.transport.send_note(self._reply, client.rank).wait()
-            self.transport.send_note(content, client.rank).wait()
-        else:
-            content = torch.zeros(int(client.request[1]), dtype=torch.uint8)
-            self.transport.recv_note(content, client.rank).wait()
-            asked = [
-                {k: v for k, v in g.items() if k != "params"}
-                for g in self.replica.optimizer.param_groups
-            ]
-            kept = from_bytes(content)
-            self.replica.optimizer.load_state_dict(kept["optimizer"])
-            for own, told in zip(self.clients, kept["clients"], strict=True):
-                if own.outbox is not None and told["known"]:
-                    load_states(own.outbox, told["codec"])
-                    own.known = told["known"]
-            for group, options in zip(self.replica.optimizer.param_groups, asked, strict=True):
-                group.update(options)
-            self.transport.send_note(self._reply, client.rank).wait()
+    def _send_state(self, client: Client) -> None:
+        told = [
+            {"known": c.known.weights, "codec": c.outbox.states if c.outbox else []}
+            for c in self.clients
+        ]
+        content = to_bytes({"optimizer": self.replica.optimizer.state_dict(), "clients": told})
+        self._reply[0] = content.numel()
+        self.transport.send_note(self._reply, client.rank).wait()
+        self.transport.send_note(content, client.rank).wait()
         self._listen(client)
+
+    def _remember(self, memory: dict[str, Any]) -> None:
+        self.replica.load_optimizer(memory["optimizer"])
+        for client, told in zip(self.clients, memory["clients"], strict=True):
+            if client.outbox is not None and told is not None and told["known"]:
+                client.outbox.states = told["codec"]
+                client.known.rebase(told["known"])
+
+
+def memories_of_servers(saved: Saved | None, servers: int, workers: int) -> list[Tensor]:
+    """What each server is set up with, as bytes; none for a new run.
+
+    An optimizer's memory is kept by tensor, and a server holds whole tensors, so any number of
+    servers can go on with it. What they know of a worker's weights is for that worker only.
+    """
+    if saved is None or not saved["servers"]:
+        return [torch.zeros(0, dtype=torch.uint8)] * servers
+    kept = [from_bytes(content) for content in saved["servers"]]
+    same = len(kept) == servers
+    moments = {key: value for one in kept for key, value in one["optimizer"]["state"].items()}
+    return [
+        to_bytes(
+            {
+                "optimizer": (
+                    kept[server]["optimizer"]
+                    if same
+                    else {**kept[0]["optimizer"], "state": moments}
+                ),
+                "clients": [
+                    kept[server]["clients"][w] if same and w in saved.members else None
+                    for w in range(workers)
+                ],
+            }
+        )
+        for server in range(servers)
+    ]
 
 
 def to_bytes(content: Any) -> Tensor:
