@@ -233,7 +233,9 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
     if str(filled.get("threads", "auto")) == "auto":
         filled["threads"] = 1  # a Spark task has one core
     if str(filled.get("transport", "auto")) == "auto" and str(filled.get("workers", 1)) != "1":
-        filled["transport"] = "gloo"
+        from paceline.transport.choose import best_transport
+
+        filled["transport"] = best_transport(several_hosts=True)
     if filled.get("resume") and not filled.get("out"):
         filled["out"] = str(run_folder(filled["resume"]))
     from paceline.spark.session import usual_master

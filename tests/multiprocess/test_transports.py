@@ -28,7 +28,7 @@ from paceline.types import Layout, Slot
 PROCESSES = [
     e.name
     for e in transports
-    if e.make.runs_as == "processes" and e.make.available() and e.name != "mpi"
+    if e.make.traits.runs_as == "processes" and e.make.available() and e.name != "mpi"
 ]
 HANGS_S = 200
 EACH = pytest.mark.parametrize("name", PROCESSES)
@@ -421,3 +421,61 @@ def test_hops_leave_collectives_alone(name: str) -> None:
 
 
 LAYOUT = Layout((Slot("a", (30, 40), (40, 1), 0, 1200, 0), Slot("b", (30,), (1,), 1200, 30, 0)))
+
+
+def test_a_receive_that_was_given_up_is_never_filled() -> None:
+    """The sender comes later, when the memory has another use."""
+
+    def body(transport: Transport) -> Any:
+        heard = transport.allocate(100_000, torch.float32, torch.device("cpu"))
+        if transport.rank == 0:
+            work: Any = transport.irecv(heard, 1)
+            work.give_up()
+            heard.fill_(7.0)
+            transport.barrier()
+            transport.barrier()
+            with pytest.raises(TransportError, match="was given up"):
+                transport.recv(heard, 1)
+            return float(heard.min()), float(heard.max())
+        transport.barrier()
+        with pytest.raises(TransportError, match="given"):
+            transport.send(torch.ones(100_000), 0)
+        transport.barrier()
+        return None
+
+    assert on_processes("shm", 2, body)[0] == (7.0, 7.0)
+
+
+@EACH
+def test_a_rank_that_is_gone_from_a_group_has_its_number_in_the_world(name: str) -> None:
+    def body(transport: Transport) -> Any:
+        if transport.rank == 0:
+            return None
+        group = transport.group((1, 2))
+        group.barrier()
+        if transport.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            group.barrier()
+        except PeerLost as lost:
+            return lost.rank
+        return "not noticed"
+
+    assert on_processes(name, 3, body, deadline_s=5.0, end_together=False)[1] == 2
+
+
+@pytest.mark.parametrize("shared", ["elsewhere", "on one rank only"])
+def test_ranks_may_have_allocated_differently(shared: str) -> None:
+    """Then an all-reduce cannot be made in place, and goes through copies."""
+
+    def body(transport: Transport) -> tuple[float, float]:
+        cpu = torch.device("cpu")
+        if transport.rank == 0:
+            transport.allocate(5, torch.float32, cpu)  # the others do not
+        owned = shared == "elsewhere" or transport.rank == 0
+        plain = torch.zeros(100_000)
+        buffer = transport.allocate(100_000, torch.float32, cpu) if owned else plain
+        transport.all_reduce(buffer.fill_(transport.rank + 1.0))
+        return float(buffer.min()), float(buffer.max())
+
+    assert on_processes("shm", 3, body) == [(6.0, 6.0)] * 3

@@ -73,12 +73,22 @@ class Scratch:
     _kept: dict[tuple[str, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def __call__(
-        self, purpose: str, numel: int, dtype: torch.dtype, device: torch.device
+        self,
+        purpose: str,
+        numel: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        transport: Transport | None = None,
     ) -> Tensor:
+        """Memory for a purpose; of `transport`, where it is exchanged."""
         key = (purpose, dtype, device)
         found = self._kept.get(key)
         if found is None or found.numel() < numel:
-            found = self._kept[key] = torch.empty(numel, dtype=dtype, device=device)
+            found = self._kept[key] = (
+                torch.empty(numel, dtype=dtype, device=device)
+                if transport is None
+                else transport.allocate(numel, dtype, device)
+            )
         return found[:numel]
 
 
@@ -192,7 +202,8 @@ class GatherCodec(Codec):
         sent: Tensor | None = None,
     ) -> None:
         transport, length = collective.transport, self.message_bytes(layout)
-        gathered = self.scratch("gathered", transport.size * length, torch.uint8, buffer.device)
+        whole = transport.size * length
+        gathered = self.scratch("gathered", whole, torch.uint8, buffer.device, transport)
         messages = gathered.view(transport.size, length)
         own = messages[transport.rank]
         with self.timer.encoding():
@@ -219,9 +230,9 @@ def gather_uneven(messages: Tensor, used: int, transport: Transport) -> list[int
 
     Returns how many bytes of each row are used.
     """
-    lengths = torch.zeros(transport.size, dtype=torch.int64, device=messages.device)
+    lengths = torch.zeros(transport.size, dtype=torch.int64)
     lengths[transport.rank] = used
-    transport.all_reduce(lengths)
+    transport.control.all_reduce(lengths)
     found: list[int] = lengths.tolist()
     others = [p for p in range(transport.size) if p != transport.rank]
     with transport.together():

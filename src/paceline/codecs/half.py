@@ -53,7 +53,8 @@ class Half(HopCodec):
             # The transport's all-reduce cannot add such numbers: decode and encode at every hop.
             super().reduce(buffer, layout, collective, state, sent)
             return
-        halves = self.scratch("halves", buffer.numel(), self.wire_dtype, buffer.device)
+        transport, numel = collective.transport, buffer.numel()
+        halves = self.scratch("halves", numel, self.wire_dtype, buffer.device, transport)
         with self.timer.encoding():
             halves.copy_(buffer)
             if sent is not None:

@@ -89,7 +89,8 @@ class PowerSGD(Codec):
     ) -> None:
         matrices, others = self._split(layout)
         ends = (self.rank * sum(m.rows for m in matrices), sum(s.numel for s in others))
-        first = self.scratch("p and rest", sum(ends), buffer.dtype, buffer.device)
+        transport = collective.transport
+        first = self.scratch("p and rest", sum(ends), buffer.dtype, buffer.device, transport)
         p, rest = first[: ends[0]], first[ends[0] :]
         q = self._q(state, buffer)
         with self.timer.encoding():
@@ -105,7 +106,9 @@ class PowerSGD(Codec):
             if sent is not None:
                 self._product(layout, p, q, sent)
         if q.numel():
-            collective.all_reduce(q)
+            summed = self.scratch("q", q.numel(), q.dtype, q.device, transport)
+            collective.all_reduce(summed.copy_(q))
+            q.copy_(summed)
         with self.timer.decoding():
             self._product(layout, p, q, buffer)
             self._put_rest(rest, layout, buffer)

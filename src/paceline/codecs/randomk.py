@@ -74,7 +74,8 @@ class RandomK(Codec):
         sent: Tensor | None = None,
     ) -> None:
         count = how_many(self.ratio, buffer.numel())
-        chosen = self.scratch("chosen", count, buffer.dtype, buffer.device)
+        transport = collective.transport
+        chosen = self.scratch("chosen", count, buffer.dtype, buffer.device, transport)
         with self.timer.encoding():
             indices = self._indices(draws.next_seed(state), buffer.numel(), buffer.device)
             torch.index_select(buffer, 0, indices, out=chosen)

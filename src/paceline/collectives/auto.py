@@ -8,17 +8,17 @@ in which floats are added, is usually the same from run to run.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 
 import torch
 from torch import Tensor
 
-from paceline.collectives.base import Collective, choose
+from paceline.collectives.base import TRIED, Collective, choose
+from paceline.registry import collectives
 from paceline.transport.base import Op, Transport
 
-CANDIDATES = ("native", "ring", "halving-doubling", "tree")
-FEW_ROUNDS_BYTES = 1 << 20  # the tree sends whole buffers: above this size it is never the fastest
 CLEARLY = 0.9  # another collective must take less than this fraction of the first one's time
 ROUNDS = 5
 BUDGET_S = 1.0  # per size, roughly
@@ -29,7 +29,9 @@ class Auto(Collective):
 
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
-        names = [n for n in CANDIDATES if n != "native" or "all_reduce" in transport.native]
+        collectives.discover()
+        native = ["native"] if "all_reduce" in transport.traits.native else []
+        names = [*native, *sorted(TRIED, key=lambda name: (name != "ring", name))]
         self._candidates = {name: choose(name, transport) for name in names}
         self._default = names[0]
         self._chosen: dict[int, str] = {}
@@ -49,8 +51,8 @@ class Auto(Collective):
     def prepare(self, buffer: Tensor) -> None:
         if self.transport.size == 1 or buffer.nbytes in self._chosen or not buffer.numel():
             return
-        names = [n for n in self._candidates if n != "tree" or buffer.nbytes <= FEW_ROUNDS_BYTES]
-        if self.transport.kind == "inproc":  # ranks take turns, so their times say nothing
+        names = [n for n in self._candidates if buffer.nbytes <= TRIED.get(n, math.inf)]
+        if self.transport.traits.take_turns:  # ranks take turns, so their times say nothing
             names = names[:1]
         kept = buffer.clone()
         times = self._measure(names, buffer) if len(names) > 1 else [0.0]
@@ -73,8 +75,8 @@ class Auto(Collective):
             done += 1
             if done == 1:  # the warm-up also tells how many rounds fit into the budget
                 total = torch.tensor([sum(t[0] for t in seconds)], dtype=torch.float64)
-                self.transport.all_reduce(total, "max")
+                self.transport.control.all_reduce(total, "max")
                 rounds = 1 + max(1, min(ROUNDS, int(BUDGET_S / max(1e-6, float(total)))))
         slowest = torch.tensor([statistics.median(t[1:]) for t in seconds], dtype=torch.float64)
-        self.transport.all_reduce(slowest, "max")
+        self.transport.control.all_reduce(slowest, "max")
         return [float(v) for v in slowest]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from paceline.registry import Spec, collectives, operations
 from paceline.transport.base import Op, Transport
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {}  # all-reduces that are schedules, by name
+TRIED: dict[str, float] = {}  # those that `auto` tries, with the largest buffer (bytes) for each
 
 
 class Collective(ABC):
@@ -89,6 +91,11 @@ def choose(name: str, transport: Transport) -> Collective:
     return built
 
 
+def usual(transport: Transport) -> Collective:
+    """The transport's own all-reduce, or a ring: for exchanges too rare to measure for."""
+    return choose("native" if "all_reduce" in transport.traits.native else "ring", transport)
+
+
 def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
     """The schedule that the user names: `ring`, `hierarchical:group=4`, `broadcast:root=2`."""
     collectives.discover()
@@ -103,11 +110,18 @@ def schedule_of(choice: Spec | str, ranks: int) -> Schedule:
     )
 
 
-def algorithm(name: str) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
-    """Register a function that makes an all-reduce schedule from the number of ranks."""
+def algorithm(
+    name: str, *, tried: bool = False, up_to_bytes: float = math.inf
+) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """Register a function that makes an all-reduce schedule from the number of ranks.
+
+    `tried`: `collective=auto` tries it for buffers of at most `up_to_bytes`.
+    """
 
     def decorate(make_schedule: Callable[..., Schedule]) -> Callable[..., Schedule]:
         SCHEDULES[name] = make_schedule
+        if tried:
+            TRIED[name] = up_to_bytes
 
         def make(transport: Transport, **options: Any) -> Collective:
             return Scheduled(transport, make_schedule(transport.size, **options))

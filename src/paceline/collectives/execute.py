@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline.collectives.schedule import Schedule
 from paceline.collectives.wire import CodedMemory, CodedRound, Wire, coded_rounds
 from paceline.transport.base import REDUCE, Message, Op, Transport, check_tensor, wording
+from paceline.transport.together import agree
 
 # Measured on gloo, shm and mpi: smaller segments cost more than the overlap of adding and receiving
 # gains.
@@ -183,12 +183,12 @@ class Executor:
         key = _like(buffer, op)
         if key not in self._compiled:
             if self.transport.size > 1:
-                self.transport.agree(wording(f"{self.schedule.name} {op}", buffer))
+                agree(self.transport, wording(f"{self.schedule.name} {op}", buffer))
             check_tensor(buffer, self.transport)
             self._compiled[key] = (
                 self._compile(buffer)
                 if self._wire is None
-                else CodedMemory(self.schedule, buffer, self._wire, self.transport.rank)
+                else CodedMemory(self.schedule, buffer, self._wire, self.transport)
             )
         return self._compiled[key]
 
@@ -196,7 +196,7 @@ class Executor:
         segment = self._segment_bytes // buffer.element_size()
         rounds = compile_for_rank(self.schedule, self.transport.rank, buffer.numel(), segment)
         aside = max((round_.aside for round_ in rounds), default=0)
-        return rounds, torch.empty(aside, dtype=buffer.dtype, device=buffer.device)
+        return rounds, self.transport.allocate(aside, buffer.dtype, buffer.device)
 
 
 def _like(buffer: Tensor, op: Op) -> tuple[Any, ...]:

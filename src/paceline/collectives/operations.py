@@ -31,7 +31,7 @@ class Operations:
     def mean(self, buffer: Tensor, weight: float = 1.0, collective: str = "auto") -> Tensor:
         """The weighted mean of the ranks' buffers; `weight` is this rank's."""
         total = torch.tensor([weight], dtype=torch.float64)
-        self.transport.all_reduce(total)
+        self.transport.control.all_reduce(total)
         if not float(total) > 0:
             raise BadRequest(
                 f"mean: the ranks' weights add up to {float(total):g}; the sum must be above 0"

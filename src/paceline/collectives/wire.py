@@ -86,7 +86,9 @@ def coded_rounds(
 class CodedMemory:
     """Memory for encoded chunks, back to back, so that one message can hold several."""
 
-    def __init__(self, schedule: Schedule, buffer: Tensor, wire: Wire, rank: int) -> None:
+    def __init__(
+        self, schedule: Schedule, buffer: Tensor, wire: Wire, transport: Transport
+    ) -> None:
         self.ends = [0]
         for c in range(schedule.chunks):
             low, high = schedule.bounds(c, buffer.numel())
@@ -95,11 +97,11 @@ class CodedMemory:
             self.ends[t.stop] - self.ends[t.start]
             for transfers in schedule.rounds
             for t in transfers
-            if t.target == rank and t.adds and self.ends[t.stop] > self.ends[t.start]
+            if t.target == transport.rank and t.adds and self.ends[t.stop] > self.ends[t.start]
         ]
 
         def bytes_of(length: int) -> Tensor:
-            return torch.empty(length, dtype=torch.uint8, device=buffer.device)
+            return transport.allocate(length, torch.uint8, buffer.device)
 
         self.whole = bytes_of(self.ends[-1])
         self.asides = [bytes_of(length) for length in lengths]

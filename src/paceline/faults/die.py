@@ -23,7 +23,7 @@ class Die(Fault):
 
     def before_step(self, step: int, transport: Transport) -> None:
         if (transport.rank, step) == (self.rank, self.step):
-            if transport.runs_as == "processes":
+            if transport.traits.runs_as == "processes":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RunFailed(f"died before step {step}, as --faults asked")
 

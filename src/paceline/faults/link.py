@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from paceline.common.units import RATES, TIMES, parse_unit
 from paceline.faults.base import Fault
 from paceline.registry import faults
-from paceline.transport.base import Op, Transport, Work
+from paceline.transport.base import Again, Message, Op, Transport, Work
 from paceline.transport.wrapper import Wrapper
 
 
@@ -42,11 +41,8 @@ class SlowLink(Wrapper):
         super().__init__(inner)
         self.seconds_per_byte, self.latency_s = seconds_per_byte, latency_s
 
-    def side(self, label: str) -> Transport:
-        return SlowLink(self.inner.side(label), self.seconds_per_byte, self.latency_s)
-
-    def twin(self) -> Transport:
-        return SlowLink(self.inner.twin(), self.seconds_per_byte, self.latency_s)
+    def around(self, other: Transport) -> Transport:
+        return SlowLink(other, self.seconds_per_byte, self.latency_s)
 
     def _pass(self, size: int, messages: int = 1) -> None:
         time.sleep(messages * self.latency_s + size * self.seconds_per_byte)
@@ -54,6 +50,9 @@ class SlowLink(Wrapper):
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         self._pass(tensor.nbytes)
         return self.inner.isend(tensor, to, tag)
+
+    def sending(self, tensor: Tensor, to: int) -> Message:
+        return Again(lambda: self.isend(tensor, to))
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
         sent, _, messages = self.inner.all_reduce_bytes(tensor.numel(), tensor.element_size())
@@ -64,6 +63,3 @@ class SlowLink(Wrapper):
         if self.rank == root and self.size > 1:
             self._pass(tensor.nbytes)
         self.inner.broadcast(tensor, root)
-
-    def group(self, ranks: Sequence[int]) -> Transport:
-        return SlowLink(self.inner.group(ranks), self.seconds_per_byte, self.latency_s)

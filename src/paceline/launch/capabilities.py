@@ -92,7 +92,7 @@ def capabilities() -> list[dict[str, str]]:
     for entry in transports:
         kind: Any = entry.make
         for device in DEVICES:
-            if device not in kind.devices:
+            if device not in kind.traits.devices:
                 found = dict.fromkeys(PROBES, IMPOSSIBLE)
             elif not kind.available() or (device == "cuda" and not torch.cuda.is_available()):
                 found = dict.fromkeys(PROBES, UNTESTED)
@@ -106,10 +106,10 @@ def capabilities() -> list[dict[str, str]]:
 
 
 def _try_out(name: str, kind: Any, device: str) -> dict[str, str]:
-    if kind.runs_as == "threads":
+    if kind.traits.runs_as == "threads":
         answers: list[Any] = Hub(RANKS).run(partial(_all_probes, device=device))
     else:
-        start = on_mpi_ranks if name == "mpi" else on_forked_ranks
+        start = on_mpi_ranks if kind.traits.started_by == "mpirun" else on_forked_ranks
         try:
             results, _ = start(partial(_rank, name, device), RANKS)
         except PacelineError:
@@ -128,7 +128,7 @@ def _rank(name: str, device: str, rendezvous: Rendezvous, say: Any) -> dict[str,
 def _all_probes(transport: Transport, device: str) -> dict[str, str]:
     found = {}
     for operation, probe in PROBES.items():
-        library = NATIVE_PROBES.get(operation) if operation in transport.native else None
+        library = NATIVE_PROBES.get(operation) if operation in transport.traits.native else None
         if operation in ("send, receive", "barrier"):
             found[operation] = (
                 NATIVE if probe(transport, _buffer(transport, device)) else IMPOSSIBLE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import sys
 from contextlib import suppress
-from typing import Any
 
 from paceline.common.allocator import keep_freed_memory
 from paceline.errors import BadRequest
@@ -17,6 +16,7 @@ from paceline.run.own_server import Build
 from paceline.strategies.base import Strategy
 from paceline.transport.alone import Alone
 from paceline.transport.base import Transport
+from paceline.transport.choose import best_transport
 
 
 def join(
@@ -62,8 +62,8 @@ def join(
     else:
         name = transport
         if name == "auto":
-            name = "shm" if seat.one_host else "gloo"
-        kind: Any = transports.entry(name).make
+            name = best_transport(several_hosts=not seat.one_host)
+        kind = transports.entry(name).make
         if (missing := kind.missing()) is not None:
             raise BadRequest(f"transport {name} is not available here: {missing}")
         meeting = Meeting(seat)

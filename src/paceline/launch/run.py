@@ -224,9 +224,9 @@ def _lost_the_leader(failure: BaseException | None) -> bool:
 
 def _starter(job: Job, clean: bool) -> Callable[[Session, Listen], None]:
     """Return what starts the ranks: as threads, under mpirun, as forks, or from a fresh process."""
-    if transports.entry(job.transport).make.runs_as == "threads":
+    if transports.entry(job.transport).make.traits.runs_as == "threads":
         return run_threads
-    if job.transport == "mpi":
+    if transports.entry(job.transport).make.traits.started_by == "mpirun":
         return run_under_mpirun
     return run_processes if clean or fork_is_safe(job.threads) else run_in_fresh_process
 

@@ -19,6 +19,7 @@ from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
 from paceline.request.config import Config
 from paceline.strategies.base import traits_of
+from paceline.transport.choose import best_transport
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Seat:
             )
         fitted["launcher"] = "auto" if self.launcher == "a launcher" else self.launcher
         if str(fitted.get("transport", "auto")) == "auto" and not self.one_host:
-            fitted["transport"] = "gloo"
+            device = str(fitted.get("device") or "cpu")
+            fitted["transport"] = best_transport(device, several_hosts=True)
         if str(fitted.get("threads", "auto")) == "auto":
             fitted["threads"] = max(1, cores() // self.local_size)
         return fitted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from paceline.common.seeding import derive
@@ -9,6 +11,7 @@ from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.launch.failures import as_failure, root_cause
 from paceline.launch.local import may_die
 from paceline.launch.messages import Hear
+from paceline.registry import transports
 from paceline.request.session import Session
 from paceline.run.worker import run_worker
 from paceline.transport.inproc import Hub
@@ -17,7 +20,8 @@ from paceline.transport.inproc import Hub
 def run_threads(session: Session, hear: Hear) -> None:
     """Run all ranks of a session; raise the root cause of a failure."""
     job = session.job
-    hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s)
+    kind: Any = transports.entry(job.transport).make
+    hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s, kind)
     threads = torch.get_num_threads()
     try:
         results = hub.run(lambda transport: run_worker(session, transport, hear))

@@ -61,7 +61,7 @@ class Private:
         """
         job, guarantee = self._job, self.protection.guarantee
         together = (
-            (self._ctx.peers.all_reduce, sum(job.batch_sizes))
+            (self._ctx.peers.control.all_reduce, sum(job.batch_sizes))
             if job.strategy().traits.noise_adds_up and job.workers > 1
             else None
         )

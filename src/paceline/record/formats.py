@@ -54,6 +54,7 @@ EVENTS: dict[str, dict[str, Any]] = {  # further fields, by kind
         "clock": IfThere(number),
         "memory_format": Maybe(text),
         "message_bytes": IfThere(number),
+        "over_network": IfThere(flag),
     },
     "step": {
         "step": whole,

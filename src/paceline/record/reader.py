@@ -18,7 +18,7 @@ from paceline.record.steady import steady_samples_per_s
 SCHEMA, STUDY_SCHEMA = 1, 1
 Event = dict[str, Any]
 
-ON_THE_NETWORK = ("gloo", "nccl")  # transports whose payload never goes through shared memory
+NETWORKS_OF_OLD = ("gloo", "nccl")  # in records that do not say it: payload over the network only
 
 
 def read_events(path: Path, damaged: list[str] | None = None) -> list[Event]:
@@ -330,16 +330,22 @@ def _worker(
     # After a resume these count the last session only, but the payload counts the whole run.
     if summary.get("session"):
         counted |= {"net_sent_bytes": None, "net_received_bytes": None}
-    return {**counted, **through_memory(counted, str(config.get("transport")))}
+    return {**counted, **through_memory(counted, over_network(start, config))}
 
 
-def through_memory(worker: dict[str, Any], transport: str) -> dict[str, int | None]:
+def over_network(start: Event, config: dict[str, Any]) -> bool:
+    """Whether no payload of a rank went through shared memory, as its first event says."""
+    said: bool = start.get("over_network", config.get("transport") in NETWORKS_OF_OLD)
+    return said
+
+
+def through_memory(worker: dict[str, Any], over_network: bool) -> dict[str, int | None]:
     """Return the payload that went through shared memory: payload minus network bytes."""
     moved: dict[str, int | None] = {}
     for way in ("sent", "received"):
         payload, net = worker[f"payload_{way}_bytes"], worker[f"net_{way}_bytes"]
         known = payload is not None and net is not None
-        through = 0 if transport in ON_THE_NETWORK else max(0, payload - net) if known else None
+        through = 0 if over_network else max(0, payload - net) if known else None
         moved[f"memory_{way}_bytes"] = through
     return moved
 
@@ -372,4 +378,5 @@ def _server(events: list[Event], config: dict[str, Any]) -> dict[str, Any]:
         "payload_received_bytes": summary.get("served_received_bytes"),
         "messages_sent": summary.get("served_messages"),
     }
-    return {**served, **through_memory(served, str(config.get("transport")))}
+    start: Event = next((e for e in events if e["kind"] == "start"), {})
+    return {**served, **through_memory(served, over_network(start, config))}

@@ -39,7 +39,9 @@ class Replica:
         self.channels_last = channels_last
         self.samples_seen = 0.0
         self.clip_norm: float | None = None  # clips the gradients after their exchange
+        # The float buffers as all workers last agreed on them, and memory for their changes.
         self.common_buffers: list[Tensor] = []
+        self.moved_buffers: list[Tensor] = []
         refuse_foreign_parameters(model, optimizer)
         if not model.training:  # otherwise keep the modules' modes: batch norm may be frozen
             model.train()
@@ -109,13 +111,14 @@ class Replica:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
-    def all_reduce_in_buckets(self, all_reduce: Callable[[Tensor], None]) -> None:
-        """From now on, all-reduce gradients while the backward pass runs.
+    def all_reduce_in_buckets(self, all_reduce: Callable[[Tensor], None]) -> Sequence[Tensor]:
+        """From now on, all-reduce gradients while the backward pass runs; return the buckets.
 
         Call `await_buckets` before using them.
         """
         assert self.flat is not None
         self.flat.buckets = Buckets(self.flat.regions, all_reduce)
+        return self.flat.buckets.spans
 
     def await_buckets(self) -> None:
         if self.flat is not None and self.flat.buckets is not None:

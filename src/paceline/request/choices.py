@@ -15,6 +15,7 @@ from paceline.registry import Spec, collectives, strategies, transports
 from paceline.request.config import Config
 from paceline.strategies.base import Strategy, traits_of
 from paceline.testbed.build import missing
+from paceline.transport.choose import best_transport
 
 
 def check_device(name: str) -> None:
@@ -64,7 +65,7 @@ def servers_of(config: Config, strategy: Strategy) -> int:
 
 def overlap_of(config: Config, transport: str, threads: int, servers: int) -> str:
     """Return "on" or "off". `auto` is on where every worker has a spare core for the exchange."""
-    if transports.entry(transport).make.runs_as == "threads":
+    if transports.entry(transport).make.traits.runs_as == "threads":
         if config.overlap == "on":
             raise BadRequest(
                 f"overlap=on needs processes: ranks of transport {transport} take turns"
@@ -91,23 +92,22 @@ def transport_of(config: Config, strategy: Strategy) -> str:
     if config.network is not None:
         name = _on_hosts(config, strategy, name)
     if name == "auto":  # all workers are on this host
-        name = (
-            "shm" if transports.entry("shm").make.available() and config.device == "cpu" else "gloo"
-        )
-    # mpi says itself what it lacks: ranks that mpirun or srun has started need no mpirun on their
-    # own host
-    if name != "mpi" and (lacking := transports.entry(name).make.missing()) is not None:
+        name = best_transport(config.device if config.workers > 1 else "cpu")
+    # Ranks that mpirun or srun has started need no mpirun on their own host, so what is lacking is
+    # told when they are started.
+    kind = transports.entry(name).make
+    if kind.traits.started_by != "mpirun" and (lacking := kind.missing()) is not None:
         raise BadRequest(f"transport {name} is not available here: {lacking}; use --transport auto")
     if (
         strategy.traits.needs_shared_memory
         and config.workers > 1
-        and not transports.entry(name).make.shares_memory
+        and not transports.entry(name).make.traits.shares_memory
     ):
         raise BadRequest(
             f"strategy {strategy.name} needs memory that all workers share: one host, and"
             f" --transport shm, not {name}"
         )
-    if strategy.traits.needs_processes and transports.entry(name).make.runs_as == "threads":
+    if strategy.traits.needs_processes and transports.entry(name).make.traits.runs_as == "threads":
         raise BadRequest(
             f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}"
         )
@@ -141,9 +141,12 @@ def _on_hosts(config: Config, strategy: Strategy, name: str) -> str:
         Links.read(str(config.network))
     if (reason := missing()) is not None:
         raise BadRequest(f"network={config.network}: {reason}")
-    if name not in ("auto", "gloo", "mpi"):
+    if name == "auto":
+        return best_transport(config.device, several_hosts=True)
+    if not transports.entry(name).make.traits.crosses_hosts:
+        across = [e.name for e in transports if e.make.traits.crosses_hosts and e.make.available()]
         raise BadRequest(
-            f"network={config.network}: hosts talk over the network, so transport gloo or mpi, not"
-            f" {name}"
+            f"network={config.network}: hosts talk over the network, so transport"
+            f" {' or '.join(across)}, not {name}"
         )
-    return "gloo" if name == "auto" else name
+    return name

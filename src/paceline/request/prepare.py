@@ -139,7 +139,7 @@ class Chosen:
         sizes.check_balance(config, strategy)
         private = privacy.check(config, strategy, codec_for(strategy, config.codec))
         transport = transport_of(config, strategy)
-        if config.profile and transports.entry(transport).make.runs_as == "threads":
+        if config.profile and transports.entry(transport).make.traits.runs_as == "threads":
             raise BadRequest(
                 f"profile needs processes: workers of transport {transport} are threads of one"
             )

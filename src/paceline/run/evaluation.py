@@ -78,7 +78,7 @@ class Evaluation:
                 for metric, state in zip(self.metrics, states, strict=True):
                     metric.update(state, indices, outputs, targets)
         for tensor in (sums, *states):
-            self.ctx.peers.all_reduce(tensor)
+            self.ctx.peers.control.all_reduce(tensor)
         return float(sums[0] / sums[1]), {
             m.name: m.value(s) for m, s in zip(self.metrics, states, strict=True)
         }

@@ -36,6 +36,7 @@ from paceline.run.own_server import Build, built, receive_model, send_model
 from paceline.run.rank import make_context
 from paceline.strategies.base import Strategy, distance_to, expect_identical
 from paceline.transport.base import Transport
+from paceline.transport.together import assemble
 from paceline.types import Batch
 
 
@@ -262,7 +263,7 @@ class Pace:
         epoch, ends = (current.epoch, current.ends_epoch) if current is not None else (0, False)
         if weight is not None:
             total = torch.tensor([float(weight)], dtype=torch.float64)
-            self.ctx.peers.inner.all_reduce(total)
+            self.ctx.peers.uncounted().control.all_reduce(total)
             return Batch(None, None, float(weight), float(total), epoch, self.steps, ends)
         if current is not None:
             return Batch(None, None, current.weight, current.global_weight, epoch, self.steps, ends)
@@ -279,7 +280,7 @@ class Pace:
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any worker: to stop early, all together."""
         votes = torch.tensor([float(flag)])
-        self.ctx.peers.inner.all_reduce(votes, "max")
+        self.ctx.peers.uncounted().control.all_reduce(votes, "max")
         return bool(votes)
 
     def check(self) -> float:
@@ -335,7 +336,7 @@ class Pace:
     def _assemble(self) -> None:
         """Wait, without a deadline, for the workers of an asynchronous strategy."""
         if self.workers > 1 and not self.strategy.traits.in_step:
-            self.ctx.transport.assemble(range(self.workers))
+            assemble(self.ctx.transport, range(self.workers))
 
     def __enter__(self) -> Pace:
         return self

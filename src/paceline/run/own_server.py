@@ -16,14 +16,14 @@ from torch import nn
 
 from paceline.common.sealing import seal, unseal
 from paceline.errors import BadRequest
-from paceline.transport.metered import Metered
+from paceline.transport.base import Transport
 from paceline.transport.notes import receive_bytes, send_bytes
 
 Build = str | Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 def send_model(
-    transport: Metered,
+    transport: Transport,
     server: int,
     secret: bytes,
     model: nn.Module,
@@ -33,7 +33,7 @@ def send_model(
     send_bytes(transport, torch.frombuffer(bytearray(content), dtype=torch.uint8), server)
 
 
-def receive_model(transport: Metered, secret: bytes) -> tuple[nn.Module, torch.optim.Optimizer]:
+def receive_model(transport: Transport, secret: bytes) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Receive worker 0's model and optimizer. Refuses what does not carry the run's secret."""
     received: tuple[nn.Module, torch.optim.Optimizer] = cloudpickle.loads(
         unseal(secret, receive_bytes(transport, 0).numpy().tobytes())

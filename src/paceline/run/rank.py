@@ -43,16 +43,16 @@ def make_context(
     Ranks 0 to workers - 1 are workers, the others are servers. `say` gets the notices about slow
     ranks.
     """
-    metered, rank = Metered(transport), transport.rank
-    metered.patience.say = say
-    metered.patience.name = lambda other: (
+    rank = transport.rank
+    transport.patience.say = say
+    transport.patience.name = lambda other: (
         f"worker {other}" if other < workers else f"the server (rank {other})"
     )
-    metered.tolerant = strategy.traits.survives
+    transport.tolerant = strategy.traits.survives
     serves = rank >= workers
     ctx = Context(
-        transport=metered,
-        peers=metered.group(range(workers, transport.size) if serves else range(workers)),
+        transport=transport,
+        peers=transport.group(range(workers, transport.size) if serves else range(workers)),
         role="server" if serves else "worker",
         worker_index=-1 if serves else rank,
         workers=workers,
@@ -88,8 +88,9 @@ class Rank:
         for fault in faults:
             transport = fault.wrap(transport)
         config, strategy = job.config, job.strategy()
+        metered = Metered(transport)
         ctx = make_context(
-            transport,
+            metered,
             strategy,
             job.workers,
             codec=config.codec,
@@ -99,7 +100,7 @@ class Rank:
             overlap=config.overlap == "on",
             say=lambda text: notify("waiting", {"text": text}),
         )
-        return cls(job, strategy, ctx, ctx.transport.meter, faults, notify)
+        return cls(job, strategy, ctx, metered.meter, faults, notify)
 
     def replica(self) -> Replica:
         """Build the model, its optimizer and its flat buffers.
@@ -137,7 +138,7 @@ class Rank:
                 job.data.train.batch(torch.arange(some)), torch.device(job.config.device)
             )
             choice += measure_memory_format(model, job.loss(), inputs, targets) == "channels_last"
-        ctx.transport.broadcast(choice)
+        ctx.transport.control.broadcast(choice)
         chosen = "channels_last" if int(choice) else "contiguous"
         if ctx.worker_index == 0:
             self.notify("chosen", {"memory_format": chosen})

@@ -30,6 +30,7 @@ def run_server(
         threads=1,
         clock=time.perf_counter(),
         parameters=replica.parameter_count,
+        over_network=transport.traits.over_network,
     )
     net.start()
     rank.strategy.serve(rank.ctx, replica)

@@ -33,6 +33,7 @@ from paceline.run.step_log import StepLog, mean_message_bytes, message_bytes
 from paceline.run.timer import StepTimer
 from paceline.transport.base import Transport
 from paceline.transport.metered import ALL_PEERS
+from paceline.transport.together import assemble
 from paceline.types import Batch, RecorderLike
 
 
@@ -46,7 +47,7 @@ def run_worker(
     recorder = Recorder(
         session.out / "events" / f"worker-{transport.rank}.jsonl", transport.rank, session.number
     )
-    task = Task.own(alone_in_process=transport.runs_as == "processes")
+    task = Task.own(alone_in_process=transport.traits.runs_as == "processes")
     sampler = Sampler(recorder, job.config.sample_every_s, task, whole_machine=transport.rank == 0)
     if alone_on_host:
         sampler.sockets = Interface()
@@ -131,6 +132,7 @@ class Worker:
             clock=time.perf_counter(),
             parameters=self.replica.parameter_count,
             memory_format="channels_last" if self.replica.channels_last else "contiguous",
+            over_network=transport.traits.over_network,
             **message_bytes(self.ctx, self.replica.regions),
         )
 
@@ -159,7 +161,7 @@ class Worker:
         if every is None or self.job.workers == 1:
             return None
         assert isinstance(self.batches, ShardBatches)
-        return Balance(every, self.batches.shards, self.ctx.peers.inner)
+        return Balance(every, self.batches.shards, self.ctx.peers.uncounted().control)
 
     def _look_at_balance(self, batch: Batch, own_s: float) -> None:
         """Adapt the batch sizes to the workers' speeds. Its time counts as exchange, not
@@ -242,13 +244,13 @@ class Worker:
 
     def _compute(self, batch: Batch) -> float:
         for fault in self.faults:
-            fault.before_step(batch.step + 1, self.ctx.transport.inner)
+            fault.before_step(batch.step + 1, self.ctx.transport.uncounted())
         began = time.perf_counter()
         gradients = self.private or self.replica
         self.strategy.begin(self.replica, batch)
         loss = gradients.forward_backward(batch, self.strategy.scale(batch))
         for fault in self.faults:
-            fault.after_compute(time.perf_counter() - began, self.ctx.transport.inner)
+            fault.after_compute(time.perf_counter() - began, self.ctx.transport.uncounted())
         return loss
 
     def conclude(self) -> None:
@@ -360,7 +362,7 @@ class Worker:
         traits = self.strategy.traits
         if self.ctx.peers.size == 1 or (traits.in_step and not traits.survives):
             return
-        here = self.ctx.transport.assemble(self.members, traits.survives)
+        here = assemble(self.ctx.transport, self.members, traits.survives)
         if here != self.members:
             lost = sorted(set(self.members) - set(here))
             self.recorder.write("lost", ranks=lost, step=self.step)

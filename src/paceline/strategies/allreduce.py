@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from torch import Tensor
 
 from paceline.codecs.base import Codec
-from paceline.collectives.base import choose
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.exchange import Exchange
 from paceline.strategies.parts.momentum import Velocity
-from paceline.transport.metered import Metered
+from paceline.strategies.parts.prepared import prepared
 from paceline.types import Batch
 
 if TYPE_CHECKING:
@@ -64,13 +64,14 @@ class AllReduce(Strategy):
 
     def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
         super().setup(ctx, replica, saved)
-        self._collective = ctx.collective(self.collective)
-        if saved is not None and saved.own:
-            self._collective.obey(saved["collective"])
-        for region in replica.regions if ctx.codec.lossless else ():
-            self._collective.prepare(region.grads)
-        if self._collective.choices:
-            ctx.recorder.write("choice", collective=self._collective.choices)
+        self._overlaps = (
+            ctx.overlap
+            and ctx.workers > 1
+            and ctx.codec.lossless
+            and (self.exchange, self.when) == ("gradients", "step")
+        )
+        whole = [] if self._overlaps or not ctx.codec.lossless else replica.regions
+        self._collective = prepared(ctx, self.collective, [r.grads for r in whole], saved)
         self._exchange = Exchange(
             ctx,
             replica,
@@ -88,17 +89,12 @@ class AllReduce(Strategy):
         if saved is not None:
             saved.fill("collected", self._collected, "the sum of this epoch's gradients")
             self._samples = float(saved["samples"]) if saved.own else 0.0
-        self._overlaps = (
-            ctx.overlap
-            and ctx.workers > 1
-            and ctx.codec.lossless
-            and (self.exchange, self.when) == ("gradients", "step")
-        )
         if self._overlaps:
-            # A meter of its own: only the time that `step` waits at the end is counted.
-            self._hidden = Metered(ctx.peers.inner)
-            collective = choose(self.collective, self._hidden)
-            replica.all_reduce_in_buckets(collective.all_reduce)
+            # Only the time that `step` waits at the end is counted.
+            self._hidden = ctx.peers.aside()
+            buckets = replica.all_reduce_in_buckets(self._sum_bucket)
+            self._collective = prepared(ctx, self.collective, buckets, saved, self._hidden)
+            ctx.peers.settle(self._hidden, 0.0)  # what measuring has sent
 
     def refuses(self, codec: Codec) -> str | None:
         return None
@@ -112,11 +108,14 @@ class AllReduce(Strategy):
         elif self._overlaps:
             began = time.perf_counter()
             replica.await_buckets()
-            self.ctx.peers.count(self._hidden.meter.taken("setup"), time.perf_counter() - began)
+            self.ctx.peers.settle(self._hidden, time.perf_counter() - began)
             replica.update()
         else:
             self._sum_gradients(replica, batch)
             replica.update(marked=not self._exchange.compresses)
+
+    def _sum_bucket(self, bucket: Tensor) -> None:
+        self._collective.all_reduce(bucket)
 
     def _sum_gradients(self, replica: Replica, batch: Batch) -> None:
         if self._velocity is not None:

@@ -17,7 +17,8 @@ from paceline.codecs.feedback import build_codec
 from paceline.collectives.base import Collective
 from paceline.errors import BadRequest, ReplicasDiffer
 from paceline.registry import Spec
-from paceline.transport.metered import Metered
+from paceline.transport.base import Transport
+from paceline.transport.together import allocate_like
 from paceline.types import Batch, RecorderLike, Role
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class Traits:
 class Context:
     """All that a strategy gets from the run; it reads nothing from anywhere else."""
 
-    transport: Metered  # all ranks: the workers, then the servers
-    peers: Metered  # the workers only; its ranks are the workers' indices
+    transport: Transport  # all ranks: the workers, then the servers
+    peers: Transport  # the workers only; its ranks are the workers' indices
     role: Role
     worker_index: int  # -1 on a server
     workers: int
@@ -102,6 +103,7 @@ class Strategy(ABC):
         if declared := {name: cls.__dict__[name] for name in names & cls.__dict__.keys()}:
             cls.traits = replace(cls.traits, **declared)
 
+    _means: list[Tensor] | None = None  # memory for the consensus weights
     observed: Mapping[str, Any] = MappingProxyType({})  # recorded with each step's loss
 
     def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
@@ -149,8 +151,11 @@ class Strategy(ABC):
         average_buffers(self.ctx, replica)
         if self.traits.replicas_identical or self.ctx.workers == 1:
             return None
-        means = [region.params / self.ctx.peers.size for region in replica.regions]
-        for mean in means:
+        means = self._means = self._means or [
+            allocate_like(self.ctx.transport, region.params) for region in replica.regions
+        ]
+        for mean, region in zip(means, replica.regions, strict=True):
+            torch.div(region.params, self.ctx.peers.size, out=mean)
             self.ctx.peers.all_reduce(mean)
         self.ctx.recorder.write(
             "distance", samples=replica.samples_seen, value=distance_to(replica, means)
@@ -211,14 +216,15 @@ def start_together(ctx: Context, replica: Replica) -> None:
                     ctx.peers.broadcast(flat)
     expect_identical(ctx, replica, "at the start")
     replica.common_buffers = [buffer.clone() for buffer in replica.float_buffers]
+    replica.moved_buffers = [allocate_like(ctx.transport, b) for b in replica.float_buffers]
 
 
 def expect_identical(ctx: Context, replica: Replica, when: str) -> None:
     """Raise unless all workers hold the same bits."""
     own = replica.checksum()
     low, high = torch.tensor([own]), torch.tensor([own])
-    ctx.peers.all_reduce(low, "min")
-    ctx.peers.all_reduce(high, "max")
+    ctx.peers.control.all_reduce(low, "min")
+    ctx.peers.control.all_reduce(high, "max")
     if int(low) != int(high):
         raise ReplicasDiffer(
             f"the workers' weights differ {when} (init={ctx.init}): with init=seed the model must"
@@ -238,14 +244,14 @@ def average_buffers(ctx: Context, replica: Replica) -> None:
         return
     if any(buffer.numel() for buffer in replica.float_buffers):
         seen = torch.tensor([replica.samples_seen], dtype=torch.float64)
-        ctx.peers.all_reduce(seen)
+        ctx.peers.control.all_reduce(seen)
         share = replica.samples_seen / float(seen) if float(seen) else 0.0
-        for buffer, common in zip(replica.float_buffers, replica.common_buffers, strict=True):
-            moved = (
-                torch.where(buffer == common, 0.0, buffer - common).mul_(share)
-                if share
-                else torch.zeros_like(common)
-            )
+        for buffer, common, moved in zip(
+            replica.float_buffers, replica.common_buffers, replica.moved_buffers, strict=True
+        ):
+            moved.zero_()
+            if share:
+                moved.copy_(torch.where(buffer == common, 0.0, buffer - common)).mul_(share)
             ctx.peers.all_reduce(moved)
             buffer.copy_(torch.where(moved == 0, common, common + moved))
             common.copy_(buffer)
@@ -254,15 +260,15 @@ def average_buffers(ctx: Context, replica: Replica) -> None:
 
 
 def _broadcast(ctx: Context, tensor: Tensor) -> None:
-    whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+    """Send worker 0's tensor, which is in no region, to all."""
+    whole = tensor.detach().to("cpu").contiguous()
     if whole.dtype is torch.bool:
         as_bytes = whole.to(torch.uint8)
-        ctx.peers.broadcast(as_bytes)
+        ctx.peers.control.broadcast(as_bytes)
         whole = as_bytes.to(torch.bool)
     else:
-        ctx.peers.broadcast(whole)
-    if whole is not tensor:
-        tensor.copy_(whole)
+        ctx.peers.control.broadcast(whole)
+    tensor.copy_(whole)
 
 
 def _in_regions(tensor: Tensor, replica: Replica) -> bool:

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 
 from paceline.codecs.base import Codec
+from paceline.collectives.base import usual
 from paceline.errors import BadRequest, PeerLost
 from paceline.registry import strategies
 from paceline.strategies.base import APPROXIMATELY, Context, Resumes, Strategy, Traits
 from paceline.strategies.parts.async_pairs import AsyncPairs
 from paceline.strategies.parts.averaging import average_weights
 from paceline.strategies.parts.pairs import CodedPairing
-from paceline.transport.metered import Metered
+from paceline.transport.base import Transport
 from paceline.types import Batch
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Gossip(Strategy):
             own.add_(received).mul_(0.5)
 
     def _average_coded(
-        self, replica: Replica, pairing: CodedPairing, transport: Metered, partner: int
+        self, replica: Replica, pairing: CodedPairing, transport: Transport, partner: int
     ) -> None:
         own = [r.trained for r in replica.regions]
         pairing.prepare(own)
@@ -153,4 +154,4 @@ class Gossip(Strategy):
         if self._pairs is not None:
             self.ctx.peers.barrier()  # no worker sends requests any more
             self._pairs.stop()
-        average_weights(self.ctx, replica, 1 / self.ctx.peers.size, self.ctx.collective("auto"))
+        average_weights(self.ctx, replica, 1 / self.ctx.peers.size, usual(self.ctx.peers))

@@ -50,7 +50,7 @@ class LocalSGD(LocalSteps):
         self._gradients = Exchange(
             ctx,
             replica,
-            ctx.collective(self.collective),
+            self._collective,
             weights=False,
             saved=saved.part("gradients") if saved else None,
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paceline.collectives.base import usual
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.averaging import Shares, average_weights
@@ -50,7 +51,7 @@ class PSGD(Strategy):
 
     def finish(self, replica: Replica) -> None:
         average_weights(
-            self.ctx, replica, self._shares.take(self.ctx.workers), self.ctx.collective("auto")
+            self.ctx, replica, self._shares.take(self.ctx.workers), usual(self.ctx.peers)
         )
 
     def state(self) -> dict[str, Any]:

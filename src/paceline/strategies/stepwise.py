@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 from torch import Tensor
 
 from paceline.codecs.base import Codec
 from paceline.collectives.algorithms.stepwise import counts
-from paceline.collectives.base import schedule_of
+from paceline.collectives.base import schedule_of, usual
 from paceline.collectives.execute import Executor
 from paceline.collectives.schedule import Schedule
 from paceline.errors import BadRequest
@@ -30,6 +31,7 @@ from paceline.registry import Spec, strategies
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.averaging import average_weights
 from paceline.strategies.parts.reference import Reference
+from paceline.transport.together import allocate_like
 from paceline.types import Batch
 
 if TYPE_CHECKING:
@@ -64,9 +66,10 @@ class StepWise(Strategy):
             )
             executor = Executor(schedule, ctx.peers, wire=ctx.codec.wire)
             self._executors.append((executor, counts(schedule, ctx.worker_index)))
-        self._all_reduce = ctx.collective("auto")
+        self._all_reduce = usual(ctx.peers)
         compresses = not ctx.codec.lossless and self.exchange == "weights"
         self._common = Reference([r.trained for r in replica.regions] if compresses else [])
+        self._mean = [allocate_like(ctx.transport, w) for w in self._common.weights]
         if saved is not None:
             saved.fill("common", self._common.weights)
 
@@ -113,9 +116,10 @@ class StepWise(Strategy):
 
         The workers keep their own weights. It costs one all-reduce per epoch.
         """
-        for common, own in zip(self._common.weights, weights, strict=True):
-            common.copy_(own).div_(self.ctx.workers)
-            self._all_reduce.all_reduce(common)
+        for mean, own in zip(self._mean, weights, strict=True):
+            torch.div(own, self.ctx.workers, out=mean)
+            self._all_reduce.all_reduce(mean)
+        self._common.rebase(self._mean)
 
     def _divide(self, buffer: Tensor, schedule: Schedule, visited: list[int]) -> None:
         for chunk, count in enumerate(visited):

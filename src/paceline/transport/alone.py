@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paceline.errors import TransportError
-from paceline.transport.base import Op, Transport, Work
+from paceline.transport.base import Op, Traits, Transport, Work
 
 
 class Alone(Transport):
     """A world of one rank: collectives return at once."""
 
     name = "alone"
-    native = frozenset({"all_reduce", "broadcast"})
-    devices = frozenset({"cpu", "cuda", "mps", "xpu"})
+    traits = Traits(
+        devices=("cpu", "cuda", "mps", "xpu"),
+        native=("all_reduce", "broadcast"),
+        shares_memory=True,
+    )
 
     def __init__(self, deadline_s: float = 30.0) -> None:
         super().__init__(0, 1, deadline_s)
@@ -25,6 +28,9 @@ class Alone(Transport):
 
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         raise TransportError(f"there is no rank {source}: this run has one rank")
+
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        raise TransportError("this run has one rank, so no message can come")
 
     def barrier(self) -> None:
         return

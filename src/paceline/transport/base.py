@@ -1,30 +1,57 @@
-"""The interface of all transports."""
+"""The interface of all transports.
+
+A transport must have `isend`, `irecv`, `wait_any`, `barrier` and `group`; ranks that are processes
+also need `connect`. Everything else has a default, which is written on top of these (together.py),
+or is a capability that the transport declares in its `Traits` (shared memory, native collectives, a
+second channel).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.errors import BadRequest, PeerLost, TransportError
+from paceline.errors import BadRequest, TransportError
+from paceline.transport import together
 from paceline.transport.patience import Patience
+from paceline.transport.together import REDUCE as REDUCE
+from paceline.transport.together import Op as Op
+from paceline.types import Phase
 
-Op = Literal["sum", "max", "min"]
-REDUCE: dict[str, Callable[..., Tensor]] = {
-    "sum": torch.add,
-    "max": torch.maximum,
-    "min": torch.minimum,
-}
-AGREEMENT_TAG, AGREEMENT_BYTES, ASSEMBLY_TAG = 99, 160, 98
+NOTE_TAG = 1
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a transport declares about itself; launchers, `auto` and reports go by it."""
+
+    started_by: Literal["fork", "threads", "mpirun"] = "fork"
+    crosses_hosts: bool = False
+    over_network: bool = False  # no payload goes through memory that ranks share
+    devices: tuple[str, ...] = ("cpu",)  # whose memory it moves
+    native: tuple[str, ...] = ()  # collectives of the library behind it
+    shares_memory: bool = False  # `share` works: the ranks are on one host
+    second_channel: bool = False  # `side` works
+    take_turns: bool = False  # one rank runs at a time, so times say nothing
+    # Where several fit, `auto` takes the highest; None: only when the user names it.
+    preference: int | None = None
+
+    @property
+    def runs_as(self) -> Literal["processes", "threads"]:
+        return "threads" if self.started_by == "threads" else "processes"
 
 
 class Work(Protocol):
-    """A send or receive that has started."""
+    """A send or receive that has started.
+
+    After a `wait` that raised, a receive's memory is not written any more.
+    """
 
     def wait(self) -> None: ...
 
@@ -71,10 +98,7 @@ class Transport(ABC):
     """
 
     name: ClassVar[str]
-    runs_as: ClassVar[Literal["processes", "threads"]] = "processes"
-    native: ClassVar[frozenset[str]] = frozenset()  # collectives of the library behind it
-    shares_memory: ClassVar[bool] = False  # whether `share` works: the ranks are on one host
-    devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # whose memory it can read
+    traits: Traits = Traits()
     store: Any = None  # torch.distributed's store, where there is one
     tolerant: bool = False  # while waiting for one rank, ignore the death of others
 
@@ -108,18 +132,40 @@ class Transport(ABC):
     def connect(cls, rendezvous: Rendezvous) -> Transport:
         raise TransportError(f"transport {cls.name} does not connect processes")
 
+    # --- the core
+
     @abstractmethod
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work: ...
 
     @abstractmethod
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work: ...
 
-    def sending(self, tensor: Tensor, to: int) -> Message:
-        """Prepare a message that sends the tensor's content at each start."""
-        return Again(lambda: self.isend(tensor, to))
+    @abstractmethod
+    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
+        """Wait until one of the works is complete and return its index; None after `patience_s`.
 
-    def receiving(self, tensor: Tensor, source: int) -> Message:
-        return Again(lambda: self.irecv(tensor, source))
+        A work whose peer has ended counts as complete: its `wait` raises.
+        """
+
+    @abstractmethod
+    def barrier(self) -> None: ...
+
+    @abstractmethod
+    def group(self, ranks: Sequence[int]) -> Transport:
+        """A transport over these ranks only, numbered from 0 in this order.
+
+        Only its members call it.
+        """
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A flat buffer of zeros, in memory that this transport can exchange without copies."""
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def close(self) -> None:
+        """Release all resources; peers notice at once that this rank has left."""
+        return
+
+    # --- on top of the core
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self.isend(tensor, to, tag).wait()
@@ -127,36 +173,33 @@ class Transport(ABC):
     def recv(self, tensor: Tensor, source: int, tag: int = 0) -> None:
         self.irecv(tensor, source, tag).wait()
 
-    def c10d(self) -> str:
-        """torch.distributed's name for the backend that DistributedDataParallel uses."""
-        return "gloo"
+    def expect(self, tensor: Tensor, source: int) -> Work:
+        """Start a receive long before its message is sent."""
+        return self.irecv(tensor, source)
 
-    def together(self) -> AbstractContextManager[Any]:
-        """Start all sends and receives of the `with` block together, where a library needs that."""
-        return nullcontext()
+    def send_note(self, tensor: Tensor, to: int) -> Work:
+        """Send a few numbers that accompany the payload. They are not counted as payload."""
+        return self.control.isend(tensor, to, NOTE_TAG)
 
-    def agree(self, what: str) -> None:
-        """Raise on all ranks unless all give the same description of what they are about to do.
+    def recv_note(self, tensor: Tensor, source: int) -> Work:
+        return self.control.irecv(tensor, source, NOTE_TAG)
 
-        The metered payload does not include it.
+    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
+        """Replace the tensor by the combination of all ranks' tensors."""
+        together.all_reduce(self, tensor, op)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        together.broadcast(self, tensor, root)
+
+    # --- capabilities
+
+    @property
+    def control(self) -> Transport:
+        """A transport over the same ranks for small tensors on the CPU.
+
+        It is this one, unless this one moves other memory only.
         """
-        own = torch.zeros(AGREEMENT_BYTES, dtype=torch.uint8)
-        text = what.encode()[:AGREEMENT_BYTES]
-        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        heard = [own if peer == self.rank else torch.empty_like(own) for peer in range(self.size)]
-        others = [peer for peer in range(self.size) if peer != self.rank]
-        works = [self.irecv(heard[peer], peer, AGREEMENT_TAG) for peer in others]
-        works += [self.isend(own, peer, AGREEMENT_TAG) for peer in others]
-        for work in works:
-            work.wait()
-        expect_one([bytes(h.tolist()).rstrip(b"\0").decode(errors="replace") for h in heard])
-
-    def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        """Wait until one of the works is complete and return its index; None after `patience_s`.
-
-        A work whose peer has ended counts as complete: its `wait` raises.
-        """
-        raise TransportError(f"transport {self.name} cannot wait for one message out of several")
+        return self
 
     def share(self, tensor: Tensor, root: int = 0) -> Tensor:
         """The root's memory behind `tensor`, mapped by this rank.
@@ -167,43 +210,6 @@ class Transport(ABC):
             f"transport {self.kind} has no memory that ranks share; on one host, use"
             " --transport shm"
         )
-
-    def assemble(self, ranks: Sequence[int], survivors_suffice: bool = False) -> tuple[int, ...]:
-        """Wait for these ranks without a deadline; return the ranks that came, the same on all.
-
-        The first rank collects the others' messages. A rank that has ended raises `PeerLost` on
-        all of them, unless `survivors_suffice`.
-        """
-        first, word = ranks[0], torch.zeros(self.size)
-        if self.rank != first:
-            said, heard = self.isend(word, first, ASSEMBLY_TAG), torch.zeros(self.size)
-            answer = self.irecv(heard, first, ASSEMBLY_TAG)
-            self._await_one([answer], "all to come together")
-            answer.wait()
-            said.wait()
-            return tuple(r for r in ranks if heard[r])
-        awaited: dict[int, Work] = {}
-        word[first] = 1
-        for rank in ranks[1:]:
-            with suppress(PeerLost) if survivors_suffice else nullcontext():
-                awaited[rank] = self.irecv(torch.zeros(self.size), rank, ASSEMBLY_TAG)
-        while awaited:
-            order = list(awaited)
-            rank = order[self._await_one([awaited[r] for r in order], "all to come together")]
-            with suppress(PeerLost) if survivors_suffice else nullcontext():
-                awaited.pop(rank).wait()
-                word[rank] = 1
-        here = tuple(r for r in ranks if word[r])
-        for rank in here[1:]:
-            self.send(word, rank, ASSEMBLY_TAG)
-        return here
-
-    def _await_one(self, works: Sequence[Work], what: str) -> int:
-        """The index of a complete work, however long that takes; slow ranks are reported."""
-        with self.patience.waiting(what, gives_up=False) as look:
-            while (which := self.wait_any(works, self.patience.post_s)) is None:
-                look()
-        return which
 
     def side(self, label: str) -> Transport:
         """A transport over the same ranks with separate channels, for another kind of traffic.
@@ -225,33 +231,20 @@ class Transport(ABC):
         """Let other ranks run, where ranks take turns (inproc)."""
         return
 
-    @abstractmethod
-    def barrier(self) -> None: ...
+    def sending(self, tensor: Tensor, to: int) -> Message:
+        """Prepare a message that sends the tensor's content at each start."""
+        return Again(lambda: self.isend(tensor, to))
 
-    @abstractmethod
-    def group(self, ranks: Sequence[int]) -> Transport:
-        """A transport over these ranks only, numbered from 0 in this order.
+    def receiving(self, tensor: Tensor, source: int) -> Message:
+        return Again(lambda: self.irecv(tensor, source))
 
-        Only its members call it.
-        """
+    def c10d(self) -> str:
+        """torch.distributed's name for the backend that DistributedDataParallel uses."""
+        return "gloo"
 
-    def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
-        """All-reduce through rank 0. Transports with a better way override it."""
-        if self.rank == 0:
-            other = torch.empty_like(tensor)
-            for peer in range(1, self.size):
-                self.recv(other, peer)
-                REDUCE[op](tensor, other, out=tensor)
-        else:
-            self.send(tensor, 0)
-        Transport.broadcast(self, tensor)
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        if self.rank == root:
-            for work in [self.isend(tensor, peer) for peer in range(self.size) if peer != root]:
-                work.wait()
-        else:
-            self.recv(tensor, root)
+    def together(self) -> AbstractContextManager[Any]:
+        """Start all sends and receives of the `with` block together, where a library needs that."""
+        return nullcontext()
 
     def all_reduce_bytes(self, length: int, itemsize: int) -> tuple[int, int, int]:
         """Bytes that this rank sends and receives in `all_reduce`, and the number of messages.
@@ -264,20 +257,31 @@ class Transport(ABC):
         """Whether `all_reduce` can add numbers of this type."""
         return True
 
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A flat buffer of zeros, in memory that this transport can exchange without copies."""
-        return torch.zeros(numel, dtype=dtype, device=device)
+    # --- what a wrapper may count
 
-    def close(self) -> None:
-        """Release all resources; peers notice at once that this rank has left."""
+    def during(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Count the exchanges of the `with` block as those of a phase."""
+        return nullcontext()
+
+    def enter(self, phase: Phase) -> None:
+        """Count all exchanges from now on as those of a phase."""
         return
 
+    def uncounted(self) -> Transport:
+        """The same transport for exchanges that are not the run's: nothing counts them."""
+        return self
 
-def expect_one(said: Sequence[str]) -> None:
-    """Raise unless all ranks said the same."""
-    if len(set(said)) > 1:
-        told = "; ".join(f"rank {rank}: {words}" for rank, words in enumerate(said))
-        raise TransportError(f"the ranks call different operations ({told})")
+    def aside(self) -> Transport:
+        """The same transport for exchanges beside computing (`settle`)."""
+        return self
+
+    def settle(self, aside: Transport, waited_s: float) -> None:
+        """Count what `aside` has exchanged; `waited_s`: how long the rank waited for it."""
+        return
+
+    def note_all_reduce(self, length: int, itemsize: int) -> None:
+        """Count an all-reduce that PyTorch's DDP makes, whose time cannot be measured from here."""
+        return
 
 
 def wording(operation: str, tensor: Tensor) -> str:
@@ -290,10 +294,11 @@ def wording(operation: str, tensor: Tensor) -> str:
 
 
 def check_tensor(tensor: Tensor, transport: Transport) -> None:
-    if tensor.device.type not in transport.devices or not tensor.is_contiguous():
+    devices = transport.traits.devices
+    if tensor.device.type not in devices or not tensor.is_contiguous():
         raise TransportError(
             f"transport {transport.name} moves contiguous tensors on"
-            f" {' and '.join(sorted(transport.devices))}; this one is on"
+            f" {' and '.join(sorted(devices))}; this one is on"
             f" {tensor.device.type}{'' if tensor.is_contiguous() else ' and not contiguous'}"
         )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.common.seeding import random_states, set_random_states
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
-from paceline.transport.base import Op, Transport, Work, check_ranks
+from paceline.transport.base import Op, Traits, Transport, Work, check_ranks
 
 Ready = Callable[[], bool]
 
@@ -93,8 +93,14 @@ class Baton:
 class Hub:
     """What the ranks of one in-process run share: the baton, the messages, the ranks that ended."""
 
-    def __init__(self, size: int, seed: int = 0, deadline_s: float = 30.0) -> None:
-        self.size, self.deadline_s = size, deadline_s
+    def __init__(
+        self,
+        size: int,
+        seed: int = 0,
+        deadline_s: float = 30.0,
+        kind: type[InprocTransport] | None = None,
+    ) -> None:
+        self.size, self.deadline_s, self.kind = size, deadline_s, kind or InprocTransport
         self.baton = Baton(seed)
         self.messages: dict[tuple[Any, ...], deque[Tensor]] = {}  # sent, not received yet
         self.brought: dict[tuple[Any, ...], dict[int, Tensor]] = {}  # to a collective, by rank
@@ -105,7 +111,7 @@ class Hub:
             self.baton.join(rank)
 
     def transport(self, rank: int) -> InprocTransport:
-        return InprocTransport(self, rank, tuple(range(self.size)))
+        return self.kind(self, rank, tuple(range(self.size)))
 
     def run(self, body: Callable[[InprocTransport], Any]) -> list[Any]:
         """Run `body(transport)` on every rank; return what each rank returned or raised."""
@@ -150,10 +156,13 @@ class Hub:
 class InprocTransport(Transport):
     """Threads that take turns: repeatable, for tests, teaching and debugging; not for speed."""
 
-    runs_as = "threads"
-    native = frozenset({"all_reduce", "broadcast"})
-    shares_memory = True
-    devices = frozenset({"cpu", "cuda"})
+    traits = Traits(
+        started_by="threads",
+        devices=("cpu", "cuda"),
+        native=("all_reduce", "broadcast"),
+        shares_memory=True,
+        take_turns=True,
+    )
 
     def __init__(
         self, hub: Hub, rank: int, members: tuple[int, ...], place: tuple[Any, ...] = ()
@@ -202,7 +211,7 @@ class InprocTransport(Transport):
         members = check_ranks(ranks, self.size, self.rank)
         self._groups[members] += 1
         place = (*self._place, self._groups[members])
-        return InprocTransport(
+        return type(self)(
             self._hub, self._world_rank, tuple(self._members[r] for r in members), place
         )
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
-from paceline.transport.base import Message, Op, Transport, Work
+from paceline.transport.base import NOTE_TAG, Message, Op, Transport, Work
 from paceline.transport.wrapper import Wrapper
 from paceline.types import PHASES, Phase
 
 ALL_PEERS = -1
-NOTE_TAG = 1
 
 
 @dataclass
@@ -94,15 +93,43 @@ class Metered(Wrapper):
             [w.work if isinstance(w, _Timed) else w for w in works], patience_s
         )
 
+    def around(self, other: Transport) -> Metered:
+        return Metered(other, self.meter)
+
+    def during(self, phase: Phase) -> AbstractContextManager[None]:
+        return self.meter.during(phase)
+
+    def enter(self, phase: Phase) -> None:
+        self.meter.phase = phase
+
+    def uncounted(self) -> Transport:
+        return self.inner
+
+    def aside(self) -> Metered:
+        return Metered(self.inner)
+
+    def settle(self, aside: Transport, waited_s: float) -> None:
+        assert isinstance(aside, Metered)
+        tally = aside.meter.taken("setup")
+        self.meter.add(
+            "overlapped",
+            ALL_PEERS,
+            tally.sent_bytes,
+            tally.received_bytes,
+            tally.messages,
+            waited_s,
+        )
+
     def send_note(self, tensor: Tensor, to: int) -> Work:
-        """Send a few numbers that accompany the payload: only their time is counted."""
-        return _Timed(self.inner.isend(tensor, to, NOTE_TAG), self.meter, "note", to)
+        """Only the time is counted."""
+        return _Timed(self.inner.control.isend(tensor, to, NOTE_TAG), self.meter, "note", to)
 
     def recv_note(self, tensor: Tensor, source: int) -> Work:
-        return _Timed(self.inner.irecv(tensor, source, NOTE_TAG), self.meter, "note", source)
+        work = self.inner.control.irecv(tensor, source, NOTE_TAG)
+        return _Timed(work, self.meter, "note", source)
 
     def expect(self, tensor: Tensor, source: int) -> Work:
-        """Start a receive long before its message; its bytes are counted by `wait`."""
+        """The bytes are counted by `wait`."""
         return _Timed(self.inner.irecv(tensor, source), self.meter, "recv", source, tensor.nbytes)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
@@ -147,12 +174,6 @@ class Metered(Wrapper):
             "broadcast", ALL_PEERS, sent, received, self.size - 1 if at_root else 0, seconds
         )
 
-    def count(self, tally: Tally, seconds: float) -> None:
-        """Count an exchange that overlapped with computing; `seconds`: how long the rank waited."""
-        self.meter.add(
-            "overlapped", ALL_PEERS, tally.sent_bytes, tally.received_bytes, tally.messages, seconds
-        )
-
     def note_all_reduce(self, length: int, itemsize: int) -> None:
         """Count an all-reduce of PyTorch's DDP, whose time cannot be measured from here."""
         if self.size > 1:
@@ -162,9 +183,6 @@ class Metered(Wrapper):
     def _count_all_reduce(self, length: int, itemsize: int, seconds: float) -> None:
         sent, received, messages = self.inner.all_reduce_bytes(length, itemsize)
         self.meter.add("all_reduce", ALL_PEERS, sent, received, messages, seconds)
-
-    def group(self, ranks: Sequence[int]) -> Metered:
-        return Metered(self.inner.group(ranks), self.meter)
 
 
 class _Timed:

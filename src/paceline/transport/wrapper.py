@@ -9,19 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.transport.base import Op, Transport, Work
+from paceline.transport.base import Message, Op, Transport, Work
 
 
 class Wrapper(Transport):
+    """Subclasses say in `around` how another transport of the same rank is wrapped."""
+
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner.rank, inner.size, inner.deadline_s, inner.generation, inner.patience)
-        self.inner = inner
-        self.native, self.devices, self.runs_as = inner.native, inner.devices, inner.runs_as  # type: ignore[misc]
-        self.store = inner.store
+        self.inner, self.traits, self.store = inner, inner.traits, inner.store
+
+    def around(self, other: Transport) -> Transport:
+        raise NotImplementedError
 
     @property
     def kind(self) -> str:
         return self.inner.kind
+
+    @property
+    def control(self) -> Transport:
+        found = self.inner.control
+        return self if found is self.inner else self.around(found)
 
     @property
     def tolerant(self) -> bool:
@@ -37,11 +45,26 @@ class Wrapper(Transport):
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         return self.inner.irecv(tensor, source, tag)
 
+    def sending(self, tensor: Tensor, to: int) -> Message:
+        return self.inner.sending(tensor, to)
+
+    def receiving(self, tensor: Tensor, source: int) -> Message:
+        return self.inner.receiving(tensor, source)
+
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
         return self.inner.wait_any(works, patience_s)
 
     def barrier(self) -> None:
         self.inner.barrier()
+
+    def group(self, ranks: Sequence[int]) -> Transport:
+        return self.around(self.inner.group(ranks))
+
+    def side(self, label: str) -> Transport:
+        return self.around(self.inner.side(label))
+
+    def twin(self) -> Transport:
+        return self.around(self.inner.twin())
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
         self.inner.all_reduce(tensor, op)
@@ -63,12 +86,6 @@ class Wrapper(Transport):
 
     def pause(self) -> None:
         self.inner.pause()
-
-    def assemble(self, ranks: Sequence[int], survivors_suffice: bool = False) -> tuple[int, ...]:
-        return self.inner.assemble(ranks, survivors_suffice)
-
-    def agree(self, what: str) -> None:
-        self.inner.agree(what)
 
     def adds(self, dtype: torch.dtype) -> bool:
         return self.inner.adds(dtype)

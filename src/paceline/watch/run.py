@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.notices import NAME as NOTICES
-from paceline.record.reader import ON_THE_NETWORK, Event, read_run
+from paceline.record.reader import Event, over_network, read_run
 from paceline.watch.curves import Means, Points
 from paceline.watch.files import JsonFile, inside
 from paceline.watch.ranks import RankView, rows
@@ -173,7 +173,7 @@ class RunView:
                 "ranks": rows(
                     ranks,
                     _times_known(config, ranks),
-                    config.get("transport") in ON_THE_NETWORK,
+                    over_network(next((r.start for r in ranks if r.start), {}), config),
                 ),
                 "notices": list(self.notices),
                 "faults": self._faults(),

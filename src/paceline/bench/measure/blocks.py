@@ -20,6 +20,7 @@ from paceline.registry import models, strategies, transports
 from paceline.run.own_loop import Pace
 from paceline.strategies.base import Strategy
 from paceline.transport.base import Rendezvous
+from paceline.transport.choose import best_transport
 from paceline.types import Batch
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ def _rank(
     data: Data, batch_size: int, blocks: int, rendezvous: Rendezvous, say: Any
 ) -> dict[str, Any]:
     torch.set_num_threads(1)
-    transport = transports.entry(
-        "shm" if transports.entry("shm").make.available() else "gloo"
-    ).make.connect(rendezvous)
+    transport = transports.entry(best_transport()).make.connect(rendezvous)
     loops = {name: _loop(name, transport, data, batch_size) for name in CONTENDERS}
     found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     if rendezvous.rank == 0:

@@ -28,7 +28,7 @@ ANSWER_S = 600.0
 def contenders() -> list[tuple[str, str]]:
     """List the pairs (transport, collective) that processes on this machine can use."""
     kinds: list[Any] = [t.make for t in transports]
-    names = [kind.name for kind in kinds if kind.runs_as == "processes" and kind.available()]
+    names = [kind.name for kind in kinds if kind.traits.runs_as == "processes" and kind.available()]
     found = [(name, collective) for name in names for collective in collectives.names()]
     if MPI in names:
         found.append(PEER)

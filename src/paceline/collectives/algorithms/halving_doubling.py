@@ -23,7 +23,7 @@ RULES = {
 }
 
 
-@algorithm("halving-doubling")
+@algorithm("halving-doubling", tried=True)
 def halving_doubling(ranks: int) -> Schedule:
     """Recursive halving, then doubling; any number of ranks."""
     inner = 1 << (ranks.bit_length() - 1)

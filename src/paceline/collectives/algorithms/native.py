@@ -16,7 +16,7 @@ class Native(Collective):
 
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
-        if "all_reduce" not in transport.native:
+        if "all_reduce" not in transport.traits.native:
             raise BadRequest(
                 f"collective native: transport {transport.kind} has no all-reduce of its own; use"
                 " ring, tree or halving-doubling"

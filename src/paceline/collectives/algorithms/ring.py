@@ -42,7 +42,7 @@ def share_only(ranks: int, own: int = 1) -> list[Round]:
     ]
 
 
-@algorithm("ring")
+@algorithm("ring", tried=True)
 def ring(ranks: int) -> Schedule:
     """Chunked ring: 2(P-1) rounds, each rank sends 2(P-1)/P of the buffer."""
     return followed_by(

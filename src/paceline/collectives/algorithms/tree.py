@@ -46,7 +46,8 @@ def outwards(members: list[int], chunks: int) -> list[Round]:
     ]
 
 
-@algorithm("tree")
+# It sends whole buffers: above this size it is never the fastest.
+@algorithm("tree", tried=True, up_to_bytes=1 << 20)
 def tree(ranks: int) -> Schedule:
     """Binomial tree: 2 log2(P) rounds of the whole buffer."""
     members = list(range(ranks))

@@ -21,7 +21,6 @@ from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.strategies.base import Context
 from paceline.strategies.parts.pairs import make_pairing
 from paceline.transport.base import Work
-from paceline.transport.metered import Metered
 
 if TYPE_CHECKING:
     from paceline.replica.replica import Replica
@@ -37,17 +36,10 @@ class AsyncPairs:
 
     def __init__(self, ctx: Context, replica: Replica) -> None:
         self._ctx, self._replica, self.lock = ctx, replica, threading.Lock()
-        requests, replies = (
-            ctx.transport.inner.side("requests"),
-            ctx.transport.inner.side("replies"),
-        )
+        requests, replies = ctx.transport.side("requests"), ctx.transport.side("replies")
         requests.tolerant = replies.tolerant = True
-        meter = ctx.transport.meter
-        self._requests_out, self._replies_in = (
-            Metered(requests, meter),
-            Metered(replies.twin(), meter),
-        )
-        self._requests_in, self._replies_out = Metered(requests.twin()), Metered(replies)
+        self._requests_out, self._replies_in = requests, replies.twin()
+        self._requests_in, self._replies_out = requests.twin().aside(), replies.aside()
         self._requests_in.tolerant = True
         others = [p for p in range(ctx.workers) if p != ctx.worker_index]
         aside = copy.deepcopy(ctx.codec)  # for the thread
@@ -76,7 +68,7 @@ class AsyncPairs:
         with self.lock:
             pairing.average(self._weights())
         # Count what the thread has sent since the last call.
-        self._ctx.transport.count(self._replies_out.meter.taken("setup"), 0.0)
+        self._ctx.transport.settle(self._replies_out, 0.0)
 
     def stop(self) -> None:
         """End the thread; no worker sends requests any more."""

@@ -65,6 +65,7 @@ class OptimizerAverage:
         # True once all workers have state for all parameters and no state counts steps. Then there
         # is nothing to agree on any more.
         self._agreed = False
+        self._kept: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
     def average(self, replica: Replica, share: float) -> None:
         """s <- sum_p share_p s_p for every tensor s of the state, in one order on all workers."""
@@ -75,9 +76,16 @@ class OptimizerAverage:
         state = replica.optimizer.state
         for parameter in parameters_of(replica.optimizer):
             for key in _averaged(parameter, state.get(parameter, {})):
-                whole = state[parameter][key].contiguous().mul_(share)
-                self._ctx.peers.all_reduce(whole)
-                state[parameter][key].copy_(whole)
+                value = state[parameter][key]
+                whole = self._memory(value)
+                self._ctx.peers.all_reduce(torch.mul(value, share, out=whole))
+                value.copy_(whole)
+
+    def _memory(self, value: Tensor) -> Tensor:
+        key = (value.numel(), value.dtype, value.device)
+        if key not in self._kept:
+            self._kept[key] = self._ctx.transport.allocate(*key)
+        return self._kept[key].view(value.shape)
 
     def _agree(self, replica: Replica) -> None:
         """Make state for each parameter that any worker has state for.
@@ -90,13 +98,10 @@ class OptimizerAverage:
         steps = [_steps(optimizer.state.get(p, {})) for p in parameters]
         largest = [ABSENT if kind is None else kind for kind in kinds]
         smallest = [ABSENT if kind is None else -kind for kind in kinds]
-        device = replica.regions[0].params.device
         table = torch.tensor(
-            [has, [1.0 - h for h in has], largest, smallest, steps],
-            dtype=torch.float64,
-            device=device,
+            [has, [1.0 - h for h in has], largest, smallest, steps], dtype=torch.float64
         )
-        self._ctx.peers.all_reduce(table, "max")
+        self._ctx.peers.control.all_reduce(table, "max")
         some, lacking, largest, smallest, steps = table.tolist()
         make_state(
             optimizer,

@@ -10,6 +10,7 @@ from paceline.common.intervals import due, interval
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.averaging import Shares
 from paceline.strategies.parts.exchange import Exchange
+from paceline.strategies.parts.prepared import prepared
 from paceline.types import Batch
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ class LocalSteps(Strategy):
     def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
         super().setup(ctx, replica, saved)
         self._shares = Shares(saved)
+        whole = replica.regions if ctx.codec.lossless else []
+        self._collective = prepared(ctx, self.collective, [r.grads for r in whole], saved)
         self._exchange = Exchange(
             ctx,
             replica,
-            ctx.collective(self.collective),
+            self._collective,
             weights=self.averages,
             saved=saved.part("exchange") if saved else None,
         )
@@ -58,4 +61,8 @@ class LocalSteps(Strategy):
             self.synchronise(replica, self._shares.take(self.ctx.workers))
 
     def state(self) -> dict[str, Any]:
-        return {"shares": self._shares.state(), "exchange": self._exchange.state()}
+        return {
+            "shares": self._shares.state(),
+            "exchange": self._exchange.state(),
+            "collective": self._collective.choices,
+        }

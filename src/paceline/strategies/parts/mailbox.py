@@ -15,8 +15,7 @@ from torch import Tensor
 from paceline.codecs.base import Codec, check_real
 from paceline.strategies.base import Context
 from paceline.strategies.parts.reference import Reference
-from paceline.transport.base import Work
-from paceline.transport.metered import Metered
+from paceline.transport.base import Transport, Work
 from paceline.types import Layout
 
 Span = tuple[Layout, Tensor]  # the layout of a span's slots, and a tensor of its length and type
@@ -33,7 +32,8 @@ class EncodedSpan:
             codec.message_bytes(self.layout), torch.uint8, like.device
         )
         self.values = torch.zeros_like(like)
-        self.used = torch.full((1,), self.message.numel(), dtype=torch.int64, device=like.device)
+        self.used = ctx.transport.allocate(1, torch.int64, like.device)
+        self.used.fill_(self.message.numel())
 
     @property
     def filled(self) -> Tensor:
@@ -69,7 +69,7 @@ class Outbox:
         self.write(differences)
         known.advance([span.read() for span in self.encoded])
 
-    def send(self, transport: Metered, to: int) -> list[Work]:
+    def send(self, transport: Transport, to: int) -> list[Work]:
         """Send all messages; if their lengths vary, send all lengths first."""
         lengths = (
             [transport.isend(span.used, to) for span in self.encoded] if self.codec.varies else []
@@ -85,14 +85,14 @@ class Inbox:
         self.encoded = [EncodedSpan(ctx, codec, span) for span in spans]
         self._coming: list[Work] = []
 
-    def listen(self, transport: Metered, source: int) -> list[Work]:
+    def listen(self, transport: Transport, source: int) -> list[Work]:
         self._coming = [
             transport.expect(w.used if self.codec.varies else w.message, source)
             for w in self.encoded
         ]
         return self._coming
 
-    def read(self, transport: Metered, source: int) -> list[Tensor]:
+    def read(self, transport: Transport, source: int) -> list[Tensor]:
         for work in self._coming:
             work.wait()
         if self.codec.varies:

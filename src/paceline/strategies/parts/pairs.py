@@ -20,8 +20,7 @@ from paceline.codecs.base import Codec
 from paceline.strategies.base import Context
 from paceline.strategies.parts.mailbox import Inbox, Outbox
 from paceline.strategies.parts.reference import Reference
-from paceline.transport.base import Work
-from paceline.transport.metered import Metered
+from paceline.transport.base import Transport, Work
 
 if TYPE_CHECKING:
     from paceline.replica.flat import Region
@@ -35,9 +34,9 @@ class Pairing(Protocol):
     """
 
     def prepare(self, weights: Sequence[Tensor]) -> None: ...
-    def listen(self, transport: Metered, partner: int) -> list[Work]: ...
-    def send(self, transport: Metered, partner: int) -> list[Work]: ...
-    def receive(self, transport: Metered, partner: int) -> None: ...
+    def listen(self, transport: Transport, partner: int) -> list[Work]: ...
+    def send(self, transport: Transport, partner: int) -> list[Work]: ...
+    def receive(self, transport: Transport, partner: int) -> None: ...
     def average(self, weights: Sequence[Tensor]) -> None: ...
 
 
@@ -50,7 +49,7 @@ class PlainPairing:
 
     def __init__(self, ctx: Context, regions: Sequence[Region]) -> None:
         own = [r.trained for r in regions]
-        self._sent = [w.clone() for w in own]
+        self._sent = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         self._received = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         self._coming: list[Work] = []
 
@@ -58,14 +57,14 @@ class PlainPairing:
         for sent, own in zip(self._sent, weights, strict=True):
             sent.copy_(own)
 
-    def listen(self, transport: Metered, partner: int) -> list[Work]:
+    def listen(self, transport: Transport, partner: int) -> list[Work]:
         self._coming = [transport.irecv(received, partner) for received in self._received]
         return self._coming
 
-    def send(self, transport: Metered, partner: int) -> list[Work]:
+    def send(self, transport: Transport, partner: int) -> list[Work]:
         return [transport.isend(sent, partner) for sent in self._sent]
 
-    def receive(self, transport: Metered, partner: int) -> None:
+    def receive(self, transport: Transport, partner: int) -> None:
         for work in self._coming:
             work.wait()
 
@@ -105,13 +104,13 @@ class CodedPairing:
         for span in self._out.encoded:
             span.read()
 
-    def listen(self, transport: Metered, partner: int) -> list[Work]:
+    def listen(self, transport: Transport, partner: int) -> list[Work]:
         return self._in.listen(transport, partner)
 
-    def send(self, transport: Metered, partner: int) -> list[Work]:
+    def send(self, transport: Transport, partner: int) -> list[Work]:
         return self._out.send(transport, partner)
 
-    def receive(self, transport: Metered, partner: int) -> None:
+    def receive(self, transport: Transport, partner: int) -> None:
         self._in.read(transport, partner)
 
     def average(self, weights: Sequence[Tensor]) -> None:

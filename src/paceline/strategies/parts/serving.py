@@ -17,8 +17,7 @@ from paceline.strategies.base import Context
 from paceline.strategies.parts.mailbox import Inbox, Outbox, Span
 from paceline.strategies.parts.momentum import Velocity
 from paceline.strategies.parts.reference import Reference
-from paceline.transport.base import Work
-from paceline.transport.metered import Metered
+from paceline.transport.base import Transport, Work
 from paceline.transport.notes import receive_bytes
 
 if TYPE_CHECKING:
@@ -69,15 +68,15 @@ class Note:
         self.request = torch.zeros(3 + groups, dtype=torch.float64)
         self.reply = torch.zeros(2, dtype=torch.float64)
 
-    def send(self, transport: Metered, server: int, kind: int, numbers: Sequence[float]) -> Work:
+    def send(self, transport: Transport, server: int, kind: int, numbers: Sequence[float]) -> Work:
         self.request[0] = kind
         self.request[1 : 1 + len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
         return transport.send_note(self.request, server)
 
-    def listen(self, transport: Metered, server: int) -> Work:
+    def listen(self, transport: Transport, server: int) -> Work:
         return transport.recv_note(self.reply, server)
 
-    def fetch(self, transport: Metered, server: int, kind: int) -> Tensor:
+    def fetch(self, transport: Transport, server: int, kind: int) -> Tensor:
         """Request a server's state, as bytes."""
         self.send(transport, server, kind, []).wait()
         self.listen(transport, server).wait()
@@ -85,7 +84,7 @@ class Note:
         transport.recv_note(content, server).wait()
         return content
 
-    def bye(self, transport: Metered, server: int) -> None:
+    def bye(self, transport: Transport, server: int) -> None:
         self.send(transport, server, BYE, []).wait()
 
 
@@ -158,7 +157,7 @@ class Server:
         for region, low, high in self.spans:
             self.transport.recv(self.replica.regions[region].params[low:high], 0)
         memory = receive_bytes(self.transport, 0)
-        self.transport.meter.phase = "train"
+        self.transport.enter("train")
         for client in self.clients:
             if not self.ctx.codec.lossless:
                 self._use_codec(client)
@@ -225,7 +224,7 @@ class Server:
             client.waits = True
         elif kind == PULL:
             self._apply()
-            with self.transport.meter.during("evaluate"):
+            with self.transport.during("evaluate"):
                 self._send_weights(client)
         elif kind == BYE:
             client.here = False

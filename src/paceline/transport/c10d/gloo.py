@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.registry import transports
+from paceline.transport.base import Traits
 from paceline.transport.c10d.transport import ProcessGroupTransport
 
 
@@ -14,6 +15,13 @@ from paceline.transport.c10d.transport import ProcessGroupTransport
 class GlooTransport(ProcessGroupTransport):
     """Processes on one host or several, over TCP."""
 
+    traits = Traits(
+        crosses_hosts=True,
+        over_network=True,
+        native=("all_reduce", "broadcast"),
+        second_channel=True,
+        preference=10,
+    )
     failure_words = ("gloo", "Connection", "ead error", "losed")
 
     def make_group(self, store: Any) -> Any:

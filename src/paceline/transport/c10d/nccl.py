@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.registry import transports
-from paceline.transport.base import expect_one
+from paceline.transport.base import Traits
+from paceline.transport.c10d.gloo import GlooTransport
 from paceline.transport.c10d.transport import ProcessGroupTransport
 
 
@@ -18,7 +19,14 @@ from paceline.transport.c10d.transport import ProcessGroupTransport
 class NcclTransport(ProcessGroupTransport):
     """GPUs, one per process."""
 
-    devices = frozenset({"cuda"})
+    traits = Traits(
+        crosses_hosts=True,
+        over_network=True,
+        devices=("cuda",),
+        native=("all_reduce", "broadcast"),
+        second_channel=True,
+        preference=30,
+    )
     failure_words = ("NCCL", "Connection", "ead error", "losed")
 
     @classmethod
@@ -28,7 +36,7 @@ class NcclTransport(ProcessGroupTransport):
         return None if dist.is_nccl_available() else "this build of PyTorch has no NCCL"
 
     def make_group(self, store: Any) -> Any:
-        self._agreements = 0
+        self._control: GlooTransport | None = None
         self._device = torch.device("cuda", torch.cuda.current_device())
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.timeout
@@ -44,9 +52,18 @@ class NcclTransport(ProcessGroupTransport):
         yield
         self._group._end_coalescing(self._device)
 
-    def agree(self, what: str) -> None:
-        """Compare the descriptions through the store, because NCCL moves GPU tensors only."""
-        self._agreements += 1
-        store = dist.PrefixStore(f"{self._label}/agree/{self._agreements}", self.store)
-        store.set(str(self.rank), what)
-        expect_one([store.get(str(rank)).decode() for rank in range(self.size)])
+    @property
+    def control(self) -> GlooTransport:
+        """gloo over the same ranks, for small tensors on the CPU, which NCCL does not move."""
+        if self._control is None:
+            self._control = GlooTransport(
+                self.store,
+                self._host,
+                self.rank,
+                self.size,
+                self.deadline_s,
+                self.generation,
+                f"{self._label}/control",
+                self.patience,
+            )
+        return self._control

@@ -29,6 +29,7 @@ from paceline.transport.base import (
 )
 from paceline.transport.c10d.store import LONG, connect_store, first_line, patience_for
 from paceline.transport.patience import Patience
+from paceline.transport.together import agree
 
 REDUCE: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -40,7 +41,6 @@ REDUCE: dict[str, Any] = {
 class ProcessGroupTransport(Transport):
     """A subclass defines how its process group is made and how its errors are recognised."""
 
-    native = frozenset({"all_reduce", "broadcast"})
     failure_words: ClassVar[tuple[str, ...]]  # a RuntimeError with one of them: connection broken
 
     def __init__(
@@ -53,9 +53,11 @@ class ProcessGroupTransport(Transport):
         generation: int,
         name: str,
         patience: Patience | None = None,
+        members: tuple[int, ...] = (),
     ) -> None:
         super().__init__(rank, size, deadline_s, generation, patience)
         self.store, self._host, self._label = store, host, name
+        self._members = members or tuple(range(size))  # the ranks in the world
         self._group = self._guard(
             lambda: self.make_group(dist.PrefixStore(f"{name}/{generation}", store))
         )
@@ -115,7 +117,7 @@ class ProcessGroupTransport(Transport):
         """
         key = (operation, tensor.numel(), tensor.dtype, tensor.device.type, tensor.is_contiguous())
         if key not in self._agreed:
-            self.agree(wording(operation, tensor))
+            agree(self, wording(operation, tensor))
             check_tensor(tensor, self)
             self._agreed.add(key)
 
@@ -150,6 +152,7 @@ class ProcessGroupTransport(Transport):
             self.generation,
             name,
             self.patience,
+            tuple(self._members[rank] for rank in members),
         )
 
     def side(self, label: str) -> Self:
@@ -163,6 +166,7 @@ class ProcessGroupTransport(Transport):
             self.generation,
             name,
             self.patience,
+            self._members,
         )
 
     def close(self) -> None:
@@ -186,10 +190,12 @@ class ProcessGroupTransport(Transport):
         except RuntimeError as error:
             text = first_line(error)
             if "imed out" in text or "imeout" in text:
-                raise PeerSlow(peer, self.deadline_s, what) from None
+                slow = None if peer is None else self._members[peer]
+                raise PeerSlow(slow, self.deadline_s, what) from None
             if any(words in str(error) for words in self.failure_words):
                 other = 1 - self.rank if self.size == 2 else peer
-                raise PeerLost(other, "its connection closed") from None
+                lost = None if other is None else self._members[other]
+                raise PeerLost(lost, "its connection closed") from None
             raise TransportError(f"{self.name}: {text}") from None
         finally:
             if wait is not None:

@@ -28,6 +28,7 @@ from paceline.transport.base import (
     Message,
     Op,
     Rendezvous,
+    Traits,
     Transport,
     Work,
     check_ranks,
@@ -36,6 +37,7 @@ from paceline.transport.base import (
 )
 from paceline.transport.c10d.store import connect_store, patience_for
 from paceline.transport.patience import Patience
+from paceline.transport.together import agree
 
 LOOKS = 200  # tests before the rank yields its core
 SIGNATURE = 4  # int64 numbers that describe a rank's call of a collective
@@ -86,7 +88,12 @@ def number_types(mpi: Any) -> dict[torch.dtype, Any]:
 class MpiTransport(Transport):
     """Processes under mpirun, over Open MPI."""
 
-    native = frozenset({"all_reduce", "broadcast"})
+    traits = Traits(
+        started_by="mpirun",
+        crosses_hosts=True,
+        native=("all_reduce", "broadcast"),
+        second_channel=True,
+    )
 
     def __init__(
         self, comm: Any, store: Any, deadline_s: float, patience: Patience | None = None
@@ -195,7 +202,7 @@ class MpiTransport(Transport):
             self._comm.Iallreduce(self._mpi.IN_PLACE, message, self._mpi.MAX), None, operation
         )
         if not torch.equal(self._signature[:SIGNATURE], -self._signature[SIGNATURE:]):
-            self.agree(wording(operation, tensor))
+            agree(self, wording(operation, tensor))
         check_tensor(tensor, self)
 
     def finish(self, request: Any, peer: int | None, what: str, status: Any = None) -> None:
@@ -204,10 +211,15 @@ class MpiTransport(Transport):
         for _ in range(LOOKS):
             if test(status):
                 return
-        with self.patience.waiting(what, peer) as look:
-            while not test(status):
-                os.sched_yield()
-                look()
+        try:
+            with self.patience.waiting(what, peer) as look:
+                while not test(status):
+                    os.sched_yield()
+                    look()
+        except BaseException:
+            if peer is not None:
+                request.Cancel()  # a message that comes later must not write to this memory
+            raise
 
     def side(self, label: str) -> MpiTransport:
         return MpiTransport(self._comm.Dup(), self.store, self.deadline_s, self.patience)

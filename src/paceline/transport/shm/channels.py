@@ -9,6 +9,7 @@ channel.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ PACKET_BYTES = 256 << 10
 LONG_BYTES = 64 << 10  # from this size on the receiver posts an address
 IN_PACKETS = 0xFFFFFFFF  # posted instead of an address: the receiver's memory is not shared
 WORD = 0xFFFFFFFF  # counters have 32 bits and wrap around
+SETTLE_S = 0.001  # after it every rank has seen what another has written to shared memory
 
 
 def channels_bytes(ranks: int) -> int:
@@ -41,6 +43,11 @@ class ChannelMessage:
         self.transport, self.tensor, self.peer, self.sending = transport, tensor, peer, sending
         source, target = (transport.rank, peer) if sending else (peer, transport.rank)
         self.channel = (int(tag != 0) * transport.size + source) * transport.size + target
+        if transport._counters.given_up[self.channel]:
+            raise TransportError(
+                f"a message between ranks {source} and {target} was given up: they cannot exchange"
+                " any more"
+            )
         self._bytes = (
             tensor.detach().view(-1).view(torch.uint8)
             if tensor.numel()
@@ -51,6 +58,7 @@ class ChannelMessage:
         self._ticket: int | None = None  # the number of the posted receive
         self._in_packets = not self._long
         self.done = tensor.nbytes == 0
+        self.lost = False  # an earlier message of the channel was given up
 
     def advance(self) -> bool:
         """Move what can be moved now; True when the message is complete."""
@@ -102,7 +110,13 @@ class ChannelMessage:
             self.transport._members[self.peer], counters.numbers[entry]
         )
         offset = counters.low[entry] + (counters.high[entry] << 32)
-        theirs.tensor(torch.uint8, offset, self._size).copy_(self._bytes)
+        counters.writing[channel] = 1
+        try:
+            if counters.given_up[channel]:
+                raise TransportError(f"rank {self.peer} has given this message up")
+            theirs.tensor(torch.uint8, offset, self._size).copy_(self._bytes)
+        finally:
+            counters.writing[channel] = 0
         self._filled()
 
     def _filled(self) -> None:
@@ -150,8 +164,33 @@ class ChannelMessage:
         transport = self.transport
 
         def ready() -> bool:
+            if self.lost:
+                raise TransportError(f"an earlier message of rank {self.peer} was given up")
             if not self.done:
                 transport._progress()
             return self.done
 
-        transport._waiter.wait(ready, self.peer, "a message")
+        try:
+            transport._waiter.wait(ready, self.peer, "a message")
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Give an unfinished message up: its memory is not written any more.
+
+        The channel cannot be used again, since its next bytes would belong to this message. A
+        sender marks itself before it looks whether the message was given up. So after a moment
+        either the sender has seen it, or this rank sees the mark and waits until it is gone.
+        """
+        transport, counters = self.transport, self.transport._counters
+        if self.done:
+            return
+        for work in transport._pending:
+            work.lost |= (work.channel, work.sending) == (self.channel, self.sending)
+        transport._pending = [work for work in transport._pending if not work.lost]
+        counters.given_up[self.channel] = 1
+        if not self.sending and self._ticket is not None:
+            time.sleep(SETTLE_S)
+            while counters.writing[self.channel] and not transport._waiter.has_ended(self.peer):
+                time.sleep(SETTLE_S)

@@ -48,7 +48,7 @@ class Counters:
 
     @staticmethod
     def size(ranks: int) -> int:
-        return 4 * CACHE_LINE * (7 * ranks + (4 + 5 * PACKETS) * CHANNELS * ranks * ranks)
+        return 4 * CACHE_LINE * (7 * ranks + (6 + 5 * PACKETS) * CHANNELS * ranks * ranks)
 
     def __init__(self, words: memoryview, ranks: int) -> None:
         self._words, self.ranks = words, ranks
@@ -57,12 +57,13 @@ class Counters:
         pairs = 7 * ranks * CACHE_LINE
         step = CHANNELS * ranks * ranks * CACHE_LINE
         # Per channel: packets written and read; receives posted by the receiver, and filled by the
-        # sender.
-        columns = [Column(words, pairs + i * step) for i in range(4)]
-        self.written, self.read, self.posted, self.filled = columns
+        # sender; whether the sender writes to a posted address now; whether a message of the
+        # channel was given up.
+        columns = [Column(words, pairs + i * step) for i in range(6)]
+        self.written, self.read, self.posted, self.filled, self.writing, self.given_up = columns
         # Per packet: the length of its message. Per posted receive: the length, and the address
         # (number of the allocation, offset in two words).
-        columns = [Column(words, pairs + (4 + i * PACKETS) * step) for i in range(5)]
+        columns = [Column(words, pairs + (6 + i * PACKETS) * step) for i in range(5)]
         self.lengths, self.wanted, self.numbers, self.low, self.high = columns
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(words))
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -135,14 +136,14 @@ class Waiter:
                 counters.asleep[me] = 0
             if ready():
                 return
-            if counters.closed[peer] or self._ended(peer):
+            if counters.closed[peer] or self.has_ended(peer):
                 if ready():  # the peer may have finished this just before it ended
                     return
-                raise PeerLost(peer, f"while waiting for {what}")
+                raise PeerLost(self._members[peer], f"while waiting for {what}")
             # The peer may itself be waiting for another rank that has ended.
             for other in () if self.tolerant else self.descriptors:
-                if other != peer and not counters.closed[other] and self._ended(other):
-                    raise PeerLost(other, f"while waiting for {what}")
+                if other != peer and not counters.closed[other] and self.has_ended(other):
+                    raise PeerLost(self._members[other], f"while waiting for {what}")
             look()
 
     def wait_any(
@@ -171,12 +172,12 @@ class Waiter:
             if (which := found()) is not None:
                 return which
             for index, peer in enumerate(peers):
-                if counters.closed[peer] or self._ended(peer):
+                if counters.closed[peer] or self.has_ended(peer):
                     return index if (which := found()) is None else which
             if time.monotonic() > until:
                 return None
 
-    def _ended(self, peer: int) -> bool:
+    def has_ended(self, peer: int) -> bool:
         descriptor = self.descriptors.get(peer)
         if descriptor is None:
             return False

@@ -21,6 +21,7 @@ from paceline.errors import PeerLost, TransportError
 from paceline.transport.patience import Patience
 
 POLL_S = 0.002  # between two looks at the store for what a rank publishes
+TOGETHER = 1 << 24  # the first number of allocations that all ranks make at the same call
 
 
 class SharedBytes:
@@ -71,28 +72,32 @@ class SharedBytes:
 class SharedMemory:
     """The memory that one rank shares, and the other ranks' memory that it has mapped.
 
-    Allocations are numbered. All ranks make the same allocations in the same order, so a number
-    means the same buffer on all of them.
+    Allocations are numbered. Where all ranks make the same allocations in the same order, a number
+    means the same buffer on all of them. What all ranks allocate at the same call (`together`) has
+    numbers of its own, so that it does not depend on what each rank has allocated for itself.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, patience: Patience) -> None:
         self._store, self._rank, self.ranks, self.patience = store, rank, ranks, patience
-        self._own: list[tuple[int, int, SharedBytes]] = []  # (first address, last address, bytes)
+        # By number: the first address, the last address, the bytes.
+        self._own: dict[int, tuple[int, int, SharedBytes]] = {}
         self._others: dict[tuple[int, int], SharedBytes] = {}
 
-    def allocate(self, size: int) -> tuple[SharedBytes, int]:
-        shared, number = SharedBytes(size), len(self._own)
+    def allocate(self, size: int, together: bool = False) -> tuple[SharedBytes, int]:
+        first = TOGETHER if together else 0
+        number = first + sum((known >= TOGETHER) == together for known in self._own)
+        shared = SharedBytes(size)
         start = shared.tensor().data_ptr()
         self._store.set(
             f"shm/{self._rank}/{number}", f"{shared.address[0]} {shared.address[1]} {shared.size}"
         )
-        self._own.append((start, start + shared.size, shared))
+        self._own[number] = (start, start + shared.size, shared)
         return shared, number
 
     def find(self, tensor: Tensor) -> tuple[int, int] | None:
         """The number of this rank's allocation that holds a tensor, and the offset in bytes."""
         address = tensor.data_ptr()
-        for number, (start, end, _) in enumerate(self._own):
+        for number, (start, end, _) in self._own.items():
             if start <= address and address + tensor.nbytes <= end:
                 return number, address - start
         return None

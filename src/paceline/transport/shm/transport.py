@@ -25,6 +25,7 @@ from paceline.transport.base import (
     REDUCE,
     Op,
     Rendezvous,
+    Traits,
     Transport,
     Work,
     check_ranks,
@@ -36,6 +37,7 @@ from paceline.transport.patience import Patience
 from paceline.transport.shm.channels import ChannelMessage, channels_bytes
 from paceline.transport.shm.doorbell import Column, Counters, Waiter
 from paceline.transport.shm.memory import SharedBytes, SharedMemory
+from paceline.transport.together import agree
 
 # Up to this size every rank sums the whole buffer: one barrier instead of two.
 SMALL_BYTES = 32 << 10
@@ -46,8 +48,9 @@ CACHED_BYTES = 256 << 10  # a slice is summed and copied in spans that stay in t
 class ShmTransport(Transport):
     """Processes on one host, through shared memory: several times as fast as TCP."""
 
-    native = frozenset({"all_reduce", "broadcast"})
-    shares_memory = True
+    traits = Traits(
+        native=("all_reduce", "broadcast"), shares_memory=True, second_channel=True, preference=20
+    )
 
     def __init__(
         self,
@@ -148,38 +151,58 @@ class ShmTransport(Transport):
             self._enter_together(op, tensor)  # all ranks raise
         elif tensor.nbytes <= SMALL_BYTES:
             self._reduce_small(tensor, op)
-        elif (place := self._memory.find(tensor)) is not None:
-            self._enter_together(op, tensor)
-            self._reduce_slices(place, tensor.numel(), tensor.dtype, op)
         else:
-            number = self._scratch_number(tensor.nbytes)
-            shared = self._memory.of(self._members[self.rank], number).tensor(
-                tensor.dtype, 0, tensor.numel()
-            )
-            shared.copy_(tensor.view(-1))
-            self._enter_together(op, tensor)
-            self._reduce_slices((number, 0), tensor.numel(), tensor.dtype, op)
-            tensor.view(-1).copy_(shared)
+            place = self._memory.find(tensor)
+            copied = self._copied(tensor) if place is None else None
+            if not self._enter_together(op, tensor, place):
+                copied = copied or self._copied(tensor)
+                self.barrier()
+            if copied is None and place is not None:
+                self._reduce_slices(place, tensor.numel(), tensor.dtype, op)
+            elif copied is not None:
+                number, shared = copied
+                self._reduce_slices((number, 0), tensor.numel(), tensor.dtype, op)
+                tensor.view(-1).copy_(shared)
 
-    def _enter_together(self, operation: str, tensor: Tensor) -> None:
+    def _copied(self, tensor: Tensor) -> tuple[int, Tensor]:
+        """A copy in memory that all ranks have allocated for copies, and its number."""
+        number = self._scratch_number(tensor.nbytes)
+        shared = self._memory.of(self._members[self.rank], number).tensor(
+            tensor.dtype, 0, tensor.numel()
+        )
+        return number, shared.copy_(tensor.view(-1))
+
+    def _enter_together(
+        self, operation: str, tensor: Tensor, place: tuple[int, int] | None = None
+    ) -> bool:
         """Wait for all ranks, and raise on all of them unless all make the same call.
+
+        Returns whether all ranks' tensors are at the same place in their shared memory.
 
         Each rank publishes a hash of its operation. It has two words for that and alternates
         between them. A rank overwrites word A only after the barrier on word B, and by then every
         rank has read A.
         """
         self._calls += 1
-        key = (operation, tensor.numel(), tensor.dtype, tensor.device.type, tensor.is_contiguous())
+        key = (
+            operation,
+            tensor.numel(),
+            tensor.dtype,
+            tensor.device.type,
+            tensor.is_contiguous(),
+            place,
+        )
         word = self._hashes.get(key)
         if word is None:
-            word = self._hashes[key] = zlib.crc32(wording(operation, tensor).encode())
+            word = self._hashes[key] = zlib.crc32(f"{wording(operation, tensor)} {place}".encode())
         said = self._counters.said[self._calls % 2]
         said[self.rank] = word
         self.barrier()
-        for peer in range(self.size):
-            if said[peer] != word:
-                self.agree(wording(operation, tensor))
+        same = all(said[peer] == word for peer in range(self.size))
+        if not same:
+            agree(self, wording(operation, tensor))
         check_tensor(tensor, self)
+        return same
 
     def _reduce_slices(
         self, place: tuple[int, int], length: int, dtype: torch.dtype, op: Op
@@ -230,7 +253,7 @@ class ShmTransport(Transport):
         """The number of an allocation that is large enough; all ranks make it at the same call."""
         key = (purpose, 1 << (size - 1).bit_length())
         if key not in self._scratch:
-            self._scratch[key] = self._memory.allocate(key[1])[1]
+            self._scratch[key] = self._memory.allocate(key[1], together=True)[1]
         return self._scratch[key]
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
