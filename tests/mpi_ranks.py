@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from paceline.registry import collectives
 from paceline.transport.base import Rendezvous, Transport
 from paceline.transport.c10d.store import connect_store
 from paceline.transport.mpi.transport import MpiTransport
+from tests.torch_calls import like_gloo
 
 INPUTS = torch.randn(3, 300_001, generator=torch.Generator().manual_seed(0))
 
@@ -151,11 +153,15 @@ def with_both(rendezvous: Rendezvous, say: object) -> dict[str, object]:
 
 
 OPERATIONS = ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
+)
 
 
 def every_operation(rendezvous: Rendezvous, say: object) -> dict[tuple[str, str, str], object]:
-    """What each rank gets of every collective that combines, by every operation, in floating-point
-    numbers and integers.
+    """What each rank gets of every collective that combines, by every operation, in every
+    type of numbers.
     """
     import paceline.transport.mpi.torch_backend  # noqa: F401
 
@@ -167,7 +173,7 @@ def every_operation(rendezvous: Rendezvous, say: object) -> dict[tuple[str, str,
     found: dict[tuple[str, str, str], object] = {}
 
     def brought(dtype: torch.dtype) -> torch.Tensor:
-        return operands(size)[me].to(dtype)
+        return operands(size, dtype)[me]
 
     def all_reduced(dtype: torch.dtype, op: object) -> object:
         numbers = brought(dtype)
@@ -196,7 +202,7 @@ def every_operation(rendezvous: Rendezvous, say: object) -> dict[tuple[str, str,
             if name == "PREMUL_SUM"
             else getattr(dist.ReduceOp, name)
         )
-        for dtype in (torch.float32, torch.int64):
+        for dtype in DTYPES:
             for call in (all_reduced, reduced, scattered, scattered_whole):
                 try:
                     found[call.__name__, name, str(dtype)] = call(dtype, op)
@@ -212,16 +218,19 @@ def _options(op: object) -> object:
     return options
 
 
-def operands(size: int) -> torch.Tensor:
+def operands(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Row r is what rank r brings: one number for each rank."""
-    return torch.arange(1, size * size + 1).view(size, size) * 3
+    numbers = torch.arange(1, size * size + 1).view(size, size) * 3
+    return numbers % 4 > 1 if dtype is torch.bool else numbers.to(dtype)
 
 
-def promises_and_operations(
-    rendezvous: Rendezvous, say: object
-) -> tuple[dict[tuple[str, str, str], object], dict[str, object]]:
-    """Both in the same processes: starting them takes the time."""
-    return every_operation(rendezvous, say), everything(rendezvous, say)
+def all_of_it(rendezvous: Rendezvous, say: object) -> dict[str, dict[Any, object]]:
+    """All in the same processes: starting them takes the time."""
+    return {
+        "operations": every_operation(rendezvous, say),
+        "like gloo": like_gloo(rendezvous, say),
+        "promises": everything(rendezvous, say),
+    }
 
 
 def killed_while_idle(rendezvous: Rendezvous, say: object) -> None:

@@ -5,17 +5,23 @@ clean exits out of 20.
 import os
 import time
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.mpi_ranks import (
+    DTYPES,
     OPERATIONS,
+    all_of_it,
     killed_while_idle,
     operands,
-    promises_and_operations,
     with_both,
 )
 from tests.small import make_pairs, small_net, weights_distance
+from tests.torch_calls import CALLS, left_alone, numbers
+from torch import Tensor
 
 import paceline
 from paceline.errors import WorkerFailed
@@ -28,15 +34,15 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[int, tuple[dict[tuple[str, str, str], object], dict[str, object]]]:
+def told() -> dict[int, dict[str, dict[Any, object]]]:
     """What three ranks of one mpirun found."""
-    results, failures = on_mpi_ranks(promises_and_operations, 3)
+    results, failures = on_mpi_ranks(all_of_it, 3)
     assert failures == {}
     return results
 
 
 def test_the_transport_keeps_its_promises(told) -> None:
-    results = {rank: promises for rank, (_, promises) in told.items()}
+    results = {rank: found["promises"] for rank, found in told.items()}
     for rank, found in results.items():
         assert not [k for k in found if k.startswith("wrong:")], found
         assert found["messages"] == [True] * 3
@@ -71,37 +77,106 @@ def test_ddp_over_mpi_is_ddp_over_gloo(size: int) -> None:
 
 def test_every_operation_is_right_or_refused(told) -> None:
     size = 3
-    results = {rank: operations for rank, (operations, _) in told.items()}
-    rows = operands(size)
-    bits = {
-        "BAND": rows[0] & rows[1] & rows[2],
-        "BOR": rows[0] | rows[1] | rows[2],
-        "BXOR": rows[0] ^ rows[1] ^ rows[2],
-    }
-    whole = {"SUM": rows.sum(0), "MAX": rows.amax(0), "MIN": rows.amin(0), "PRODUCT": rows.prod(0)}
-    expected = {
-        "torch.float32": {**whole, "AVG": rows.double().mean(0)},
-        "torch.int64": {**whole, **bits},
-    }
-    refused = {
-        ("AVG", "torch.int64"): "cannot average torch.int64: use SUM and divide",
+    for rank, found in ((rank, found["operations"]) for rank, found in told.items()):
+        assert len(found) == len(OPERATIONS) * len(DTYPES) * 4
+        for dtype in DTYPES:
+            wanted = combined(operands(size, dtype))
+            for name in OPERATIONS:
+                full = wanted[name]
+                for call in ("all_reduced", "reduced", "scattered", "scattered_whole"):
+                    got = found[call, name, str(dtype)]
+                    if isinstance(full, str):
+                        assert full in str(got), (call, name, dtype)
+                        continue
+                    mine = {
+                        "all_reduced": full.tolist(),
+                        "reduced": full.tolist() if rank == size - 1 else None,
+                    }
+                    assert got == mine.get(call, [full[rank].item()]), (rank, call, name, dtype)
+
+
+def combined(rows: Tensor) -> dict[str, Tensor | str]:
+    """The result of each operation over the rows, computed exactly and rounded once, or what the
+    refusal says.
+    """
+    dtype, long = rows.dtype, rows.to(torch.int64)
+    bits = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+    return {
+        "SUM": long.sum(0).to(dtype),
+        "MAX": long.amax(0).to(dtype),
+        "MIN": long.amin(0).to(dtype),
+        "PRODUCT": long.prod(0).to(dtype),
+        "AVG": rows.double().mean(0).to(dtype)
+        if dtype.is_floating_point
+        else f"cannot average {dtype}: use SUM and divide",
         **{
-            (name, "torch.float32"): f"cannot combine torch.float32 by {name}: use integers"
-            for name in bits
+            name: f"cannot combine {dtype} by {name}: use integers"
+            if dtype.is_floating_point
+            else reduce(call, rows)
+            for name, call in bits.items()
         },
-        **{("PREMUL_SUM", d): "cannot combine by PREMUL_SUM: use SUM, AVG, MAX" for d in expected},
+        "PREMUL_SUM": "cannot combine by PREMUL_SUM: use SUM, AVG, MAX",
     }
-    for rank, found in results.items():
-        assert len(found) == len(OPERATIONS) * 2 * 4
-        for (call, name, dtype), got in found.items():
-            if (name, dtype) in refused:
-                assert refused[name, dtype] in str(got), (call, name, dtype)
-                continue
-            full = expected[dtype][name].tolist()
-            wanted = {"all_reduced": full, "reduced": full if rank == size - 1 else None}.get(
-                call, [full[rank]]
-            )
-            assert got == wanted, (rank, call, name, dtype)
+
+
+def test_every_layout_of_a_tensor_gives_the_same(told) -> None:
+    size = 3
+    whole = sum(numbers(rank, size) for rank in range(size))
+    for rank, found in ((rank, found["like gloo"]) for rank, found in told.items()):
+        assert found["all_reduced, transposed"] == whole.tolist()
+        assert found["averaged, strided"] == (whole / size).bfloat16().tolist()
+        assert found["messages, transposed"] == numbers((rank - 1) % size, size).tolist()
+        for call in CALLS:
+            for layout in ("transposed", "strided", "a_parameter"):
+                assert found[f"{call}, {layout}"] == found[f"{call}, contiguous"], (call, layout)
+        assert found["conjugate"] == [complex(source, -1) for source in range(size)]
+
+
+def test_coalesced_calls(told) -> None:
+    for found in (found["like gloo"] for found in told.values()):
+        assert found["all_reduce_coalesced"] == [[6.0, 6.0], [], [[6.0] * 3]]
+        assert found["all_gather_coalesced"] == [
+            [[rank] * 2, [], [[rank] * 3]] for rank in (0.0, 1.0, 2.0)
+        ]
+        assert found["all_gather, coalesced"] == [[0, 1, 2], [0, 0, 1, 1, 2, 2]]
+    for rank, found in told.items():
+        assert found["like gloo"]["reduce_scatter, coalesced"] == [[3 * rank], [3 * rank] * 2]
+
+
+def test_a_message_from_any_source_names_its_source(told) -> None:
+    found = told[0]["like gloo"]["any source"]
+    assert found == [(1, 10.0), (2, 20.0), (2, 20.0)]
+
+
+def test_a_subgroup_can_be_destroyed(told) -> None:
+    assert [told[rank]["like gloo"]["groups"] for rank in range(3)] == [(3, 3), (3, 3), (0, 3)]
+
+
+def test_what_cannot_be_moved_is_refused(told) -> None:
+    for found in told.values():
+        refused = found["like gloo"]["refused"]
+        assert len(refused) == 7
+        assert all("not torch.sparse_coo: call .to_dense()" in told for told in refused[:3])
+        assert all("moves CPU tensors, not meta: call .cpu()" in told for told in refused[3:6])
+        assert "cannot combine torch.float8_e4m3fn: use float32" in refused[6]
+
+
+def test_a_barrier_that_a_rank_never_enters_times_out(told) -> None:
+    first, again = told[0]["like gloo"]["timed out"]
+    assert "Timed out after 0.2 s in barrier: did every rank call it?" in first
+    assert "has timed out before: make a new group" in again
+
+
+@pytest.mark.slow
+def test_a_collective_that_timed_out_does_not_keep_the_process() -> None:
+    results, failures = on_mpi_ranks(left_alone, 2)
+    assert failures == {}
+    assert "Timed out after 1 s in all_reduce" in results[0]
+    assert results[1] == "nothing"
+    until = time.monotonic() + 60
+    while (left := _ranks()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == []
 
 
 def train(out: Path, **options: object) -> paceline.Run:
