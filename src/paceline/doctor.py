@@ -99,13 +99,8 @@ def _shared_memory() -> Finding:
     from paceline.errors import PacelineError
     from paceline.transport.shm import SharedBytes, ShmTransport
 
-    if not ShmTransport.available():
-        return Finding(
-            "transport shm",
-            False,
-            "needs Linux with memfd and pidfd; gloo is used instead",
-            "--transport gloo",
-        )
+    if (lacking := ShmTransport.missing()) is not None:
+        return Finding("transport shm", False, f"{lacking}; gloo is used instead")
     try:
         mine = SharedBytes(4096)
         SharedBytes(4096, mine.address).tensor().fill_(7)

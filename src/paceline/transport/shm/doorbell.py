@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ YIELDS = 20  # before the rank sleeps, where ranks share cores
 # Where each rank has a core: it yields for a few milliseconds, in which waking up costs nothing.
 ROOMY_YIELDS = 4000
 NAP_S = 0.02  # the longest sleep before the rank checks again that the peer is alive
-FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # the number of the system call
+FUTEX = 202  # the number of the system call on x86-64, the only machine that `shm` runs on
 CHANNELS = 2  # per pair of ranks and direction: one for tensors, one for notes
 PACKETS = 4  # per channel: so many can be written before the receiver has read the first
 CACHE_LINE = 16  # in words of 32 bits
@@ -71,7 +70,7 @@ class Counters:
     def ring(self, peer: int) -> None:
         """Wake a peer if it sleeps, and keep it from falling asleep if it is about to."""
         self.bells[peer] = (self.bells[peer] + 1) & 0xFFFFFFFF
-        if FUTEX is not None and self.asleep[peer]:
+        if self.asleep[peer]:
             self._libc.syscall(
                 FUTEX, ctypes.c_void_p(self._base + 4 * self.bells.index(peer)), 1, 2**31 - 1, None
             )
@@ -83,9 +82,6 @@ class Counters:
 
     def sleep(self, me: int, heard: int) -> None:
         """Sleep until the bell differs from `heard`, at most `NAP_S`."""
-        if FUTEX is None:
-            time.sleep(0.0002)
-            return
         self._libc.syscall(
             FUTEX, ctypes.c_void_p(self._base + 4 * self.bells.index(me)), 0, heard, _NAP
         )
