@@ -31,12 +31,18 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of the default generators."""
-    return {
+    """Return the states of the default generators.
+
+    That of the current CUDA device is among them where this process uses CUDA.
+    """
+    states = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=True),
     }
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
 
 
 def saved_random_states() -> dict[str, Any]:
@@ -49,6 +55,8 @@ def saved_random_states() -> dict[str, Any]:
 def set_random_states(states: dict[str, Any]) -> None:
     """Set the default generators to what one of the two functions above returned."""
     torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_initialized():  # not where the run goes on on the CPU
+        torch.cuda.set_rng_state(states["cuda"])
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = states["numpy"]

@@ -17,13 +17,13 @@ from paceline.strategies.base import Context
 from paceline.strategies.parts.mailbox import Inbox, Outbox, Span
 from paceline.strategies.parts.momentum import Velocity
 from paceline.strategies.parts.reference import Reference
+from paceline.strategies.parts.saved import Saved, on_device
 from paceline.transport.base import Transport, Work
 from paceline.transport.notes import receive_bytes
 
 if TYPE_CHECKING:
     from paceline.replica.flat import Region
     from paceline.replica.replica import Replica
-    from paceline.strategies.parts.saved import Saved
 
 PUSH, PULL, STATE, BYE = range(4)
 RegionSpan = tuple[int, int, int]  # (index of a region, start, stop): a span of its gradients
@@ -295,7 +295,7 @@ class Server:
         self.replica.load_optimizer(memory["optimizer"])
         for client, told in zip(self.clients, memory["clients"], strict=True):
             if client.outbox is not None and told is not None and told["known"]:
-                client.outbox.states = told["codec"]
+                client.outbox.states = on_device(told["codec"], client.known.weights[0].device)
                 client.known.rebase(told["known"])
 
 
@@ -335,4 +335,5 @@ def to_bytes(content: Any) -> Tensor:
 
 
 def from_bytes(content: Tensor) -> Any:
-    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+    """Read what `to_bytes` wrote, onto the CPU: another rank may have other devices."""
+    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True, map_location="cpu")
