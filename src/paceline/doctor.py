@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.common.devices import cuda_names
 from paceline.common.places import places
 from paceline.data.fetch import RECIPES
 from paceline.record.machine import cores, cpu_name
@@ -71,8 +72,8 @@ def _gloo() -> Finding:
 
 
 def _cuda() -> Finding:
-    if torch.cuda.is_available():
-        return Finding("cuda", True, f"{torch.cuda.device_count()} device(s): --device cuda")
+    if names := cuda_names():
+        return Finding("cuda", True, f"{', '.join(names)}: --device cuda", "paceline doctor --gpu")
     return Finding("cuda", False, "no CUDA device; everything runs on the CPU")
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.collectives.operations import Operations
+from paceline.common.devices import cuda_names, take_device
 from paceline.errors import PacelineError
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.mpi import on_mpi_ranks
@@ -94,7 +95,7 @@ def capabilities() -> list[dict[str, str]]:
         for device in DEVICES:
             if device not in kind.traits.devices:
                 found = dict.fromkeys(PROBES, IMPOSSIBLE)
-            elif not kind.available() or (device == "cuda" and not torch.cuda.is_available()):
+            elif not kind.available() or (device == "cuda" and not cuda_names()):
                 found = dict.fromkeys(PROBES, UNTESTED)
             else:
                 found = _try_out(entry.name, kind, device)
@@ -106,8 +107,11 @@ def capabilities() -> list[dict[str, str]]:
 
 
 def _try_out(name: str, kind: Any, device: str) -> dict[str, str]:
-    if kind.traits.runs_as == "threads":
+    if kind.traits.runs_as == "threads" and device == "cpu":
         answers: list[Any] = Hub(RANKS).run(partial(_all_probes, device=device))
+    elif kind.traits.runs_as == "threads":  # in a child: this process must be able to fork ranks
+        results, _ = on_forked_ranks(partial(_threads, device), 1)
+        answers = results.get(0, [])
     else:
         start = on_mpi_ranks if kind.traits.started_by == "mpirun" else on_forked_ranks
         try:
@@ -115,14 +119,20 @@ def _try_out(name: str, kind: Any, device: str) -> dict[str, str]:
         except PacelineError:
             results = {}
         answers = [results.get(rank) for rank in range(RANKS)]
-    if not all(isinstance(a, dict) for a in answers):
+    if not answers or not all(isinstance(a, dict) for a in answers):
         return dict.fromkeys(PROBES, IMPOSSIBLE)
     return {o: answers[0][o] if len({a[o] for a in answers}) == 1 else IMPOSSIBLE for o in PROBES}
 
 
 def _rank(name: str, device: str, rendezvous: Rendezvous, say: Any) -> dict[str, str]:
     torch.set_num_threads(1)
-    return _all_probes(transports.entry(name).make.connect(rendezvous), device)
+    taken = take_device(device, rendezvous.rank)
+    return _all_probes(transports.entry(name).make.connect(rendezvous), str(taken))
+
+
+def _threads(device: str, rendezvous: Rendezvous, say: Any) -> list[Any]:
+    torch.set_num_threads(1)
+    return Hub(RANKS).run(partial(_all_probes, device=device))
 
 
 def _all_probes(transport: Transport, device: str) -> dict[str, str]:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import torch
 import torch.distributed as dist
 
+from paceline.common.devices import take_device
 from paceline.errors import Interrupted, PacelineError, TransportError, from_plain, to_plain
 from paceline.launch.addresses import LOOPBACK, address_towards, reachable
 from paceline.launch.failures import GRACE_S, as_failure, root_cause
@@ -244,7 +246,10 @@ class Meeting:
         return Session(job, out, number, hosts)
 
     def connect(self, kind: Any, deadline_s: float) -> Transport:
-        """Connect all ranks by a transport of this kind."""
+        """Connect all ranks by a transport of this kind, for a user's own loop."""
+        # A loop that uses CUDA already has chosen its device.
+        if "cuda" in kind.devices and torch.cuda.is_available() and not torch.cuda.is_initialized():
+            take_device("cuda", self.seat.local_rank)
         connected: Transport = kind.connect(replace(self.rendezvous, deadline_s=deadline_s))
         # This process may host the store, which must live as long as the transport.
         connected.meeting = self  # type: ignore[attr-defined]
@@ -257,6 +262,7 @@ class Meeting:
                 session,
                 replace(self.rendezvous, deadline_s=session.job.config.deadline_s),
                 hear if self.leads else _print_slow_ranks,
+                self.seat.local_rank,
             )
         except KeyboardInterrupt:
             raise

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 from paceline.common.allocator import keep_freed_memory
+from paceline.common.devices import take_device
 from paceline.common.links import Links
 from paceline.common.warned import warnings_once
 from paceline.errors import BadRequest
@@ -68,9 +70,16 @@ def may_die(job: Job) -> frozenset[int]:
     return frozenset(range(1, job.workers)) if job.strategy().traits.survives else frozenset()
 
 
-def train_rank(session: Session, rendezvous: Rendezvous, say: Hear) -> None:
-    """Connect this process to the other ranks and do its part of the run."""
+def train_rank(
+    session: Session, rendezvous: Rendezvous, say: Hear, local_rank: int | None = None
+) -> None:
+    """Connect this process to the other ranks and do its part of the run.
+
+    `local_rank`: this rank's number on its host; None: all ranks are on this host.
+    """
     keep_freed_memory()
+    number = rendezvous.rank if local_rank is None else local_rank
+    session = replace(session, taken=take_device(session.job.config.device, number))
     transport = transports.entry(session.job.transport).make.connect(rendezvous)
     try:
         run_worker(session, transport, say, alone_on_host=rendezvous.alone)

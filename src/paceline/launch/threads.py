@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from paceline.common.devices import take_device
 from paceline.common.seeding import derive
 from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.launch.failures import as_failure, root_cause
@@ -14,6 +17,7 @@ from paceline.launch.messages import Hear
 from paceline.registry import transports
 from paceline.request.session import Session
 from paceline.run.worker import run_worker
+from paceline.transport.base import Transport
 from paceline.transport.inproc import Hub
 
 
@@ -24,7 +28,7 @@ def run_threads(session: Session, hear: Hear) -> None:
     hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s, kind)
     threads = torch.get_num_threads()
     try:
-        results = hub.run(lambda transport: run_worker(session, transport, hear))
+        results = hub.run(partial(_train_rank, session, hear))
     finally:
         torch.set_num_threads(threads)
     failures: dict[int, PacelineError] = {
@@ -39,3 +43,12 @@ def run_threads(session: Session, hear: Hear) -> None:
             hear("notice", {"text": f"worker {rank}: {failures.pop(rank)}; the others go on"})
     if failures:
         raise root_cause(failures, job.workers)
+
+
+def _train_rank(session: Session, hear: Hear, transport: Transport) -> None:
+    """Do one rank's part of the run, in its own thread.
+
+    All ranks take the same device, because they add each other's tensors.
+    """
+    taken = take_device(session.job.config.device, 0)
+    run_worker(replace(session, taken=taken), transport, hear)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from paceline.codecs.feedback import build_codec
+from paceline.common.devices import look_at
 from paceline.common.links import Links
 from paceline.common.values import shortened
 from paceline.errors import BadRequest
@@ -19,14 +20,16 @@ from paceline.transport.choose import best_transport
 
 
 def check_device(name: str) -> None:
+    """Refuse a device that does not work here. CUDA is not initialised, so ranks can be forked."""
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).tolist()
-    except Exception as error:  # each kind of device has errors of its own
+        reason = look_at(device).error
+    except RuntimeError as error:  # of torch.device: no such name
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if reason is not None:
         raise BadRequest(
             f"device={shortened(name)} is not available here, use --device cpu: {reason}"
-        ) from None
+        )
     if device.type == "cpu" and device.index:
         raise BadRequest(
             f"device={name}: PyTorch counts all cores as one device: write --device cpu"

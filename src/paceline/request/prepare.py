@@ -204,6 +204,7 @@ def _memory_format(config: Config, resume_from: Path | None) -> str:
 def _try_out(job: Job, strategy: Strategy) -> bool:
     """Build what the workers will build. Returns whether the model has batch norm."""
     model = _on_meta(job)
+    _refuse_a_model_on_a_gpu(job, model)
     checkpoint.refuse_unsaveable(model)
     if job.protection is not None:
         refuse_mixing(model)
@@ -222,6 +223,18 @@ def _try_out(job: Job, strategy: Strategy) -> bool:
     if not isinstance(job.data.train, Stream):
         replace(job, batch_norm=batch_norm).shards()
     return batch_norm
+
+
+def _refuse_a_model_on_a_gpu(job: Job, model: nn.Module) -> None:
+    """A process that holds CUDA tensors, or gets them in a pickle, cannot fork workers."""
+    if transports.entry(job.transport).make.runs_as == "threads":
+        return
+    for parameter in model.parameters():
+        if parameter.device.type not in ("cpu", "meta"):
+            raise BadRequest(
+                f"the model is on {parameter.device}: give it on the CPU (model.cpu()); each"
+                f" worker moves its copy to device={job.config.device}"
+            )
 
 
 def _notices(job: Job, strategy: Strategy) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from paceline.data.shards import Shards
 from paceline.request.config import Config
 from paceline.request.job import Job
@@ -18,11 +20,17 @@ class Session:
     out: Path  # the run's folder, claimed
     number: int = 0  # 0 for the first session of the run in this folder
     hosts: tuple[str, ...] = ()  # of the workers in their order; empty: all are on this host
+    taken: torch.device | None = None  # by this rank; None: the job's, as it was asked for
 
     @property
     def config(self) -> Config:
         """The job's options, with the folder that the run really has."""
         return self.job.config.merged({"out": str(self.out)})
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self.taken or torch.device(self.job.config.device)
 
     def shards(self) -> Shards:
         return self.job.shards(self.hosts)

@@ -22,10 +22,15 @@ class Evaluation:
     """Evaluates the weights that the replica holds at the moment."""
 
     def __init__(
-        self, job: Job, replica: Replica, ctx: Context, test: Samples | None = None
+        self,
+        job: Job,
+        replica: Replica,
+        ctx: Context,
+        device: torch.device,
+        test: Samples | None = None,
     ) -> None:
         self.job, self.test, self.replica, self.ctx = job, test or job.data.test, replica, ctx
-        self.device = torch.device(job.config.device)
+        self.device = device
         self.described = job.config.described()
         self.metrics = _metrics(job)
 
@@ -35,7 +40,9 @@ class Evaluation:
         """
         if self.test is None or samples is None or samples >= len(self.test):
             return self
-        return Evaluation(self.job, self.replica, self.ctx, some_of(self.test, samples))
+        return Evaluation(
+            self.job, self.replica, self.ctx, self.device, some_of(self.test, samples)
+        )
 
     def try_out(self) -> None:
         """Refuse a loss or metric that does not fit the outputs, before the first step."""

@@ -73,6 +73,7 @@ class Rank:
     """One rank of a run: its strategy, its context, and the faults that were asked for."""
 
     job: Job
+    device: torch.device
     strategy: Strategy
     ctx: Context
     meter: Meter
@@ -100,7 +101,7 @@ class Rank:
             overlap=config.overlap == "on",
             say=lambda text: notify("waiting", {"text": text}),
         )
-        return cls(job, strategy, ctx, metered.meter, faults, notify)
+        return cls(job, session.device, strategy, ctx, metered.meter, faults, notify)
 
     def replica(self) -> Replica:
         """Build the model, its optimizer and its flat buffers.
@@ -110,7 +111,7 @@ class Rank:
         """
         job, ctx = self.job, self.ctx
         seed_everything(job.config.seed)
-        model = job.model().to(torch.device(job.config.device))
+        model = job.model().to(self.device)
         if ctx.worker_index != 0:
             seed_everything(derive(job.config.seed, "worker", ctx.transport.rank))
         loss = job.loss()
@@ -134,9 +135,7 @@ class Rank:
         choice = torch.zeros(1, dtype=torch.int64)
         if ctx.worker_index == 0 and not isinstance(job.data.train, Stream):
             some = min(32, max(job.batch_sizes), len(job.data.train))
-            inputs, targets = to_device(
-                job.data.train.batch(torch.arange(some)), torch.device(job.config.device)
-            )
+            inputs, targets = to_device(job.data.train.batch(torch.arange(some)), self.device)
             choice += measure_memory_format(model, job.loss(), inputs, targets) == "channels_last"
         ctx.transport.control.broadcast(choice)
         chosen = "channels_last" if int(choice) else "contiguous"

@@ -96,7 +96,7 @@ class Worker:
         self.meter, self.faults = place.meter, place.faults
         self.strategy, self.ctx = place.strategy, place.ctx
         self.leads = self.ctx.worker_index == 0  # this worker notifies, and saves the weights
-        self.device = torch.device(self.config.device)
+        self.device = session.device
         self.timer = StepTimer()
         self.private = (
             Private(session, self.ctx, self.device) if job.protection is not None else None
@@ -115,7 +115,7 @@ class Worker:
         self.resumed_at: int | None = None
         self.replica = place.replica()
         snapshot.set_up(self)
-        self.evaluation = Evaluation(job, self.replica, self.ctx)
+        self.evaluation = Evaluation(job, self.replica, self.ctx, self.device)
         self.evaluation.try_out()
         # between steps or epochs; the last evaluation takes the whole test set
         self.glance = self.evaluation.smaller(self.config.evaluate_samples)

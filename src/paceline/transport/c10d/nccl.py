@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.common.devices import cuda_names
 from paceline.registry import transports
 from paceline.transport.base import Traits
 from paceline.transport.c10d.gloo import GlooTransport
@@ -31,7 +32,7 @@ class NcclTransport(ProcessGroupTransport):
 
     @classmethod
     def missing(cls) -> str | None:
-        if not torch.cuda.is_available():
+        if not cuda_names():
             return "this host has no CUDA device"
         return None if dist.is_nccl_available() else "this build of PyTorch has no NCCL"
 
