@@ -29,7 +29,7 @@ LAYERS = [
     ["cli"],
 ]
 LEVEL = {name: number for number, names in enumerate(LAYERS) for name in names}
-AT_THE_TOP = {"__init__", "api", "errors", "types", "registry", "doctor"}
+AT_THE_TOP = {"__init__", "api", "errors", "types", "registry"}
 # a peer imports nothing of ours
 STANDALONE = {"bench/peers/stock_pytorch.py", "bench/peers/pandas_flights.py"}
 MOST_LINES = 400

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+import torch
 from tests.commands import PACELINE, run
 from tests.records import recompute
 
@@ -21,6 +22,7 @@ from paceline.cli.main import COMMANDS
 from paceline.cli.main import cli as paceline_cli
 from paceline.collectives.base import SCHEDULES
 from paceline.data.mnist import FILES, MINI
+from paceline.doctor import gpu
 from paceline.registry import ALL
 
 QUICK = ["train", "--data", "fashion-mini", "--model", "linear", "--steps", "3", "--threads", "1"]
@@ -373,6 +375,45 @@ def test_lists(cli) -> None:
     assert json.loads(out)["mlp"]["options"]["hidden"]["default"] == [256, 128]
     for kind in ("collectives", "codecs", "transports", "data", "optimizers"):
         assert cli("list", kind)[0] == 0
+
+
+def test_doctor_without_a_gpu(cli) -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("this PyTorch has CUDA")
+    code, out, err = cli("doctor", "--gpu")
+    assert (code, out) == (2, "")
+    assert err.startswith("paceline: there is no GPU to check here (this PyTorch is built without")
+    assert err.count("\n") == 1
+    assert cli("doctor", "--out", "a.json")[::2] == (
+        2,
+        "paceline: --device and --out belong to --gpu: paceline doctor --gpu\n",
+    )
+    code, _, err = cli("doctor", "--gpu", "--device", "cpu", "--out", "nosuch/a.json")
+    assert (code, err) == (2, "paceline: --out nosuch/a.json: there is no folder nosuch\n")
+
+
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (None, 0), (False, 1)])
+def test_doctor_writes_what_a_person_sends_back(
+    cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ok: bool | None, code: int
+) -> None:
+    made = [gpu.Check("parity: [mlp]", ok, "as it was", {"difference": 0.5}, 1.5)]
+    monkeypatch.setattr(gpu, "checks", lambda place: iter(made))
+    ended, out, err = cli("doctor", "--gpu", "--device", "cpu", "--out", tmp_path / "gpu.json")
+    assert ended == code
+    assert "parity: [mlp]" in out
+    assert "a rehearsal on the CPU" in err
+    assert ("attach" in err) is (ok is False)
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert (content["rehearsal"], content["transport"]) == (True, "gloo")
+    assert content["checks"] == [
+        {
+            "name": "parity: [mlp]",
+            "ok": ok,
+            "detail": "as it was",
+            "figures": {"difference": 0.5},
+            "seconds": 1.5,
+        }
+    ]
 
 
 @pytest.mark.processes

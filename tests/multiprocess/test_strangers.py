@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.common.sealing import seal, unseal
-from paceline.doctor import _gloo
+from paceline.doctor.machine import _gloo
 from paceline.errors import (
     BY_NAME,
     BadRequest,

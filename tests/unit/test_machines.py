@@ -7,7 +7,7 @@ import platform
 
 import pytest
 
-from paceline import doctor
+from paceline.doctor import machine
 from paceline.errors import BadRequest, TransportError
 from paceline.request.choices import transport_of
 from paceline.request.config import Config
@@ -38,7 +38,7 @@ def test_auto_is_gloo_on_other_processors() -> None:
 
 @pytest.mark.usefixtures("aarch64")
 def test_the_doctor_says_which_transport_is_used_instead() -> None:
-    found = doctor._shared_memory()
+    found = machine._shared_memory()
     assert not found.ok
     assert found.detail.endswith("this machine is aarch64; gloo is used instead")
 

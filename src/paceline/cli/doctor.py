@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
+
+from paceline.errors import BadRequest
 
 
 @click.command()
@@ -12,15 +15,46 @@ import click
     "--data-dir", default=None, metavar="DIR", help="folder in which data sets are looked for first"
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON to standard output")
+@click.option("--gpu", is_flag=True, help="check this machine's GPUs, in about five minutes")
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default=None,
+    help="with --gpu: cpu rehearses the same checks on the CPU, with gloo  [default: cuda]",
+)
+@click.option(
+    "--out",
+    default=None,
+    metavar="FILE",
+    help="with --gpu: a small file to send to the project  [default: gpu.json]",
+)
 @click.option("--debug", is_flag=True, help="show tracebacks")
-def doctor(data_dir: str | None, as_json: bool, debug: bool) -> None:
+def doctor(
+    data_dir: str | None,
+    as_json: bool,
+    gpu: bool,
+    device: str | None,
+    out: str | None,
+    debug: bool,
+) -> None:
     """Show what works on this machine, and how to get the rest. Everything is tried out.
 
     \b
     Examples:
       paceline doctor
       paceline doctor --json | jq '."transport mpi".ok'
+      paceline doctor --gpu                           parity, nccl, resume; writes gpu.json
+      paceline doctor --gpu --device cpu              the same checks on the CPU, to rehearse
     """
+    if gpu:
+        _check_gpu(device or "cuda", Path(out or "gpu.json"), as_json)
+        return
+    if device is not None or out is not None:
+        raise BadRequest("--device and --out belong to --gpu: paceline doctor --gpu")
+    _examine(data_dir, as_json)
+
+
+def _examine(data_dir: str | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -38,3 +72,47 @@ def doctor(data_dir: str | None, as_json: bool, debug: bool) -> None:
         mark = "[green]yes[/green]" if found.ok else "[yellow]no[/yellow]"
         table.add_row(found.name, mark, escape(told))
     Console().print(table)
+
+
+def _check_gpu(device: str, out: Path, as_json: bool) -> None:
+    """Print the checks as they are made, then a table; exit with 1 where a check has failed."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from paceline.doctor import gpu
+    from paceline.record.writer import write_json
+
+    if not out.parent.is_dir():
+        raise BadRequest(f"--out {out}: there is no folder {out.parent}")
+    marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]-[/yellow]"}
+    table = Table("check", "right", "s", "what was found")
+    made = []
+    with gpu.here(device) as (place, names):
+        click.echo(f"{', '.join(names)}: about five minutes", err=True)
+        for check in gpu.checks(place):
+            made.append(check)
+            click.echo(f"{check.name}: {check.detail}", err=True)
+            table.add_row(
+                escape(check.name), marks[check.ok], f"{check.seconds:g}", escape(check.detail)
+            )
+        content = gpu.described(place, made, names)
+    write_json(out, content)
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+    else:
+        Console().print(table)
+    right, wrong = (sum(c.ok is value for c in made) for value in (True, False))
+    rehearsed = ", a rehearsal on the CPU" if content["rehearsal"] else ""
+    click.echo(
+        f"{right} right, {wrong} wrong, {len(made) - right - wrong} not made{rehearsed}: {out}",
+        err=True,
+    )
+    if wrong or not content["rehearsal"]:
+        click.echo(
+            f"Please attach {out} to an issue of the project: versions, names of GPUs and these"
+            " checks, no paths and no host names.",
+            err=True,
+        )
+    if wrong:
+        raise click.exceptions.Exit(1)

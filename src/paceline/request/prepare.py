@@ -227,7 +227,7 @@ def _try_out(job: Job, strategy: Strategy) -> bool:
 
 def _refuse_a_model_on_a_gpu(job: Job, model: nn.Module) -> None:
     """A process that holds CUDA tensors, or gets them in a pickle, cannot fork workers."""
-    if transports.entry(job.transport).make.runs_as == "threads":
+    if transports.entry(job.transport).make.traits.runs_as == "threads":
         return
     for parameter in model.parameters():
         if parameter.device.type not in ("cpu", "meta"):
