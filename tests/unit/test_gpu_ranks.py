@@ -22,6 +22,7 @@ from paceline.registry import transports
 from paceline.request.config import Config
 from paceline.request.session import Session
 from paceline.strategies.parts import serving
+from paceline.strategies.parts.saved import on_device
 from paceline.transport.base import Rendezvous
 
 
@@ -162,6 +163,23 @@ def test_a_servers_memory_is_read_onto_the_cpu(monkeypatch: pytest.MonkeyPatch) 
     )
     assert serving.from_bytes(serving.to_bytes({"a": 1})) == {"a": 1}
     assert asked == ["cpu"]
+
+
+def test_saved_tensors_move_to_the_device_of_the_rank() -> None:
+    """Numbers that are computed with move; counts, seeds and a server's bytes stay as they are."""
+    saved = {
+        "codec": [{"error": torch.ones(2), "q": torch.ones(2, dtype=torch.bfloat16), "step": 3}],
+        "wave": (torch.ones(2, dtype=torch.complex64),),
+        "servers": [serving.to_bytes({"a": 1})],
+        "none": None,
+    }
+    moved = on_device(saved, torch.device("meta"))
+    state = moved["codec"][0]
+    assert {state["error"].device.type, state["q"].device.type} == {"meta"}
+    assert moved["wave"][0].device.type == "meta"
+    assert moved["servers"][0].device.type == "cpu"
+    assert (state["step"], moved["none"]) == (3, None)
+    assert serving.from_bytes(moved["servers"][0]) == {"a": 1}
 
 
 class OnGpu(nn.Linear):
