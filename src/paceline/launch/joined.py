@@ -248,7 +248,8 @@ class Meeting:
     def connect(self, kind: Any, deadline_s: float) -> Transport:
         """Connect all ranks by a transport of this kind, for a user's own loop."""
         # A loop that uses CUDA already has chosen its device.
-        if "cuda" in kind.traits.devices and torch.cuda.is_available() and not torch.cuda.is_initialized():
+        moves_cuda = "cuda" in kind.traits.devices
+        if moves_cuda and torch.cuda.is_available() and not torch.cuda.is_initialized():
             take_device("cuda", self.seat.local_rank)
         connected: Transport = kind.connect(replace(self.rendezvous, deadline_s=deadline_s))
         # This process may host the store, which must live as long as the transport.
