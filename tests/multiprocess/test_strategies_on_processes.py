@@ -88,9 +88,23 @@ def test_every_request_gets_a_reply(tmp_path: Path, transport: str) -> None:
     }
     done = run(tmp_path / "run", model=wide_net, epochs=20, **options)
     size = 4 * sum(p.numel() for p in wide_net().parameters())
-    assert [w["payload_received_bytes"] for w in done.record["workers"]] == [
-        w["steps"] * size for w in done.record["workers"]
+    workers = done.record["workers"]
+    assert [_moved(w, "received_bytes", "recv") for w in workers] == [
+        w["steps"] * size for w in workers
     ]
+    # What a thread receives and sends counts too: all messages that leave arrive.
+    for way in ("sent_bytes", "received_bytes"):
+        moved = [_moved(w, way, "send", "recv", "overlapped") for w in workers]
+        assert sum(moved) == 2 * size * sum(w["steps"] for w in workers)
+
+
+def _moved(worker: dict, way: str, *operations: str) -> int:
+    """The bytes of these operations in training and, where other workers still asked, after it."""
+    return sum(
+        tally[way]
+        for tally in worker["traffic"]
+        if tally["phase"] in ("train", "finish") and tally["operation"] in operations
+    )
 
 
 def test_hogwild_with_a_shared_optimizer(tmp_path: Path) -> None:

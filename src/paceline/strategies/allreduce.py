@@ -94,7 +94,7 @@ class AllReduce(Strategy):
             self._hidden = ctx.peers.aside()
             buckets = replica.all_reduce_in_buckets(self._sum_bucket)
             self._collective = prepared(ctx, self.collective, buckets, saved, self._hidden)
-            ctx.peers.settle(self._hidden, 0.0)  # what measuring has sent
+            ctx.peers.settle(self._hidden.take(), 0.0)  # what measuring has sent
 
     def refuses(self, codec: Codec) -> str | None:
         return None
@@ -108,7 +108,7 @@ class AllReduce(Strategy):
         elif self._overlaps:
             began = time.perf_counter()
             replica.await_buckets()
-            self.ctx.peers.settle(self._hidden, time.perf_counter() - began)
+            self.ctx.peers.settle(self._hidden.take(), time.perf_counter() - began)
             replica.update()
         else:
             self._sum_gradients(replica, batch)

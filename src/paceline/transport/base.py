@@ -272,11 +272,15 @@ class Transport(ABC):
         return self
 
     def aside(self) -> Transport:
-        """The same transport for exchanges beside computing (`settle`)."""
+        """The same transport for exchanges beside computing, which `take` and `settle` count."""
         return self
 
-    def settle(self, aside: Transport, waited_s: float) -> None:
-        """Count what `aside` has exchanged; `waited_s`: how long the rank waited for it."""
+    def take(self) -> Any:
+        """What this transport has exchanged since the last call; its own thread calls this."""
+        return None
+
+    def settle(self, taken: Any, waited_s: float) -> None:
+        """Count what a transport aside has exchanged, and how long the rank waited for it."""
         return
 
     def note_all_reduce(self, length: int, itemsize: int) -> None:

@@ -108,15 +108,16 @@ class Metered(Wrapper):
     def aside(self) -> Metered:
         return Metered(self.inner)
 
-    def settle(self, aside: Transport, waited_s: float) -> None:
-        assert isinstance(aside, Metered)
-        tally = aside.meter.taken("setup")
+    def take(self) -> Tally:
+        return self.meter.taken("setup")
+
+    def settle(self, taken: Tally, waited_s: float) -> None:
         self.meter.add(
             "overlapped",
             ALL_PEERS,
-            tally.sent_bytes,
-            tally.received_bytes,
-            tally.messages,
+            taken.sent_bytes,
+            taken.received_bytes,
+            taken.messages,
             waited_s,
         )
 

@@ -12,8 +12,9 @@ that two workers can send each other requests at the same time.
 from __future__ import annotations
 
 import copy
+import queue
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -40,6 +41,7 @@ class AsyncPairs:
         requests.tolerant = replies.tolerant = True
         self._requests_out, self._replies_in = requests, replies.twin()
         self._requests_in, self._replies_out = requests.twin().aside(), replies.aside()
+        self._served: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what each reply moved
         self._requests_in.tolerant = True
         others = [p for p in range(ctx.workers) if p != ctx.worker_index]
         aside = copy.deepcopy(ctx.codec)  # for the thread
@@ -67,15 +69,24 @@ class AsyncPairs:
         pairing.receive(self._replies_in, partner)
         with self.lock:
             pairing.average(self._weights())
-        # Count what the thread has sent since the last call.
-        self._ctx.transport.settle(self._replies_out, 0.0)
+        self._count_served()
 
     def stop(self) -> None:
-        """End the thread; no worker sends requests any more."""
+        """End the thread and raise its failure, if any; no worker sends requests any more."""
         self._stop.set()
         self._thread.join()
+        self._count_served()
+        if self._failure is not None:
+            raise self._failure
+
+    def _count_served(self) -> None:
+        """Count the requests and replies of the thread since the last call."""
+        while not self._served.empty():
+            self._ctx.transport.settle(self._served.get(), 0.0)
 
     def _run(self) -> None:
+        if not any(w.numel() for w in self._weights()):
+            return  # nothing is trained, so no request will come
         awaited = {p: self._listen(p) for p in self._their_pairings}
         while not self._stop.is_set() and awaited:
             order = list(awaited)
@@ -92,7 +103,7 @@ class AsyncPairs:
             except PacelineError as error:
                 self._failure = error
                 return
-            except Exception as error:  # `average_with` raises it
+            except Exception as error:  # `average_with` or `stop` raises it
                 self._failure = RunFailed(
                     f"the reply to worker {partner} failed: {type(error).__name__}: {error}"
                 )
@@ -113,3 +124,5 @@ class AsyncPairs:
             pairing.average(self._weights())
         for work in works:
             work.wait()
+        self._served.put(self._requests_in.take())
+        self._served.put(self._replies_out.take())

@@ -45,20 +45,24 @@ def make_pairing(ctx: Context, codec: Codec, regions: Sequence[Region]) -> Pairi
 
 
 class PlainPairing:
-    """Exchanges the weights themselves."""
+    """Exchanges the weights themselves.
+
+    A region without trainable parameters sends no message. Its receive would be complete at once,
+    and a thread that waits for any request would take that for one.
+    """
 
     def __init__(self, ctx: Context, regions: Sequence[Region]) -> None:
-        own = [r.trained for r in regions]
+        own = _some([r.trained for r in regions])
         self._sent = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         self._received = [ctx.transport.allocate(w.numel(), w.dtype, w.device) for w in own]
         self._coming: list[Work] = []
 
     def prepare(self, weights: Sequence[Tensor]) -> None:
-        for sent, own in zip(self._sent, weights, strict=True):
+        for sent, own in zip(self._sent, _some(weights), strict=True):
             sent.copy_(own)
 
     def listen(self, transport: Transport, partner: int) -> list[Work]:
-        self._coming = [transport.irecv(received, partner) for received in self._received]
+        self._coming = [transport.expect(received, partner) for received in self._received]
         return self._coming
 
     def send(self, transport: Transport, partner: int) -> list[Work]:
@@ -69,7 +73,7 @@ class PlainPairing:
             work.wait()
 
     def average(self, weights: Sequence[Tensor]) -> None:
-        for own, received, sent in zip(weights, self._received, self._sent, strict=True):
+        for own, received, sent in zip(_some(weights), self._received, self._sent, strict=True):
             own.add_(received.sub_(sent), alpha=0.5)
 
 
@@ -85,7 +89,6 @@ class CodedPairing:
     ) -> None:
         some = [r for r in regions if r.grads.numel()]
         own = [r.trained for r in some]
-        self._there = [bool(r.grads.numel()) for r in regions]
         self._reference = Reference(own)  # all start from the same weights
         spans = [(r.grad_layout, w) for r, w in zip(some, own, strict=True)]
         self._out, self._in = (
@@ -99,7 +102,7 @@ class CodedPairing:
     def prepare(self, weights: Sequence[Tensor]) -> None:
         """Encode the difference between these weights and the reference."""
         differences = [span.values for span in self._out.encoded]
-        self._reference.difference(self._some(weights), differences)
+        self._reference.difference(_some(weights), differences)
         self._out.write(differences)
         for span in self._out.encoded:
             span.read()
@@ -115,13 +118,15 @@ class CodedPairing:
 
     def average(self, weights: Sequence[Tensor]) -> None:
         """Move the weights by half of the difference; the references stay bit-identical."""
-        pairs = list(zip(self._some(weights), self._out.encoded, self._in.encoded, strict=True))
+        pairs = list(zip(_some(weights), self._out.encoded, self._in.encoded, strict=True))
         for own, sent, received in pairs:
             own.add_(received.values, alpha=0.5).sub_(sent.values, alpha=0.5)
         self._reference.advance([s.values.add_(r.values) for _, s, r in pairs], alpha=0.5)
 
-    def _some(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        return [w for w, there in zip(weights, self._there, strict=True) if there]
-
     def state(self) -> dict[str, Any]:
         return {"references": self._reference.weights, "codec": self._out.states}
+
+
+def _some(weights: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that have elements: a region may have no trainable parameter."""
+    return [w for w in weights if w.numel()]
