@@ -85,9 +85,9 @@ class FlatModel:
                     f"{name} is stored as {tensor.layout}; workers can exchange dense tensors only:"
                     " call .to_dense()"
                 )
-        self.integer_buffers = [b for _, b in named_buffers if not _is_float(b)]
         float_buffers = [(n, b) for n, b in named_buffers if _is_float(b)]
         homes = _homes(model)
+        self._integers = [homes[id(b)] for _, b in named_buffers if not _is_float(b)]
 
         self.regions: list[Region] = []
         # Each trainable parameter with its view of the gradient buffer.
@@ -193,6 +193,12 @@ class FlatModel:
             if bool(untouched.any()):
                 for index in untouched.nonzero().flatten().tolist():
                     region.owners[index].grad = None
+
+    @property
+    def integer_buffers(self) -> list[Tensor]:
+        """Buffers that are no floats, as the modules have them now: a module may replace one."""
+        found = [module._buffers[leaf] for owners in self._integers for module, leaf in owners]
+        return list({id(b): b for b in found if b is not None}.values())
 
     def live_in(self, index: int, flat: Tensor) -> None:
         """Make a region's parameters views of this memory, with the values that it holds."""
