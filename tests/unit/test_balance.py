@@ -69,6 +69,7 @@ def test_bad_plans_are_refused(text: str, sentence: str) -> None:
             "work and waiting look alike",
         ),
         ({"balance": "measured", "strategy": "gossip"}, "weighs all workers equally"),
+        ({"balance": "measured", "strategy": "stepwise"}, "weighs all workers equally"),
         ({"balance": "2,1", "batch_size": None, "global_batch_size": 1}, "cannot be cut"),
     ],
 )

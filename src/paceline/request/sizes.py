@@ -99,7 +99,7 @@ def check_balance(config: Config, strategy: Strategy) -> None:
             f"balance=measured: {strategy.name} exchanges inside the backward pass: work and"
             " waiting look alike"
         )
-    if strategy.traits.survives:
+    if strategy.traits.weighs_equally:
         raise BadRequest(
             f"balance=measured: {strategy.name} weighs all workers equally, whatever their"
             " batches: give speeds instead"

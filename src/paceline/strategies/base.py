@@ -63,6 +63,7 @@ class Traits:
     most_workers: int | None = None
     alone_is_serial: bool = True  # with one worker it is plain SGD, bit for bit
     survives: bool = False  # the other workers go on when a worker (except the first) has died
+    weighs_equally: bool = False  # its average weighs workers equally, whatever their batches
     decides_alone: bool = False  # a worker that has converged stops by itself
     resumes: Resumes = Resumes()
     # For privacy. True: only the sum of all workers' gradients is ever used, so the workers' noise
@@ -146,21 +147,26 @@ class Strategy(ABC):
 
         None means the replica's own weights. All workers call this together. It averages the batch
         statistics, weighted by the samples that each worker has seen, and, where replicas may
-        differ, the weights.
+        differ, the weights, weighted by `share`.
         """
         average_buffers(self.ctx, replica)
         if self.traits.replicas_identical or self.ctx.workers == 1:
             return None
+        share = self.share()
         means = self._means = self._means or [
             allocate_like(self.ctx.transport, region.params) for region in replica.regions
         ]
         for mean, region in zip(means, replica.regions, strict=True):
-            torch.div(region.params, self.ctx.peers.size, out=mean)
+            torch.mul(region.params, share, out=mean)
             self.ctx.peers.all_reduce(mean)
         self.ctx.recorder.write(
             "distance", samples=replica.samples_seen, value=distance_to(replica, means)
         )
         return means
+
+    def share(self) -> float:
+        """The weight of this worker's weights in the consensus weights, as in the next average."""
+        return 1 / self.ctx.peers.size
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must save besides weights and optimizer; `setup` gets it back."""

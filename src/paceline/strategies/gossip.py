@@ -49,6 +49,7 @@ class Gossip(Strategy):
     traits = Traits(
         exchanges="weights",
         survives=True,
+        weighs_equally=True,
         noise_adds_up=False,
         resumes=Resumes(after_loss="told"),
     )

@@ -49,6 +49,9 @@ class PSGD(Strategy):
         self._shares.add(batch.weight, batch.global_weight)
         self.ctx.transport.pause()
 
+    def share(self) -> float:
+        return self._shares.share(self.ctx.workers)
+
     def finish(self, replica: Replica) -> None:
         average_weights(
             self.ctx, replica, self._shares.take(self.ctx.workers), usual(self.ctx.peers)

@@ -49,7 +49,7 @@ class StepWise(Strategy):
     full_every: Annotated[int, "steps between exact averages; 0: only at the end"] = 0
     exchange: Annotated[Literal["weights", "gradients"], "what is averaged"] = "weights"
 
-    traits = Traits(noise_adds_up=False)
+    traits = Traits(weighs_equally=True, noise_adds_up=False)
 
     def __post_init__(self) -> None:
         if self.full_every < 0:

@@ -32,9 +32,13 @@ class Shares:
         self.own += own
         self.total += total
 
+    def share(self, workers: int) -> float:
+        """Return this worker's share; before the first samples all have the same."""
+        return self.own / self.total if self.total else 1 / workers
+
     def take(self, workers: int) -> float:
         """Return this worker's share and start counting anew."""
-        share = self.own / self.total if self.total else 1 / workers
+        share = self.share(workers)
         self.own = self.total = 0.0
         return share
 

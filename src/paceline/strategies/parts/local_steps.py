@@ -56,6 +56,9 @@ class LocalSteps(Strategy):
         if due(self.every, batch.step + 1, batch.epoch + 1, batch.ends_epoch):
             self.synchronise(replica, self._shares.take(self.ctx.workers))
 
+    def share(self) -> float:
+        return self._shares.share(self.ctx.workers)
+
     def finish(self, replica: Replica) -> None:
         if self._shares.total:
             self.synchronise(replica, self._shares.take(self.ctx.workers))
