@@ -232,14 +232,17 @@ def test_going_back_undoes_later_checkpoints(run_inproc: RunInproc, tmp_path: Pa
     assert Run.open(out).steps == 6
 
 
-def test_payload_covers_all_sessions(run_inproc: RunInproc, tmp_path: Path) -> None:
-    options = {"strategy": "allreduce", "workers": 2}
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
+def test_payload_covers_all_sessions(run_inproc: RunInproc, tmp_path: Path, strategy: str) -> None:
+    """Of workers and of servers (truth.md F7). The steps after the checkpoint were undone."""
+    options = {"strategy": strategy, "workers": 2}
     whole = run_inproc(**options, steps=10)
     out = str(tmp_path / "parts")
-    run_inproc(**options, steps=5, checkpoint_every=5, out=out)
+    run_inproc(**options, steps=7, checkpoint_every=5, out=out)
     parts = run_inproc(**options, steps=10, out=out, resume=out)
-    sent = [[w["payload_sent_bytes"] for w in r.record["workers"]] for r in (whole, parts)]
-    assert sent[0] == sent[1]
+    for key in ("payload_sent_bytes", "payload_received_bytes", "messages_sent"):
+        counts = [[w[key] for w in r.record["workers"]] for r in (whole, parts)]
+        assert counts[0] == counts[1]
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own() -> None:

@@ -86,6 +86,12 @@ EVENTS: dict[str, dict[str, Any]] = {  # further fields, by kind
     "distance": {"value": Maybe(finite)},
     "notice": {"text": text},
     "privacy": {"epsilon": number},
+    "served": {
+        "step": whole,
+        "served_sent_bytes": number,
+        "served_received_bytes": number,
+        "served_messages": number,
+    },
     "aside": {"what": text, "began": number, "seconds": number},
     "sample": {
         "elapsed_s": number,

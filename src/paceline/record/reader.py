@@ -119,7 +119,7 @@ def lived(events: Iterable[Event], starts: dict[int, int]) -> list[Event]:
     last = max(starts, default=0)
 
     def counts(event: Event) -> bool:
-        if event["kind"] not in ("step", "evaluation"):
+        if event["kind"] not in ("step", "evaluation", "served"):
             return bool(event["session"] == last)
         return all(
             event["step"] <= step for session, step in starts.items() if session > event["session"]
@@ -370,13 +370,24 @@ def _apart(events: list[Event], steps: list[Event]) -> dict[str, float | None]:
 
 
 def _server(events: list[Event], config: dict[str, Any]) -> dict[str, Any]:
-    """Return a server's row: it makes no steps, and its payload is what it served."""
-    summary: Event = next((e for e in reversed(events) if e["kind"] == "summary"), {})
+    """Return a server's row: it makes no steps, and its payload is what it served.
+
+    A session's counts start from zero. Each session counts up to its summary, or, where another
+    session went on from a checkpoint, up to that checkpoint.
+    """
+    last = {e["session"]: e for e in events if e["kind"] in ("served", "summary")}
+
+    def total(key: str) -> int | None:
+        counts = [e.get(key) for e in last.values()]
+        return (
+            sum(c for c in counts if c is not None) if any(c is not None for c in counts) else None
+        )
+
     served = {
         **_worker(events, [], 0.0, config),
-        "payload_sent_bytes": summary.get("served_sent_bytes"),
-        "payload_received_bytes": summary.get("served_received_bytes"),
-        "messages_sent": summary.get("served_messages"),
+        "payload_sent_bytes": total("served_sent_bytes"),
+        "payload_received_bytes": total("served_received_bytes"),
+        "messages_sent": total("served_messages"),
     }
     start: Event = next((e for e in events if e["kind"] == "start"), {})
     return {**served, **through_memory(served, over_network(start, config))}

@@ -12,6 +12,7 @@ from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
 from paceline.request.session import Session
 from paceline.run.rank import Notify, Rank
+from paceline.strategies.parts.serving import served
 from paceline.transport.base import Transport
 
 
@@ -35,15 +36,12 @@ def run_server(
     net.start()
     rank.strategy.serve(rank.ctx, replica)
     net.stop()
-    train = rank.meter.total("train")
     recorder.write(
         "summary",
         **sampler.summary(),
         net_sent_bytes=net.sent,
         net_received_bytes=net.received,
         setup_sent_bytes=rank.meter.total("setup").sent_bytes,
-        served_sent_bytes=train.sent_bytes,
-        served_received_bytes=train.received_bytes,
-        served_messages=train.messages,
+        **served(rank.meter.total("train")),
         traffic=rank.meter.described(),
     )

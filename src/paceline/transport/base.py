@@ -267,6 +267,10 @@ class Transport(ABC):
         """Count all exchanges from now on as those of a phase."""
         return
 
+    def counted(self, phase: Phase) -> Any:
+        """The bytes, messages and seconds of a phase so far; None where nothing counts them."""
+        return None
+
     def uncounted(self) -> Transport:
         """The same transport for exchanges that are not the run's: nothing counts them."""
         return self

@@ -102,6 +102,9 @@ class Metered(Wrapper):
     def enter(self, phase: Phase) -> None:
         self.meter.phase = phase
 
+    def counted(self, phase: Phase) -> Tally:
+        return self.meter.total(phase)
+
     def uncounted(self) -> Transport:
         return self.inner
 

@@ -129,6 +129,7 @@ class Server:
         # By clock: the workers whose gradients have arrived and are not applied yet.
         self.pending: dict[int, list[Client]] = {}
         self.version = 0
+        self.step = 0  # of the run: the last one for which gradients have arrived
         for client in self.clients:
             client.pushed = [self._place(span) for span in spans]
         for region in replica.regions:
@@ -222,6 +223,7 @@ class Server:
             self.pending.setdefault(int(client.request[1]), []).append(client)
             client.clock += 1
             client.waits = True
+            self.step = max(self.step, int(client.request[1]) + 1)
         elif kind == PULL:
             self._apply()
             with self.transport.during("evaluate"):
@@ -281,6 +283,8 @@ class Server:
             self.version += len(clients)
 
     def _send_state(self, client: Client) -> None:
+        """Send what a checkpoint saves of this server, and record what it served up to here."""
+        self.ctx.recorder.write("served", step=self.step, **served(self.transport.counted("train")))
         told = [
             {"known": c.known.weights, "codec": c.outbox.states if c.outbox else []}
             for c in self.clients
@@ -297,6 +301,17 @@ class Server:
             if client.outbox is not None and told is not None and told["known"]:
                 client.outbox.states = on_device(told["codec"], client.known.weights[0].device)
                 client.known.rebase(told["known"])
+
+
+def served(total: Any) -> dict[str, int]:
+    """What a server has exchanged in training, for the record; nothing where nothing counts it."""
+    if total is None:
+        return {}
+    return {
+        "served_sent_bytes": total.sent_bytes,
+        "served_received_bytes": total.received_bytes,
+        "served_messages": total.messages,
+    }
 
 
 def memories_of_servers(saved: Saved | None, servers: int, workers: int) -> list[Tensor]:
