@@ -294,7 +294,7 @@ def test_a_port_that_is_none() -> None:
     ],
 )
 def test_when_the_watcher_gives_up(
-    master: str, said: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+    master: str, said: str, ends: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from pyspark import SparkContext
 
@@ -311,11 +311,24 @@ def test_when_the_watcher_gives_up(
     def wait(_: float) -> bool:
         return next(looks, None) is None
 
-    monkeypatch.setattr(session, "said", lambda: said)
+    session._log = tmp_path / "log"
+    session._log.write_text(f"{said}\n")
     monkeypatch.setattr(session, "_over", SimpleNamespace(wait=wait, is_set=lambda: False))
     session._watch()
     assert bool(killed) is ends
     assert bool((TROUBLE_OF_SEVERAL if "," in master else TROUBLE).search(said)) is ends
+
+
+def test_the_watcher_reads_each_line_of_the_log_once(tmp_path: Path) -> None:
+    session = Session("local", "tests")
+    assert session.said_since(0) == ("", 0)
+    session._log = log = tmp_path / "log"
+    log.write_text("one\ntwo\nhalf a ")
+    assert session.said_since(0) == ("one\ntwo\n", 8)
+    assert session.said_since(8) == ("", 8)
+    with log.open("a") as more:
+        more.write("line\n")
+    assert session.said_since(8) == ("half a line\n", 20)
 
 
 # --- attempts
@@ -441,3 +454,46 @@ def test_the_last_words_of_ranks_explain_pysparks_error(monkeypatch: pytest.Monk
     with pytest.raises(RunFailed, match=r"^a task of Spark failed: ValueError: my loss is odd$"):
         launcher._attempt(session, lambda _: None, {}, 1, said.append)  # type: ignore[arg-type]
     assert said[0] == "step 1"
+
+
+LOST = "paceline.errors.PeerLost: rank 1 is gone"
+
+
+@needs_pyspark
+@pytest.mark.parametrize("stranger", [False, True])
+def test_only_a_ranks_own_lines_are_a_reason_to_try_again(
+    stranger: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any program that reaches the port can send lines, but it does not know the token."""
+    from pyspark.ml.torch import distributor
+    from pyspark.ml.torch.log_communication import LogStreamingClient
+
+    class Losing:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def run(self, body: Any, folder: str, rank: Any, options: Any, token: str) -> None:
+            assert body(folder, lambda _: None, {}, token) is None
+            first = capsys.readouterr().out.strip()  # what a rank prints first
+            assert token in first
+            server = vars(distributor)["LogStreamingServer"]()
+            server.start("127.0.0.1")
+            client = LogStreamingClient("127.0.0.1", server.port)
+            client.send("paceline rank 0123" if stranger else first)
+            for line in ("\x1b]0;a title\x07\x9b2Jcleared", *output(LOST).splitlines()):
+                client.send(line)
+            client.close()
+            until = time.monotonic() + 10
+            while not any(LOST in line for line in said) and time.monotonic() < until:
+                time.sleep(0.01)
+            server.shutdown()
+            raise RuntimeError(SILENT)
+
+    monkeypatch.setattr(distributor, "TorchDistributor", Losing)
+    said: list[str] = []
+    session = SimpleNamespace(said=lambda: "")
+    with pytest.raises(RunFailed, match="rank 1 is gone") as failed:
+        launcher._attempt(session, lambda _: None, {}, 1, said.append)  # type: ignore[arg-type]
+    assert type(failed.value) is (RunFailed if stranger else ExecutorLost)
+    assert all(line.isprintable() for line in said)
+    assert any("cleared" in line for line in said)

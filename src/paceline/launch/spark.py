@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import shutil
 import socketserver
 import struct
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import BadRequest, RunFailed
+from paceline.errors import BadRequest, PacelineError, RunFailed
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.record import checkpoint
@@ -35,6 +36,8 @@ Say = Callable[[str], None]
 ATTEMPTS = 4
 # Log lines of torch that do not concern the user.
 NOISE = re.compile(r"[WI]\d{4} |\*{5}|\[Gloo\]|\[rank\d+\]:|Setting OMP_NUM_THREADS")
+MARK = "paceline rank "  # before the token with which a rank shows that it is one
+MOST_BYTES = 1 << 20  # of one message: pyspark's are shorter
 TAIL_LINES = 400  # kept of what each rank prints
 LAST_LINES_S = 1.0  # for the last lines to arrive after a failure
 CORES_S = 30.0  # for the executors to register
@@ -93,23 +96,29 @@ def _attempt(
     from pyspark.ml.torch.distributor import TorchDistributor
 
     logging.getLogger("TorchDistributor").setLevel(logging.WARNING)
-    printed = LastLines()
+    printed = LastLines(secrets.token_hex(16))
     with _listening(say, printed):
         try:
             distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
-            record = distributor.run(in_folder, os.getcwd(), rank, options)
+            record = distributor.run(in_folder, os.getcwd(), rank, options, printed.token)
         except Exception as error:
-            raise translated(error, session.said(), printed.text()) from None
+            raise _reason(error, session.said(), printed) from None
     if record is None:
         raise RunFailed("the ranks ended without a record")
     return dict(record)
 
 
 class LastLines:
-    """The last lines that each rank printed: pyspark's error only says that a rank failed."""
+    """The last lines that each rank printed: pyspark's error only says that a rank failed.
 
-    def __init__(self) -> None:
+    Any program that reaches the driver's port can send lines. A rank prints the token of this
+    attempt first.
+    """
+
+    def __init__(self, token: str = "") -> None:
+        self.token = token
         self._tails: list[deque[str]] = []
+        self._ranks: set[int] = set()  # the tails of ranks, by index
         self._connected = 0
         self._changed = threading.Condition()
 
@@ -126,18 +135,49 @@ class LastLines:
                 self._connected -= 1
                 self._changed.notify_all()
 
-    def text(self) -> str:
-        """Return the lines of all ranks, once their connections are closed."""
+    def add(self, tail: deque[str], text: str) -> bool:
+        """Keep the lines of one message. Returns whether the user should see it."""
+        if self.token and f"{MARK}{self.token}" in text:
+            with self._changed:
+                self._ranks.add(next(i for i, t in enumerate(self._tails) if t is tail))
+            return False
+        tail.extend(text.splitlines())
+        return bool(text.strip()) and not NOISE.match(text)
+
+    def text(self, strangers: bool = False) -> str:
+        """Return the lines of all ranks, or of all connections, once these are closed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._connected, LAST_LINES_S)
-            return "\n".join(line for tail in self._tails for line in tuple(tail))
+            return "\n".join(
+                line
+                for index, tail in enumerate(self._tails)
+                if strangers or index in self._ranks
+                for line in tuple(tail)
+            )
 
 
-def in_folder(folder: str, rank: Rank, options: dict[str, Any]) -> dict[str, Any] | None:
+def _reason(error: Exception, said: str, printed: LastLines) -> PacelineError:
+    """Return why an attempt failed. Only lines of ranks can be a reason to try again."""
+    own = printed.text()
+    if own:
+        return translated(error, said, own)
+    failure = translated(error, said, printed.text(strangers=True))
+    if isinstance(failure, ExecutorLost) and not isinstance(translated(error, said), ExecutorLost):
+        return RunFailed(str(failure))
+    return failure
+
+
+def in_folder(folder: str, rank: Rank, options: dict[str, Any], token: str) -> Any:
     """Run a rank in the driver's working folder, if this host has such a folder."""
+    print(f"{MARK}{token}", flush=True)
     with suppress(OSError):
         os.chdir(folder)
     return rank(options)
+
+
+def shown(text: str) -> str:
+    """Return the text without characters that would control the terminal."""
+    return "".join(c if c.isprintable() or c in "\t\n" else "\ufffd" for c in text.rstrip())
 
 
 def _again(folder: Path, failure: ExecutorLost, say: Say) -> dict[str, Any]:
@@ -182,10 +222,12 @@ def _listening(say: Say, printed: LastLines) -> Iterator[None]:
         def handle(self) -> None:
             with suppress(OSError, struct.error), printed.of_one_rank() as tail:
                 while head := self.rfile.read(4):
-                    text = self.rfile.read(struct.unpack("!i", head)[0]).decode("utf-8", "replace")
-                    tail.extend(text.splitlines())
-                    if text.strip() and not NOISE.match(text):
-                        say(text.rstrip())
+                    (length,) = struct.unpack("!i", head)
+                    if not 0 <= length <= MOST_BYTES:
+                        return  # no line of pyspark's
+                    text = self.rfile.read(length).decode("utf-8", "replace")
+                    if printed.add(tail, text):
+                        say(shown(text))
 
     class Server:
         """Stands in for pyspark's LogStreamingServer."""

@@ -160,9 +160,10 @@ class Session:
         """
         from pyspark import SparkContext
 
-        trouble = TROUBLE_OF_SEVERAL if "," in self.master else TROUBLE
+        trouble, seen = TROUBLE_OF_SEVERAL if "," in self.master else TROUBLE, 0
         while not self._over.wait(WATCH_S):
-            if trouble.search(self.said()):
+            lines, seen = self.said_since(seen)
+            if trouble.search(lines):
                 self._over.wait(0.5)  # until Spark has written the reason, too
                 gateway = SparkContext._gateway
                 process = getattr(gateway, "proc", None)
@@ -175,6 +176,17 @@ class Session:
         with suppress(OSError):
             return self._log.read_text(errors="replace") if self._log is not None else ""
         return ""
+
+    def said_since(self, offset: int) -> tuple[str, int]:
+        """Return the whole lines of Spark's log from this byte on, and the byte after them."""
+        with suppress(OSError):
+            if self._log is not None and self._log.stat().st_size > offset:
+                with self._log.open("rb") as log:
+                    log.seek(offset)
+                    new = log.read()
+                lines = new[: new.rfind(b"\n") + 1]
+                return lines.decode(errors="replace"), offset + len(lines)
+        return "", offset
 
     def progress(self) -> str:
         """Return, say, `3 of 8 tasks` while a job runs, else an empty text."""
