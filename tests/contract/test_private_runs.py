@@ -583,3 +583,21 @@ def test_the_privacy_packages_may_be_missing(run_inproc, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(paceline.BadRequest, match=r"pip install 'paceline\[privacy\]'"):
         run_inproc(**QUICK, privacy="noise=1.37")
+
+
+class Declared(TensorDataset):
+    classes = ("red", "green", "blue")
+
+
+@pytest.mark.parametrize("kind", ["counted", "in the test set", "declared", "own model"])
+def test_a_number_of_classes_that_was_counted_is_told(run_inproc, kind: str) -> None:
+    """The largest private label would choose the architecture in silence (outer.md 1.11)."""
+    train, test = make_pairs(240), make_pairs(60, seed=1)
+    data: Any = {
+        "in the test set": (train, test),
+        "declared": (Declared(*train), None),
+    }.get(kind, (train, None))
+    model = small_net if kind == "own model" else "mlp:hidden=8"
+    run = run_inproc(**{**QUICK, "data": data, "steps": 1}, model=model, privacy="noise=1")
+    told = (Path(run.out) / "events" / "notices.jsonl").read_text()
+    assert ("the largest training label is 2" in told) is (kind == "counted")

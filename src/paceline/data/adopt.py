@@ -125,13 +125,17 @@ def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
     training = _training(train, notices)
     batch_size = train.batch_size if isinstance(train, DataLoader) else None
     testing = None if test is None else _testing(test)
-    shape, classes, labelled = _look(training, count_classes)
+    shape, classes, counted, labelled = _look(training, count_classes)
+    said = classes_of(train.dataset if isinstance(train, DataLoader) else train)
+    if classes is not None and said is not None:  # a TensorDataset may say it, too
+        classes, counted = max(classes, said), counted and classes > said
     if (
         classes is not None
         and testing is not None
         and (labels := testing.labels()) is not None
         and len(labels)
     ):
+        counted = counted and classes > int(labels.max()) + 1
         classes = max(classes, int(labels.max()) + 1)
     drop_last = (
         isinstance(train, DataLoader) and not isinstance(training, Stream) and train.drop_last
@@ -146,6 +150,7 @@ def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
         batch_size,
         labelled,
         drop_last=drop_last,
+        classes_counted=counted,
     )
 
 
@@ -241,8 +246,9 @@ def _indexed(value: Any) -> Samples:
 
 def _look(
     samples: Samples | Stream, count_classes: bool
-) -> tuple[tuple[int, ...], int | None, bool]:
-    """Return the shape of one input, the number of classes, and whether targets are classes.
+) -> tuple[tuple[int, ...], int | None, bool, bool]:
+    """Return the shape of one input, the number of classes, whether that was counted from the
+    labels, and whether targets are classes.
 
     The number of classes is None where it is not known.
     """
@@ -257,7 +263,7 @@ def _look(
             if isinstance(iterable, DataLoader)
             else tuple(torch.as_tensor(inputs).shape)
         )
-        return shape, None, False
+        return shape, None, False, False
     if not len(samples):
         raise BadRequest("the training set is empty")
     inputs, targets = samples.batch(torch.tensor([0]))
@@ -270,7 +276,8 @@ def _look(
     if labels is None and said is None and labelled and count_classes and len(samples) <= FEW:
         labels = samples.batch(torch.arange(len(samples)))[1]
     counted = int(labels.max()) + 1 if labels is not None and len(labels) else None
-    return shape, max(counted or 0, said or 0) or None, labelled
+    classes = max(counted or 0, said or 0) or None
+    return shape, classes, (counted or 0) > (said or 0), labelled
 
 
 def _tensor(value: Any) -> Tensor:

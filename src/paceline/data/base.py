@@ -116,6 +116,7 @@ class Data:
     # Where prepared data came from, for the record of a run.
     origin: dict[str, Any] = field(default_factory=dict)
     drop_last: bool = False  # the user's DataLoader leaves out a last batch that is not full
+    classes_counted: bool = False  # `classes` is known from the training labels only
 
     def __post_init__(self) -> None:
         self.labelled = self.labelled or self.classes is not None

@@ -251,6 +251,12 @@ def _notices(job: Job, strategy: Strategy) -> list[str]:
             )
         if data.origin:
             notices.append(_unprotected_counts(data.origin))
+        if data.classes_counted and _is_built_in(config.model):
+            notices.append(
+                f"the model has {data.classes} outputs because the largest training label is"
+                f" {(data.classes or 0) - 1}, which epsilon does not cover: if that is no public"
+                " fact, give a Dataset with the attribute `classes`, or your own model"
+            )
     factor = Scaling.read(config.lr_scaling).factor(job.single_batches)
     if factor != 1.0:
         notices.append(
@@ -285,7 +291,7 @@ def _unprotected_counts(origin: dict[str, Any]) -> str:
 
 def _load(config: Config) -> Data:
     # a person's own model knows its classes
-    count = isinstance(config.model, Spec) and config.model.name in models
+    count = _is_built_in(config.model)
     if isinstance(config.data, Spec):
         return adopt(sources.build(config.data, data_dir=config.data_dir), str(config.data), count)
     if (
@@ -295,6 +301,10 @@ def _load(config: Config) -> Data:
     ):
         return adopt(config.data(), count_classes=count)
     return adopt(config.data, count_classes=count)
+
+
+def _is_built_in(model: Any) -> bool:
+    return isinstance(model, Spec) and model.name in models
 
 
 def _share(data: Data, share: float) -> Data:
