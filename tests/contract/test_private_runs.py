@@ -181,6 +181,17 @@ def test_losses_and_sizes_are_not_recorded_unless_asked_for(run_inproc) -> None:
         assert [e["n"] for e in steps] == [12] * 6  # what was expected
         assert all(e["loss"] is None and "drawn" not in e for e in steps)
     assert silent.record["result"]["train_loss"] is None
+    # Nor are the times of single steps, which depend on the samples drawn.
+    for events in read_worker_events(silent.out):
+        *others, last = [e for e in events if e["kind"] == "step"]
+        assert {(e["compute_s"], e["sync_s"], e["train_s"], e["t"]) for e in others} == {
+            (0.0, 0.0, others[0]["train_s"], others[0]["t"])
+        }
+        assert not {"began", "arrived"} & last.keys()
+        assert last["compute_s"] > 0
+    assert silent.record["result"]["train_s"] > 0
+    trace = json.loads((Path(silent.out) / "trace.json").read_text())
+    assert not [e for e in trace["traceEvents"] if e["name"] == "step"]
     drawn = [
         e["drawn"] for own in read_worker_events(open_book.out) for e in own if e["kind"] == "step"
     ]

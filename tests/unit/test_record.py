@@ -297,3 +297,11 @@ def test_the_first_steps_are_left_out_of_the_steady_speed() -> None:
     assert steady_samples_per_s([slow_start, []]) == pytest.approx(20)  # a lost worker's
     assert steady_samples_per_s([[], []]) is None
     assert steady_samples_per_s([steps(0.0)]) is None
+
+
+def test_the_steady_speed_begins_where_a_sum_of_times_ends() -> None:
+    """A private run records the times of 20 steps as one."""
+    steps = [{"n": 8, "train_s": float(i // 20 * 20)} for i in range(1, 101)]
+    assert steady_samples_per_s([steps]) == pytest.approx(8.0)
+    steps = [{"n": 8, "train_s": float(i // 20 * 20)} for i in range(1, 301)]
+    assert steady_samples_per_s([steps]) == pytest.approx(8.0)

@@ -24,6 +24,11 @@ def _rate(steps: Sequence[dict[str, Any]]) -> float | None:
     first = max(WARM_UP_STEPS, round(WARM_UP_SHARE * len(steps)))
     if first > len(steps) // 2:
         first = 0
+    # A private run records the times of several steps together: begin where one sum ends.
+    while first and steps[first - 1]["train_s"] <= (
+        steps[first - 2]["train_s"] if first > 1 else 0
+    ):
+        first -= 1
     began_s = steps[first - 1]["train_s"] if first else 0.0
     seconds = steps[-1]["train_s"] - began_s
     samples = sum(step["n"] for step in steps[first:])

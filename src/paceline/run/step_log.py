@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.privacy.times import SummedTimes
 from paceline.privacy.worker import Private
 from paceline.run.rank import Rank
 from paceline.run.timer import StepTimer
@@ -34,6 +35,8 @@ class StepLog:
     ) -> None:
         self.rank, self.recorder, self.timer = rank, recorder, timer
         self.private, self.total_steps = private, total_steps
+        silent = private is not None and not private.settings.reveal
+        self._summed = SummedTimes(total_steps) if silent else None
         self._leads = rank.ctx.worker_index == 0
         self._before = replace(rank.meter.totals["train"])
         self._last_notice = 0.0
@@ -56,21 +59,24 @@ class StepLog:
         sync_s = now.seconds - before.seconds
         encode_s, decode_s = codec.timer.taken()
         shown = self._shown(batch, loss)
+        times = {"compute_s": seconds - sync_s - encode_s - decode_s, "sync_s": sync_s}
+        if not codec.lossless:
+            times |= {"encode_s": encode_s, "decode_s": decode_s}
+        if self._summed is not None:
+            told: dict[str, Any] = self._summed.of_step(step, self.timer.total_s, times)
+        else:
+            waits = strategy.traits.in_step and now.calls > before.calls
+            told = {**times, "began": began, "arrived": arrived, "waits": waits}
+            told["train_s"] = self.timer.total_s
         self.recorder.write(
             "step",
             step=step,
             epoch=batch.epoch,
             **shown,
-            compute_s=seconds - sync_s - encode_s - decode_s,
-            sync_s=sync_s,
-            began=began,
-            arrived=arrived,
-            waits=strategy.traits.in_step and now.calls > before.calls,
-            train_s=self.timer.total_s,
+            **told,
             sent=now.sent_bytes - before.sent_bytes,
             received=now.received_bytes - before.received_bytes,
             messages=now.messages - before.messages,
-            **({} if codec.lossless else {"encode_s": encode_s, "decode_s": decode_s}),
             **strategy.observed,
         )
         if self._leads:
