@@ -2,6 +2,8 @@
 those of issue 15.
 """
 
+import atexit
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +32,8 @@ from paceline.replica.buckets import Buckets
 from paceline.replica.memory_format import measure_memory_format
 from paceline.replica.replica import Replica
 from paceline.request.config import Config
-from paceline.run.own_loop import Pace
+from paceline.run.own_loop import Pace, end_quickly
+from paceline.transport.base import Transport
 from paceline.transport.inproc import Hub
 from paceline.types import Batch
 
@@ -362,6 +365,49 @@ def test_07_it_equals_a_plain_loop_with_adamw_on_a_model_that_routes() -> None:
             optimizer.step()
     for found in on_paces(2, body):
         torch.testing.assert_close(found, weights(plain), rtol=1e-12, atol=1e-13)
+
+
+def test_07_servers_of_a_model_that_routes_end_when_the_workers_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """truth.md, the open point: three workers, two servers, and slices that are empty."""
+    inputs, targets = make_pairs(13, dtype=torch.float64)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.left(x) if float(x[0, 0]) > 0 else self.right(x)
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(3)
+        model = Two()
+        return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    def body(line: Transport) -> Tensor | None:
+        pace = Pace(strategies.build("ps"), line, 3, "none", 0, 0, build=fresh)
+        if pace.ctx.role == "server":
+            pace.serve()
+            return None
+        model, _, batches = pace.prepare(*fresh(), (inputs, targets), batch_size=4)
+        for _ in range(4):
+            for x, y in batches:
+                pace.step(cross_entropy(model(x), y))
+        pace.finish()
+        return weights(model)
+
+    at_exit: list[Any] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    end_quickly.cache_clear()
+    results = Hub(5).run(body)
+    assert [r for r in results if isinstance(r, BaseException)] == []
+    assert results[3:] == [None, None]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    assert gc.freeze in at_exit, "five interpreters take long to end where cores are few"
+    end_quickly.cache_clear()
 
 
 # --- 8: what people expect
