@@ -228,7 +228,9 @@ def _starter(job: Job, clean: bool) -> Callable[[Session, Listen], None]:
         return run_threads
     if transports.entry(job.transport).make.traits.started_by == "mpirun":
         return run_under_mpirun
-    return run_processes if clean or fork_is_safe(job.threads) else run_in_fresh_process
+    on_cpu = job.config.device == "cpu"  # a script that has looked for GPUs cannot fork
+    safe = clean or (on_cpu and fork_is_safe(job.threads))
+    return run_processes if safe else run_in_fresh_process
 
 
 def fork_is_safe(threads: int) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from paceline.codecs.feedback import build_codec
-from paceline.common.devices import look_at
+from paceline.common.devices import cuda_names, look_at
 from paceline.common.links import Links
 from paceline.common.values import shortened
 from paceline.errors import BadRequest
@@ -101,6 +101,11 @@ def transport_of(config: Config, strategy: Strategy) -> str:
     kind = transports.entry(name).make
     if kind.traits.started_by != "mpirun" and (lacking := kind.missing()) is not None:
         raise BadRequest(f"transport {name} is not available here: {lacking}; use --transport auto")
+    if "cpu" not in kind.traits.devices and config.workers > (gpus := len(cuda_names())):
+        raise BadRequest(
+            f"transport {name} needs a GPU per worker: {config.workers} workers, but this host has"
+            f" {gpus}. Use --workers {gpus}, or --transport gloo --device cpu"
+        )
     if (
         strategy.traits.needs_shared_memory
         and config.workers > 1
