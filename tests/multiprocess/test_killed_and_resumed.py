@@ -16,7 +16,7 @@ from tests import commands
 from tests.contract.test_strategies import identical
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-KILLS = 10  # per setting: 50 in all
+KILLS = 10  # that leave a checkpoint, per setting: 50 in all
 SETTINGS = [
     ("allreduce:collective=ring", "none", "shm"),
     ("local-sgd:every=4", "int8:feedback=true", "gloo"),
@@ -44,26 +44,49 @@ def start(out: Path, spec: str, codec: str, transport: str) -> commands.Popen:
     )
 
 
+def newest(out: Path) -> int:
+    """Return the step of the newest checkpoint in `out`, or 0."""
+    folders = (out / "checkpoints").glob("step-*")
+    return max((int(folder.name.removeprefix("step-")) for folder in folders), default=0)
+
+
+def kill_at(process: commands.Popen, out: Path, step: int, delay_s: float) -> bool:
+    """Kill the run `delay_s` after its checkpoint of `step`; return whether it was still alive."""
+    until = time.monotonic() + 120
+    while newest(out) < step and process.poll() is None:
+        assert time.monotonic() < until, f"no checkpoint of step {step} after 120 s"
+        time.sleep(0.002)
+    try:
+        process.wait(timeout=delay_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+        return True
+    return False
+
+
 @pytest.mark.parametrize(("spec", "codec", "transport"), SETTINGS)
 def test_resumes_after_kill_9_are_exact(
     tmp_path: Path, spec: str, codec: str, transport: str
 ) -> None:
     began = time.monotonic()
-    _, told = start(tmp_path / "whole", spec, codec, transport).communicate(timeout=120)
+    whole = start(tmp_path / "whole", spec, codec, transport)
+    _, told = whole.communicate(timeout=120)
+    assert whole.returncode == 0, told
     longest = time.monotonic() - began
     expected = load_file(tmp_path / "whole" / "model.safetensors")
-    draw, kills, ends = random.Random(7), 0, 0
-    while kills < KILLS or not ends:
+    draw, resumes, ends = random.Random(7), 0, 0
+    while resumes < KILLS or not ends:
         out = tmp_path / f"run-{ends}"
         process = start(out, spec, codec, transport)
-        patience = draw.uniform(0.2, 0.9) * longest if kills < KILLS else 120
-        try:
-            _, told = process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate(timeout=30)
-            kills += 1
+        # A start takes longer than the steps. So one kill in four comes after a random time, and
+        # the others a moment after one of the next three checkpoints, while the run trains.
+        further = draw.randrange(4)
+        delay_s = draw.uniform(0, 0.1 if further else longest)
+        if resumes < KILLS and kill_at(process, out, newest(out) + 5 * further, delay_s):
+            resumes += newest(out) > 0  # without a checkpoint the run begins again
             continue
+        _, told = process.communicate(timeout=120)
         assert process.returncode == 0, told
         assert identical(load_file(out / "model.safetensors"), expected)
         ends += 1
