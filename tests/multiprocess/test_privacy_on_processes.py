@@ -94,6 +94,7 @@ def test_a_killed_worker_has_spent_what_it_wrote_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.native_threads  # of vl-convert, which draws the charts
 def test_a_study_of_private_runs_has_a_page_that_says_what_it_means(tmp_path: Path) -> None:
     plan = {
         "title": "private",
