@@ -3,6 +3,7 @@ clean exits out of 20.
 """
 
 import os
+import subprocess
 import time
 from contextlib import suppress
 from functools import reduce
@@ -25,6 +26,7 @@ from torch import Tensor
 
 import paceline
 from paceline.errors import WorkerFailed
+from paceline.launch import mpi
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.transport.mpi.transport import MpiTransport
 
@@ -251,8 +253,18 @@ def _is_ours(pid: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_ddp_over_mpi_exits_cleanly_20_times_out_of_20(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_ddp_over_mpi_exits_cleanly_20_times_out_of_20(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes, end = [], mpi._end
+
+    def noted(process: subprocess.Popen[str]) -> None:
+        codes.append(process.poll())
+        end(process)
+
+    monkeypatch.setattr(mpi, "_end", noted)
     for number in range(20):
         run = train(tmp_path / str(number), strategy="ddp", workers=2, transport="mpi", steps=3)
         assert run.record["status"] == "completed"
+        assert codes == [0] * (number + 1), "mpirun ended by itself, without a signal"

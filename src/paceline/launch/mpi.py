@@ -38,6 +38,7 @@ from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
 START_S = 120.0  # for all ranks to connect: each imports torch first
 GRACE_S = 3.0  # after the first failure: for mpirun to print which rank it was
 END_S = 5.0  # for mpirun to end by itself, then after SIGTERM
+FINISH_S = 60.0  # the same after a result from every rank: a busy machine is no failure
 # Shared memory only: with TCP every rank would listen on all interfaces.
 ON_THIS_HOST = ("--mca", "btl", "^tcp")
 MAIN = "from paceline.launch.mpi import main; main()"
@@ -81,7 +82,11 @@ def on_mpi_ranks(
             for rank, connection in connections.items():
                 connection.send(rendezvous_for(bed, rank, size, store.port, deadline_s))
                 connection.send_bytes(package)
-            return _listen(process, printed, connections, hear)
+            results, failures = _listen(process, printed, connections, hear)
+            if not failures:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(FINISH_S)
+            return results, failures
     finally:
         if isinstance(store, StoreInTestbed):
             store.close()
