@@ -107,7 +107,7 @@ def test_with_the_same_workers(
         assert "depends on the workers' speeds" in notices(resumed)[0]
 
 
-@pytest.mark.parametrize("now", [1, 2, 4])
+@pytest.mark.parametrize("now", [2, 4])
 @pytest.mark.parametrize(
     ("spec", "codec"), [*((s, "none") for s in SPECS if s != "serial"), *CODECS]
 )
@@ -124,7 +124,7 @@ def test_with_other_workers(
     assert resumed.test_accuracy is not None
 
 
-@pytest.mark.parametrize(("spec", "codec"), [*((s, "none") for s in SPECS), *CODECS])
+@pytest.mark.parametrize(("spec", "codec"), [*((s, "none") for s in SPECS), *CODECS[:3]])
 def test_with_a_damaged_newest_checkpoint(
     run_inproc: RunInproc, tmp_path: Path, spec: str, codec: str
 ) -> None:

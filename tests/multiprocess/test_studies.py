@@ -4,6 +4,7 @@ its short setting.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -190,7 +191,7 @@ def test_profiles_of_serial_and_of_each_worker_stand_side_by_side(tmp_path: Path
         )
     page = render(tmp_path / "all", figures=False).read_text()
     assert "aten::addmm" in page
-    assert "forward_backward" in page
+    assert re.search(r"\w+\.py:\d+ \w+", page)  # which functions take longest differs
     assert (
         page.count(
             "<th>serial<br>own (calls)</th><th>total</th><th>worker 0<br>own"
