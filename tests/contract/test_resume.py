@@ -197,6 +197,18 @@ def test_another_strategy_is_refused_by_name_and_nothing_is_lost(
     assert sorted((out / "checkpoints").rglob("*")) == before
 
 
+@pytest.mark.parametrize("now", ["serial", "gossip", "psgd"])
+def test_a_strategy_that_needs_no_memory_goes_on_from_any(
+    run_inproc: RunInproc, tmp_path: Path, now: str
+) -> None:
+    out = str(tmp_path / "run")
+    before = options("local-sgd", workers=1 if now == "serial" else 2)
+    run_inproc(**before, steps=6, checkpoint_every=6, out=out)
+    run = run_inproc(**options(now), steps=9, resume=out, out=out)
+    assert run.steps == 9
+    assert f"{now} goes on from a checkpoint of local-sgd" in notices(run)[0]
+
+
 def test_later_checkpoints_stay_until_a_new_one_is_whole(
     run_inproc: RunInproc, tmp_path: Path
 ) -> None:

@@ -13,17 +13,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from paceline.common.intervals import due
+from paceline.data.shards import Shards
 from paceline.request.speeds import cut
 from paceline.transport.base import Transport
 
 # In steps. A batch has a fixed cost besides the cost per sample, so the first estimate is off; four
-# early
-# corrections are enough.
+# early corrections are enough.
 FIRST_LOOKS = (5, 10, 15, 20)
 KEEP = 0.5  # the share of the earlier estimate in each later one
 
@@ -34,18 +34,12 @@ def _typical(times: Sequence[float]) -> float:
     return statistics.fmean(min(t, most) for t in times)
 
 
-class Resizable(Protocol):
-    """Shards whose batch sizes may change in the middle of an epoch."""
-
-    batch_sizes: tuple[int, ...]
-
-
 @dataclass
 class Balance:
     """Measures one worker, and changes all workers' batch sizes together."""
 
     every: str
-    shards: Resizable
+    shards: Shards
     peers: Transport  # of the workers
     speeds: list[float] = field(default_factory=list)  # the present estimate, in samples per second
     settled: bool = False  # resumed with an estimate: no early looks

@@ -16,8 +16,7 @@ from paceline.common.seeding import (
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
 from paceline.record import checkpoint
-from paceline.registry import Spec, strategies
-from paceline.strategies.base import Strategy
+from paceline.registry import Spec
 from paceline.strategies.parts.saved import Saved, on_device
 
 if TYPE_CHECKING:
@@ -182,11 +181,10 @@ def _saved(worker: Worker, memory: Memory) -> Saved | None:
     if not memory.said["workers"]:
         memory.told.append(f"a server was lost before this checkpoint, so {asked} begins anew")
         return None
-    if not _same_memory(worker.strategy, made):
-        if memory.mine and type(worker.strategy).state is not Strategy.state:
-            raise BadRequest(_refusal(worker, memory))
-        memory.told.append(f"{asked} begins anew, because {made} made the checkpoint")
-        return None
+    if Spec.of(made).name != Spec.of(asked).name:
+        memory.told.append(f"{asked} goes on from a checkpoint of {made}")
+        if not memory.mine:
+            return None
     return Saved(
         on_device(memory.own["strategy"], worker.device),
         _refusal(worker, memory),
@@ -200,15 +198,6 @@ def _names(worker: Worker, said: dict[str, Any]) -> tuple[str, str]:
     """The strategy of this run and that of the checkpoint, as the user writes them."""
     asked = str(worker.config.described()["strategy"])
     return asked, str(said.get("strategy", asked))  # 0.1.0 did not save it
-
-
-def _same_memory(strategy: Strategy, made: str) -> bool:
-    """Whether a strategy remembers what the strategy of a checkpoint remembered."""
-    name = Spec.of(made).name
-    if name == strategy.name or name not in strategies:
-        return True
-    other = strategies.entry(name).make
-    return getattr(other, "state", None) is type(strategy).state
 
 
 def _refusal(worker: Worker, memory: Memory) -> str:
