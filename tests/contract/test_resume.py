@@ -268,18 +268,21 @@ def test_servers_go_on_with_their_optimizer(
     assert identical(resumed.weights, whole.weights)
 
 
-def test_outer_momentum_is_kept_by_other_workers(run_inproc: RunInproc, tmp_path: Path) -> None:
+def test_outer_momentum_is_kept_by_other_workers(
+    run_inproc: RunInproc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DiLoCo's outer momentum is the same on all workers: 2 workers or 3 go on with it."""
     out = tmp_path / "run"
     run_inproc(**options("diloco:every=3"), steps=STOP, checkpoint_every=STOP, out=str(out))
     seen: dict[int, Any] = {}
+    set_up = DiLoCo.setup
 
-    class Kept(DiLoCo):
-        def setup(self, ctx: Any, replica: Any, saved: Any = None) -> None:
-            super().setup(ctx, replica, saved)
-            seen[ctx.worker_index] = [v.clone() for v in self._velocity]
+    def setup(self: DiLoCo, ctx: Any, replica: Any, saved: Any = None) -> None:
+        set_up(self, ctx, replica, saved)
+        seen[ctx.worker_index] = [v.clone() for v in self._velocity]
 
-    asked = {**options("diloco:every=3", workers=3), "strategy": Kept(every="3")}
+    monkeypatch.setattr(DiLoCo, "setup", setup)
+    asked = options("diloco:every=3", workers=3)
     run_inproc(**asked, steps=STOP + 1, resume=str(out), out=str(tmp_path / "other"))
     own = torch.load(out / "checkpoints" / f"step-{STOP:08d}" / "worker-0.pt", weights_only=True)[
         "strategy"

@@ -51,17 +51,27 @@ def compared(study: Study) -> list[Line]:
 def leader(study: Study, lines: list[Line]) -> Line:
     """Return the setting that the first sentence is about.
 
-    It is the fastest of those that were confirmed, if any were; else the fastest of those that are
-    faster than serial beyond noise, if there are any.
+    It is the fastest of those that were confirmed, if any were, and of those that are tied the one
+    with the best score; else the fastest of those that are faster than serial beyond noise, if
+    there are any.
     """
     confirmed = [x for x in study.lines if x.id in study.confirmed and x is not study.serial(x)]
     if confirmed:
-        return max(confirmed, key=lambda x: mean_of(serial_speedup(study, x)))
+        fastest = max(confirmed, key=lambda x: mean_of(serial_speedup(study, x)))
+        return max([fastest, *tied_with(study, fastest)], key=lambda x: _merit(study, x))
     faster = [x for x in lines if _is_faster(study, x)]
     return max(
         faster or lines,
         key=lambda x: (mean_of(serial_speedup(study, x)), -(x.sample_s or math.inf)),
     )
+
+
+def _merit(study: Study, line: Line) -> tuple[float, float]:
+    """The score, the higher the better, then the speed."""
+    score = score_of(study)
+    own = score.spread(line)
+    value = -math.inf if own is None else own.mean if score.higher_is_better else -own.mean
+    return value, mean_of(serial_speedup(study, line))
 
 
 def like_the_leader(study: Study, lines: list[Line]) -> list[Line]:
@@ -129,10 +139,10 @@ def _fastest(study: Study, lines: list[Line]) -> str:
         return ""
     if not verdict.lower:
         return _none_faster(study, lines, best, serial, verdict)
-    ends = _ends(study, best, serial)
+    ends = _ends(study, [best], serial)
     tied = tied_with(study, best) if verdict.confirmed else []
     if tied:
-        return f"{_tie(study, [best, *tied])}{ends}."
+        return f"{_tie(study, [best, *tied])}{_ends(study, [best, *tied], serial)}."
     if verdict.confirmed:
         others = len(study.confirmed) - 2
         told = f"; it was faster than `{_other(study, best)}` too" if others == 1 else ""
@@ -186,7 +196,7 @@ def _none_faster(
     study: Study, lines: list[Line], best: Line, serial: Line, verdict: Verdict
 ) -> str:
     """Say that all settings were slower, or that none was shown to be faster."""
-    ends = _ends(study, best, serial)
+    ends = _ends(study, [best], serial)
     if verdict.estimate is not None and verdict.high < 0:
         return (
             f"The fastest seems to be {named(best)}: {as_fast(verdict)}{ends}; as the best of"
@@ -206,16 +216,16 @@ def _none_faster(
     )
 
 
-def _ends(study: Study, line: Line, serial: Line) -> str:
+def _ends(study: Study, lines: list[Line], serial: Line) -> str:
     """`, ending at 95.00% (serial: 96.00%)`, with the epsilon of a private setting."""
     score = score_of(study)
-    own, reference = score.spread(line), score.spread(serial)
-    if own is None or reference is None:
-        return epsilon_of(line)
+    own, reference = [score.spread(x) for x in lines], score.spread(serial)
+    if any(spread is None for spread in own) or reference is None:
+        return epsilon_of(lines[0])
     name = "" if score.is_accuracy else f"{score.name} "
+    values = " and ".join(score.text(spread.mean) for spread in own if spread is not None)
     return (
-        f", ending at {name}{score.text(own.mean)} (serial:"
-        f" {score.text(reference.mean)}){epsilon_of(line)}"
+        f", ending at {name}{values} (serial: {score.text(reference.mean)}){epsilon_of(lines[0])}"
     )
 
 
@@ -231,12 +241,14 @@ def _keeps_score(study: Study, lines: list[Line]) -> str:
             "Every setting that was faster than serial lost"
             f" {'accuracy' if score.is_accuracy else 'in ' + score.name}."
         )
-    kept = max(keeping, key=lambda x: mean_of(serial_speedup(study, x)))
+    fastest = max(keeping, key=lambda x: mean_of(serial_speedup(study, x)))
+    kept = best if best in keeping else fastest
     serial = study.serial(kept)
     assert serial is not None
     ended = standing(study, kept, serial)
     if kept is best:
-        return f"It ended {ended}."
+        who = f"`{best.label}`" if tied_with(study, best) else "It"
+        return f"{who} ended {ended}."
     loss = "with little loss" if lost(study, kept, serial) else "without a known loss"
     what = "of accuracy" if score.is_accuracy else f"in {score.name}"
     return (
