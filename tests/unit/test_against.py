@@ -39,10 +39,11 @@ def test_only_an_interval_wholly_beyond_the_limit_fails() -> None:
         each.setting: each
         for each in judged(
             {
-                "much slower": [-0.2, -0.21, -0.19, -0.2],
-                "slower, within": [-0.02, -0.021, -0.019, -0.02],
-                "wide": [-0.5, 0.3, -0.2, 0.1],
-                "faster": [0.1, 0.11, 0.09, 0.1],
+                "much slower": [-0.2, -0.21, -0.19, -0.2, -0.2],
+                "slower, within": [-0.02, -0.021, -0.019, -0.02, -0.02],
+                "wide": [-0.5, 0.3, -0.2, 0.1, -0.1],
+                "faster": [0.1, 0.11, 0.09, 0.1, 0.1],
+                "few": [-0.3, -0.3001],
                 "one block": [0.0],
             },
             LIMIT,
@@ -50,12 +51,14 @@ def test_only_an_interval_wholly_beyond_the_limit_fails() -> None:
     }
     assert {name: each.fails for name, each in found.items()} == {
         "much slower": True, "slower, within": False, "wide": False, "faster": False,
+        "few": False,
     }  # fmt: skip
     assert found["much slower"].verdict == "slower by more than 5%"
     assert found["slower, within"].verdict == "slower; a slowdown of 5% is excluded"
     assert found["wide"].verdict == "no difference is shown; a slowdown of 5% is not excluded"
     assert found["faster"].verdict == "faster; a slowdown of 5% is excluded"
-    assert found["much slower"].counted == "slower in 4 of 4 blocks"
+    assert found["few"].verdict == "no claim, because that needs 5 blocks"
+    assert found["much slower"].counted == "slower in 5 of 5 blocks"
     assert "0.819x as fast as in the other checkout (95% interval 0.8" in (
         found["much slower"].sentence
     )

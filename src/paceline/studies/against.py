@@ -99,12 +99,17 @@ class Compared:
     limit: float | None  # the log of 1.05
 
     @property
+    def enough(self) -> bool:
+        """Whether there are as many blocks as a claim needs: the variance of fewer is not known."""
+        return len(self.differences) >= PILOT
+
+    @property
     def differs(self) -> bool:
-        return self.p <= CLAIMED
+        return self.enough and self.p <= CLAIMED
 
     @property
     def fails(self) -> bool:
-        return self.limit is not None and self.p_beyond <= CLAIMED
+        return self.enough and self.limit is not None and self.p_beyond <= CLAIMED
 
     @property
     def excluded(self) -> bool:
@@ -129,6 +134,8 @@ class Compared:
 
     @property
     def verdict(self) -> str:
+        if not self.enough:
+            return f"no claim, because that needs {PILOT} blocks"
         what = self.side if self.differs else "no difference is shown"
         if self.limit is None:
             return what

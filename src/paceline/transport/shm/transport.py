@@ -209,7 +209,9 @@ class ShmTransport(Transport):
         said = self._counters.said[self._calls % 2]
         said[self.rank] = word
         self.barrier()
-        same = all(said[peer] == word for peer in range(self.size))
+        same = True
+        for peer in range(self.size):
+            same = same and said[peer] == word
         if not same:
             agree(self, wording(operation, tensor))
         check_tensor(tensor, self)
