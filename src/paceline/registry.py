@@ -99,6 +99,7 @@ class Entry(Generic[Make]):
     name: str
     make: Make
     positional: str | None = None  # the option that may follow the colon without its name
+    has_options: bool = True  # False: the parameters are not the user's
 
     @property
     def summary(self) -> str:
@@ -107,14 +108,14 @@ class Entry(Generic[Make]):
 
     @property
     def options(self) -> dict[str, Option]:
-        return options_of(self.make)
+        return options_of(self.make) if self.has_options else {}
 
 
 class Registry(Generic[Make]):
     """All components of one kind, by name."""
 
-    def __init__(self, kind: str, plural: str, package: str) -> None:
-        self.kind, self.plural, self.package = kind, plural, package
+    def __init__(self, kind: str, plural: str, package: str, *, options: bool = True) -> None:
+        self.kind, self.plural, self.package, self._options = kind, plural, package, options
         self._entries: dict[str, Entry[Make]] = {}
         self._discovered = False
 
@@ -126,7 +127,7 @@ class Registry(Generic[Make]):
                     f"{self.kind} {name!r} is registered twice: {old.make.__module__},"
                     f" {make.__module__}"
                 )
-            self._entries[name] = Entry(name, make, positional)
+            self._entries[name] = Entry(name, make, positional, self._options)
             if isinstance(make, type):
                 make.name = name  # type: ignore[attr-defined]
             return make
@@ -335,7 +336,9 @@ operations: Registry[Callable[..., Schedule]] = Registry(
     "operation", "operations", "paceline.collectives.algorithms"
 )
 codecs: Registry[type[Codec]] = Registry("codec", "codecs", "paceline.codecs")
-transports: Registry[type[Transport]] = Registry("transport", "transports", "paceline.transport")
+transports: Registry[type[Transport]] = Registry(
+    "transport", "transports", "paceline.transport", options=False
+)
 faults: Registry[Callable[..., Fault]] = Registry("fault", "faults", "paceline.faults")
 models: Registry[Callable[..., torch.nn.Module]] = Registry("model", "models", "paceline.models")
 sources: Registry[Callable[..., Any]] = Registry("data source", "data", "paceline.data")
