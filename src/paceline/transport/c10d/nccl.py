@@ -37,7 +37,8 @@ class NcclTransport(ProcessGroupTransport):
         return None if dist.is_nccl_available() else "this build of PyTorch has no NCCL"
 
     def make_group(self, store: Any) -> Any:
-        self._control: GlooTransport | None = None
+        # Made here, where all ranks are: later some ranks may need it before others do.
+        self._control = self.over(GlooTransport, "control", range(self.size))
         self._device = torch.device("cuda", torch.cuda.current_device())
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.timeout
@@ -56,15 +57,8 @@ class NcclTransport(ProcessGroupTransport):
     @property
     def control(self) -> GlooTransport:
         """gloo over the same ranks, for small tensors on the CPU, which NCCL does not move."""
-        if self._control is None:
-            self._control = GlooTransport(
-                self.store,
-                self._host,
-                self.rank,
-                self.size,
-                self.deadline_s,
-                self.generation,
-                f"{self._label}/control",
-                self.patience,
-            )
         return self._control
+
+    def close(self) -> None:
+        self._control.close()
+        super().close()

@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from paceline.transport.c10d.store import LONG, connect_store, first_line, patie
 from paceline.transport.patience import Patience
 from paceline.transport.together import agree
 
+Kind = TypeVar("Kind", bound="ProcessGroupTransport")
 REDUCE: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
@@ -141,32 +142,23 @@ class ProcessGroupTransport(Transport):
         members = check_ranks(ranks, self.size, self.rank)
         if members == tuple(range(self.size)):
             return self
-        name = f"{self._label}/{'-'.join(map(str, members))}"
-        own = members.index(self.rank)
-        return type(self)(
-            self.store,
-            self._host,
-            own,
-            len(members),
-            self.deadline_s,
-            self.generation,
-            name,
-            self.patience,
-            tuple(self._members[rank] for rank in members),
-        )
+        return self.over(type(self), "-".join(map(str, members)), members)
 
     def side(self, label: str) -> Self:
-        name = f"{self._label}/side/{label}"
-        return type(self)(
+        return self.over(type(self), f"side/{label}", range(self.size))
+
+    def over(self, kind: type[Kind], label: str, ranks: Sequence[int]) -> Kind:
+        """Another process group over some of these ranks; all of them call it."""
+        return kind(
             self.store,
             self._host,
-            self.rank,
-            self.size,
+            ranks.index(self.rank),
+            len(ranks),
             self.deadline_s,
             self.generation,
-            name,
+            f"{self._label}/{label}",
             self.patience,
-            self._members,
+            tuple(self._members[rank] for rank in ranks),
         )
 
     def close(self) -> None:
