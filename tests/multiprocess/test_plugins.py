@@ -46,3 +46,18 @@ def test_a_transport_from_a_plugin_is_listed_with_what_it_declares() -> None:
     assert found["crosses_hosts"]
     assert found["started_by"] == "fork"
     assert json.loads(done.stdout)["shm"]["traits"]["preference"] > 0
+    # what Paceline passes to a transport is no option of the user
+    assert not any(entry["options"] for entry in json.loads(done.stdout).values())
+
+
+def test_a_strategy_that_needs_more_than_the_transport_has_is_refused(tmp_path: Path) -> None:
+    words = ["train", "--plugin", PLUGIN, "--transport", "sockets", "--data", "fashion-mini"]
+    for strategy, lacks in (
+        ("gossip:mode=async", "second channel"),
+        ("hogwild", "memory that all"),
+    ):
+        more = ["--strategy", strategy, "--workers", "2", "--out", tmp_path / "run"]
+        done = run([PACELINE, *words, *more], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert lacks in done.stderr
+        assert done.stderr.count("\n") == 1

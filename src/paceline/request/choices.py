@@ -119,6 +119,16 @@ def transport_of(config: Config, strategy: Strategy) -> str:
         raise BadRequest(
             f"strategy {strategy.name} needs real processes: use --transport gloo, not {name}"
         )
+    if (
+        strategy.traits.needs_second_channel
+        and config.workers > 1
+        and not kind.traits.second_channel
+    ):
+        fit = [e.name for e in transports if e.make.traits.second_channel and e.make.available()]
+        raise BadRequest(
+            f"strategy {strategy.name} needs a second channel, which transport {name} does not"
+            f" have: use --transport {' or '.join(fit)}"
+        )
     return name
 
 

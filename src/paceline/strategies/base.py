@@ -58,6 +58,7 @@ class Traits:
     shard: Literal["global", "static"] = "global"  # the default; the user may choose
     needs_processes: bool = False
     needs_shared_memory: bool = False
+    needs_second_channel: bool = False  # beside the channel of the exchanges, for a thread
     # False: a worker without samples in a step gets a dummy sample with weight 0.
     skips_empty: bool = True
     most_workers: int | None = None

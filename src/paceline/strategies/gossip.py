@@ -59,7 +59,11 @@ class Gossip(Strategy):
             raise BadRequest(f"gossip: every={self.every}: it must be 1 or more")
         if self.mode == "async":
             self.traits = replace(
-                self.traits, in_step=False, needs_processes=True, resumes=APPROXIMATELY
+                self.traits,
+                in_step=False,
+                needs_processes=True,
+                needs_second_channel=True,
+                resumes=APPROXIMATELY,
             )
 
     def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
