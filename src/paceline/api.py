@@ -20,6 +20,7 @@ from paceline.launch.joined import Meeting
 from paceline.launch.run import Listen, run_in_folder
 from paceline.launch.seat import find as find_seat
 from paceline.record import checkpoint
+from paceline.record.lock import HELD, refuse_held
 from paceline.record.reader import read_run
 from paceline.registry import sources
 from paceline.report.compare import compare
@@ -176,6 +177,9 @@ def silent(meeting: Meeting | None) -> bool:
 
 def make_job(options: dict[str, Any], meeting: Meeting | None = None) -> Job:
     if meeting is None:
+        if options.get("resume"):
+            # Before its checkpoints are read, which the other process may be replacing.
+            refuse_held(run_folder(options["resume"]), HELD)
         asked = _started_here({**_saved(options), **options})
         return replace(prepare(Config.make(asked), default_out), asked=asked)
     with meeting.telling("prepare"):
@@ -189,6 +193,9 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
     if not options.get("resume"):
         return {}
     saved = load_config(options["resume"])
+    before, now = (str(o.get("strategy")).partition(":")[0] for o in (saved, options))
+    if options.get("strategy") is not None and now != before:
+        saved.pop("servers", None)  # another strategy decides anew
     plugins = saved.pop("plugin", None)
     if plugins and not options.get("plugin"):
         # A run's folder may come from another person, so it must not decide which code is run.

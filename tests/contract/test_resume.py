@@ -194,6 +194,8 @@ def test_another_strategy_is_refused_by_name_and_nothing_is_lost(
     before = sorted((out / "checkpoints").rglob("*"))
     with pytest.raises(BadRequest, match=r"made with local-sgd.*diloco cannot go on"):
         run_inproc(**options("diloco"), steps=30, resume=str(out / "checkpoints" / "step-00000010"))
+    with pytest.raises(BadRequest, match=r"made with local-sgd.*ps cannot go on"):
+        run_inproc(**options("ps"), steps=30, resume=str(out))  # its servers are not local-sgd's 0
     assert sorted((out / "checkpoints").rglob("*")) == before
 
 

@@ -14,6 +14,7 @@ import torch
 import paceline
 from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.record import checkpoint
+from paceline.record.lock import alone_in
 
 ABOUT = {"train_s": 0.0, "optimizer": "SGD", "samples": 1}
 
@@ -154,3 +155,13 @@ def test_a_file_with_something_else_is_no_workers_part(content: Any, tmp_path: P
     torch.save(content, tmp_path / "worker-0.pt")
     with pytest.raises(DataCorrupt, match=r"worker-0\.pt is not a worker's part of a checkpoint"):
         checkpoint.load_own(tmp_path, 0)
+
+
+def test_a_held_folder_is_refused_before_its_checkpoints_are_read(tmp_path: Path) -> None:
+    """The holder may be replacing them."""
+    (tmp_path / "config.json").write_text("{}")
+    with (
+        alone_in(tmp_path, "held"),
+        pytest.raises(BadRequest, match="being continued by another process"),
+    ):
+        paceline.train(data="fashion-mini", resume=str(tmp_path))

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import BadRequest
 from paceline.privacy.ledger import read_account
 from paceline.privacy.plan import begin_session
-from paceline.record.lock import alone_in
+from paceline.record.lock import HELD, alone_in
 from paceline.record.reader import read_worker_events
 from paceline.request.earlier import run_folder
 from paceline.request.job import Job
@@ -30,7 +30,7 @@ def claim(
     """
     out, begins_again = _take(job, restarted)
     if held is not None:
-        held.enter_context(alone_in(out, "this run is being continued by another process"))
+        held.enter_context(alone_in(out, HELD))
     if begins_again:
         shutil.rmtree(out / "events")
         (out / "events").mkdir()

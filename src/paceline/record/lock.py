@@ -11,7 +11,15 @@ from paceline.common.locks import Lock, try_lock
 from paceline.errors import BadRequest
 
 LOCK = ".lock"
+HELD = "this run is being continued by another process"
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)  # what a file system without locks answers
+
+
+def refuse_held(folder: Path, refusal: str) -> None:
+    """Raise `BadRequest` where another process or another run works in the folder."""
+    if (folder / LOCK).exists():
+        with alone_in(folder, refusal):
+            return
 
 
 @contextmanager
