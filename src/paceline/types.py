@@ -23,6 +23,7 @@ class Batch:
     epoch: int
     step: int  # counted over the whole run, from 0
     ends_epoch: bool = False
+    parts: tuple[Batch, ...] = ()  # of a step that adds up the gradients of several batches
 
     @property
     def share(self) -> float:
