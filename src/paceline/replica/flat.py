@@ -125,6 +125,7 @@ class FlatModel:
         self._parameters = dict(parameters)
         self._names = {id(p): n for n, p in parameters}
         self.buckets: Buckets | None = None  # set: gradients are summed during the backward pass
+        self.incomplete = False  # set: further backward passes add to these gradients
         self._touched: set[int] = set()
         self.notices: list[str] = []
 
@@ -158,7 +159,8 @@ class FlatModel:
             parameter.grad = place
         if self.buckets is not None and place.numel():
             place[(0,) * place.dim()] += 0.0  # -0 becomes +0: this gradient is touched
-            self.buckets.complete(self._names[id(parameter)])
+            if not self.incomplete:
+                self.buckets.complete(self._names[id(parameter)])
 
     def settle_gradients(self) -> None:
         """After a backward pass, make every `.grad` its view and mark untouched ones by -0."""

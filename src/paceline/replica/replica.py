@@ -5,8 +5,9 @@ views (flat.py).
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from paceline.errors import BadRequest, NotFinite
 from paceline.replica.buckets import Buckets
 from paceline.replica.flat import Allocate, FlatModel, Region, allocate_plainly
+from paceline.replica.precision import Precision
 from paceline.types import Batch
 
 
@@ -32,13 +34,19 @@ class Replica:
         *,
         flat: bool = True,
         channels_last: bool = False,
+        precision: Precision | None = None,
+        clip_norm: float | None = None,
         allocate: Allocate = allocate_plainly,
     ) -> None:
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.forward: Callable[..., Any] = model
+        # Where the backward pass exchanges gradients: a backward pass that does not.
+        self.without_exchange: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.channels_last = channels_last
+        self.precision = precision or Precision()
         self.samples_seen = 0.0
-        self.clip_norm: float | None = None  # clips the gradients after their exchange
+        self.clip_norm = clip_norm  # clips the gradients after their exchange
+        self._skips = False  # an update does nothing
         # The float buffers as all workers last agreed on them, and memory for their changes.
         self.common_buffers: list[Tensor] = []
         self.moved_buffers: list[Tensor] = []
@@ -76,34 +84,86 @@ class Replica:
         return sum(p.numel() for p in self.model.parameters())
 
     def forward_backward(self, batch: Batch, scale: float) -> float:
-        """Compute the gradient of `scale` times the batch's mean loss; return the mean loss."""
+        """Compute the gradient of `scale` times the batch's mean loss; return the mean loss.
+
+        The gradients of a batch's parts are added up, each by its share of the rows.
+        """
         if self.flat:
             self.flat.forget_gradients()
         else:
             self.optimizer.zero_grad()
+        parts = [part for part in batch.parts or (batch,) if part.inputs is not None]
         value = 0.0
-        if batch.inputs is not None:
-            loss = self.loss(self.forward(self.formatted(batch.inputs)), batch.targets)
-            if loss.dim():
-                raise BadRequest(
-                    "the loss must be one number, the mean over the rows; it has shape"
-                    f" {tuple(loss.shape)}"
-                )
-            value = loss.item()
-            if not value - value == 0.0:
-                raise NotFinite(
-                    f"the loss is {value} at step {batch.step + 1}: try a smaller lr, or look for"
-                    " bad numbers in the data"
-                )
-            (loss if scale == 1.0 else loss * scale).backward()
+        for part in parts[:-1]:
+            share = part.weight / batch.weight if batch.weight else 0.0
+            with self._apart():
+                value += share * self._backward(part, scale * share)
+        for part in parts[-1:]:
+            share = part.weight / batch.weight if batch.parts and batch.weight else 1.0
+            value += share * self._backward(part, scale * share)
         if self.flat:
             self.flat.settle_gradients()
         self.samples_seen += batch.weight
         return value
 
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """A backward pass whose gradients are not complete: they must not be exchanged yet."""
+        with self.without_exchange():
+            if self.flat is None:
+                yield
+                return
+            self.flat.incomplete = True
+            try:
+                yield
+            finally:
+                self.flat.incomplete = False
+
+    def _backward(self, part: Batch, scale: float) -> float:
+        """Add the gradient of `scale` times the mean loss of some rows; return the mean loss."""
+        with self.precision.computing():
+            loss = self.loss(self.forward(self.formatted(part.inputs)), part.targets)
+        if loss.dim():
+            raise BadRequest(
+                "the loss must be one number, the mean over the rows; it has shape"
+                f" {tuple(loss.shape)}"
+            )
+        value = loss.item()
+        factor = self.precision.scale
+        if factor is not None:
+            scale = scale * factor.factor
+        elif not math.isfinite(value):
+            raise NotFinite(
+                f"the loss is {value} at step {part.step + 1}: try a smaller lr, or look for"
+                " bad numbers in the data"
+            )
+        (loss if scale == 1.0 else loss * scale).backward()
+        return value
+
+    def unscale(self) -> bool:
+        """Divide the gradients by the loss scale, if there is one. Returns whether they are finite.
+
+        Call it once, after the backward pass and before the exchange.
+        """
+        scale = self.precision.scale
+        if scale is None:
+            return True
+        own = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return scale.unscale([r.grads for r in self.regions] if self.flat else own)
+
+    @contextmanager
+    def skipping(self) -> Iterator[None]:
+        """Updates do nothing in a `with` block."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
     def infer(self, inputs: Any) -> Any:
         """The output of the model itself, without a strategy's wrapper."""
-        return self.model(self.formatted(inputs))
+        with self.precision.computing():
+            return self.model(self.formatted(inputs))
 
     def formatted(self, inputs: Any) -> Any:
         """The inputs in the chosen memory format."""
@@ -139,6 +199,8 @@ class Replica:
         `marked`: untouched parameters are still marked by negative zeros. A lossy codec destroys
         the marks; then every parameter counts as touched.
         """
+        if self._skips:
+            return
         if self.flat and marked:
             self.flat.skip_untouched()
         if self.clip_norm is not None:

@@ -66,6 +66,29 @@ def servers_of(config: Config, strategy: Strategy) -> int:
     return 0
 
 
+def check_options(config: Config, strategy: Strategy, servers: int) -> None:
+    """Refuse options that this strategy cannot honour."""
+    if config.privacy is not None:
+        for name, why in (
+            ("accumulate", "a private step draws its own random batch"),
+            ("clip_norm", "privacy clips each sample's gradient: set its clip"),
+            ("precision", "sensitivities are proved for full precision"),
+        ):
+            if getattr(config, name) != Config.options()[name].default:
+                raise BadRequest(f"{name} cannot be used with privacy: {why}")
+    if config.clip_norm is not None and servers > 1:
+        raise BadRequest(
+            f"clip_norm requires one server: none of {servers} servers has the whole gradient. Use"
+            " --servers 1"
+        )
+    traits = strategy.traits
+    if config.precision == "fp16" and not traits.in_step and traits.exchanges != "nothing":
+        raise BadRequest(
+            f"precision=fp16: when gradients overflow, all workers skip the step together, and"
+            f" workers of {config.described()['strategy']} do not wait for each other: use bf16"
+        )
+
+
 def overlap_of(config: Config, transport: str, threads: int, servers: int) -> str:
     """Return "on" or "off". `auto` is on where every worker has a spare core for the exchange."""
     if transports.entry(transport).make.traits.runs_as == "threads":
@@ -78,6 +101,13 @@ def overlap_of(config: Config, transport: str, threads: int, servers: int) -> st
         if config.overlap == "on":
             raise BadRequest(
                 f"overlap=on: codec {Spec.of(config.codec).name} needs all gradients at once"
+            )
+        return "off"
+    if config.precision == "fp16":
+        if config.overlap == "on":
+            raise BadRequest(
+                "overlap=on: with precision=fp16 the workers agree that all gradients are finite"
+                " before they exchange them"
             )
         return "off"
     if config.overlap != "auto":

@@ -132,6 +132,18 @@ class Config:
         None, float, "0.9 for momentum, 0 for sgd and rmsprop", "Optimisation"
     )
     weight_decay: float = option(0.0, float, "L2 penalty (decoupled for adamw)", "Optimisation")
+    accumulate: int = option(
+        1, int, "batches whose gradients are added up before each update", "Optimisation"
+    )
+    clip_norm: float | None = option(
+        None, float, "clip the gradient of a step to this norm", "Optimisation"
+    )
+    precision: str = option(
+        "fp32",
+        Literal["fp32", "bf16", "fp16"],
+        "of forward passes (autocast); fp16 scales the loss",
+        "Optimisation",
+    )
 
     epochs: int | None = option(
         None, int, "passes over the data (1, or 100 with an --until rule)", "When to stop"
@@ -209,6 +221,9 @@ class Config:
     def validate(self) -> None:
         """Refuse values out of range, and options that contradict each other."""
         positive("workers", self.workers)
+        positive("accumulate", self.accumulate)
+        if self.clip_norm is not None and not 0.0 < self.clip_norm <= LARGEST_FACTOR:
+            raise BadRequest(f"clip_norm={self.clip_norm:g}: it must be more than 0")
         if self.servers is not None and self.servers < 0:
             raise BadRequest(f"servers={self.servers}: 0 or more")
         if not 0.0 < self.data_share <= 1.0:

@@ -31,6 +31,7 @@ from paceline.replica.replica import has_batch_norm
 from paceline.request import sizes
 from paceline.request.choices import (
     check_device,
+    check_options,
     check_strategy,
     overlap_of,
     servers_of,
@@ -143,7 +144,9 @@ class Chosen:
             raise BadRequest(
                 f"profile needs processes: workers of transport {transport} are threads of one"
             )
-        return cls(config, strategy, private, transport, servers_of(config, strategy))
+        servers = servers_of(config, strategy)
+        check_options(config, strategy, servers)
+        return cls(config, strategy, private, transport, servers)
 
 
 def _epochs(config: Config) -> int | None:

@@ -15,6 +15,7 @@ from paceline.data.batches import to_device
 from paceline.faults.base import Fault
 from paceline.registry import Spec
 from paceline.replica.memory_format import measure_memory_format
+from paceline.replica.precision import Precision
 from paceline.replica.replica import Replica
 from paceline.request.job import Job
 from paceline.request.session import Session
@@ -124,6 +125,8 @@ class Rank:
             loss,
             flat=self.strategy.traits.flat,
             channels_last=channels_last,
+            precision=Precision(job.config.precision, self.device),
+            clip_norm=job.config.clip_norm,
             allocate=ctx.transport.allocate,
         )
 

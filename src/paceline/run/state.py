@@ -13,6 +13,7 @@ from paceline.common.seeding import (
     seed_everything,
     set_random_states,
 )
+from paceline.data.accumulated import without_accumulation
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
 from paceline.record import checkpoint
@@ -61,6 +62,7 @@ def rescue(worker: Worker) -> Path:
 
 def own_state(worker: Worker, strategy: dict[str, Any]) -> dict[str, Any]:
     """Return the state that differs between workers."""
+    scale = worker.replica.precision.scale
     return {
         "optimizer": worker.replica.optimizer.state_dict(),
         "random": saved_random_states(),
@@ -71,6 +73,7 @@ def own_state(worker: Worker, strategy: dict[str, Any]) -> dict[str, Any]:
         "balance": worker.balance.state() if worker.balance is not None else None,
         "samples_seen": worker.replica.samples_seen,
         "privacy": worker.private.gradient.state() if worker.private is not None else None,
+        "loss_scale": scale.state() if scale is not None else None,
     }
 
 
@@ -169,7 +172,11 @@ def _load_replica(worker: Worker, memory: Memory) -> None:
             f"{memory.folder} was made with another model: {str(error).splitlines()[-1].strip()}"
         ) from None
     replica.load_optimizer(own["optimizer"])
-    worker.batches.restore(own["batches"])
+    several = worker.config.accumulate > 1
+    place = own["batches"]
+    worker.batches.restore(place if several else without_accumulation(place))
+    if replica.precision.scale is not None and own.get("loss_scale") is not None:
+        replica.precision.scale.restore(own["loss_scale"])
     worker.epoch_start = on_device(own["epoch_start"], worker.device)
     replica.samples_seen = own["samples_seen"]
     worker.timer.total_s = memory.said["train_s"]

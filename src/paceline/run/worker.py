@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from paceline.common.intervals import due
+from paceline.data.accumulated import Accumulated
 from paceline.data.base import Stream
 from paceline.data.batches import Batches, ShardBatches, StreamBatches
-from paceline.errors import NotFinite, PeerLost
+from paceline.errors import PeerLost
 from paceline.privacy.worker import Private
 from paceline.record import checkpoint
 from paceline.record.machine import boot_id
@@ -24,6 +25,7 @@ from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
 from paceline.request.session import Session
 from paceline.request.speeds import Speeds
+from paceline.run import looking
 from paceline.run import state as snapshot
 from paceline.run.balance import Balance
 from paceline.run.evaluation import Evaluation
@@ -101,8 +103,10 @@ class Worker:
         self.private = (
             Private(session, self.ctx, self.device) if job.protection is not None else None
         )
-        self.batches = self.private.batches() if self.private is not None else self._batches()
-        self.balance = self._balance()
+        drawn = self.private.batches() if self.private is not None else self._batches()
+        self.balance = self._balance(drawn)
+        several = job.config.accumulate > 1
+        self.batches = Accumulated(drawn, job.config.accumulate) if several else drawn
         self.schedule = job.schedule()
         self.total_steps = self._total_steps()
         self.step, self.target_reached = 0, False
@@ -155,13 +159,13 @@ class Worker:
             train, self.session.shards(), self.ctx.worker_index, self.device, stand_in
         )
 
-    def _balance(self) -> Balance | None:
+    def _balance(self, drawn: Batches) -> Balance | None:
         asked = self.config.balance
         every = Speeds.read(asked, self.job.workers).every if asked is not None else None
         if every is None or self.job.workers == 1:
             return None
-        assert isinstance(self.batches, ShardBatches)
-        return Balance(every, self.batches.shards, self.ctx.peers.uncounted().control)
+        assert isinstance(drawn, ShardBatches)
+        return Balance(every, drawn.shards, self.ctx.peers.uncounted().control)
 
     def _look_at_balance(self, batch: Batch, own_s: float) -> None:
         """Adapt the batch sizes to the workers' speeds. Its time counts as exchange, not
@@ -210,7 +214,10 @@ class Worker:
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
             loss = self._compute(batch)
             arrived = time.perf_counter()
-            strategy.step(replica, batch)
+            if replica.precision.scale is None or self._agree_on_finite():
+                strategy.step(replica, batch)
+            else:
+                strategy.skip(replica, batch)
 
             self.step = batch.step + 1
             own_s = self.log.write(self.step, batch, loss, began, arrived, timer.lap())
@@ -227,7 +234,7 @@ class Worker:
         """Evaluate and save where that is due. Returns whether training is over."""
         ended, config, over = self.batches.ended, self.config, self._is_over()
         if ended and config.until_converged is not None and not over:
-            over = self._converged()
+            over = looking.converged(self)
         # Workers that stop alone do not come together: others may have stopped already.
         if self.strategy.traits.decides_alone and config.until_converged is not None:
             return over
@@ -252,6 +259,17 @@ class Worker:
         for fault in self.faults:
             fault.after_compute(time.perf_counter() - began, self.ctx.transport.uncounted())
         return loss
+
+    def _agree_on_finite(self) -> bool:
+        """Whether the gradients of all workers are finite, so that a step can be made (fp16)."""
+        finite, traits = self.replica.unscale(), self.strategy.traits
+        if self.ctx.workers > 1 and traits.in_step and traits.exchanges != "nothing":
+            votes = torch.tensor([float(not finite)])
+            self.ctx.peers.uncounted().control.all_reduce(votes, "max")
+            finite = not bool(votes)
+        assert self.replica.precision.scale is not None
+        self.replica.precision.scale.update(finite)
+        return finite
 
     def conclude(self) -> None:
         """Agree on the final weights, save and evaluate them, write the summary."""
@@ -296,59 +314,9 @@ class Worker:
     # --- looking
 
     def _evaluate(self, epoch: int | None) -> None:
-        """Evaluate the consensus weights, all workers together. `epoch` None: the last
-        evaluation.
-        """
-        if self.job.data.test is None:
-            return
-        with self._aside("evaluation"):
-            weights = self.strategy.consensus(self.replica)
-            with self.replica.holding(weights):
-                loss, values = (self.evaluation if epoch is None else self.glance).measure()
-        accuracy = values.get("accuracy")
-        until, target = self.config.until_accuracy, self.config.target_accuracy
-        self.target_reached = until is not None and accuracy is not None and accuracy >= until
-        goal = target if target is not None else until
-        metric = None
-        if name := next(reversed(values), None):
-            better = getattr(self.evaluation.metrics[-1], "higher_is_better", True)
-            metric = {"name": name, "value": values[name], "higher_is_better": better}
-        result = {
-            "step": self.step,
-            "train_s": self.timer.total_s,
-            "loss": loss,
-            "accuracy": accuracy,
-            "metric": metric,
-            "reached": goal is not None and accuracy is not None and accuracy >= goal,
-            "final": epoch is None,
-        }
-        self.recorder.write("evaluation", **result)
-        if self.leads:
-            self.notify("evaluation", {**result, "epoch": epoch})
-        if not loss - loss == 0.0:
-            raise NotFinite(
-                f"the loss on the test set is {loss} after step {self.step}: try a smaller lr"
-            )
-
-    def _converged(self) -> bool:
-        """Whether the weights changed by less than --until-converged (relative) in this epoch.
-
-        All workers see the same consensus weights, and so the same change; where a strategy lets
-        workers decide alone, each looks at its own weights.
-        """
-        assert self.config.until_converged is not None
-        if self.strategy.traits.decides_alone:
-            weights: Sequence[Tensor] = self.replica.weights()
-        else:
-            with self._aside("convergence"):
-                weights = self.strategy.consensus(self.replica) or self.replica.weights()
-        moved = _norm(a - b for a, b in zip(weights, self.epoch_start, strict=True))
-        size = _norm(self.epoch_start)
-        change = moved / size if size else float("inf")
-        self.say(f"weights changed by {change:.2e} (relative) in this epoch")
-        self.timer.start()
-        self.epoch_start = [w.clone() for w in weights]
-        return change < self.config.until_converged
+        """Evaluate the consensus weights. `epoch` None: the last evaluation."""
+        if self.job.data.test is not None:
+            looking.evaluate(self, epoch)
 
     # --- keeping
 
@@ -369,13 +337,13 @@ class Worker:
             self.members, self.ctx.peers = here, self.ctx.transport.group(here)
 
     def _checkpoint(self) -> None:
-        with self._aside("checkpoint"):
+        with self.aside("checkpoint"):
             path = snapshot.save(self)
         if self.leads:
             self.recorder.write("checkpoint", step=self.step, path=str(path))
 
     @contextmanager
-    def _aside(self, what: str) -> Iterator[None]:
+    def aside(self, what: str) -> Iterator[None]:
         """Do something that is not training: its time and its bytes are counted apart."""
         began = time.perf_counter()
         self.net.stop()
@@ -389,8 +357,3 @@ class Worker:
         )
         self.net.start()
         self.timer.start()
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all numbers together."""
-    return float(sum(float(t.abs().double().square().sum()) for t in tensors) ** 0.5)

@@ -128,12 +128,21 @@ class AllReduce(Strategy):
         for collected, region in zip(self._collected, replica.regions, strict=True):
             collected.add_(region.grads, alpha=batch.global_weight)
         if batch.ends_epoch:
-            for collected, region in zip(self._collected, replica.regions, strict=True):
-                region.grads.copy_(collected).div_(self._samples)
-                collected.zero_()
-            self._samples = 0.0
-            self._sum_gradients(replica, batch)
-            replica.update(marked=False)
+            self._apply(replica, batch)
+
+    def _apply(self, replica: Replica, batch: Batch) -> None:
+        for collected, region in zip(self._collected, replica.regions, strict=True):
+            region.grads.copy_(collected).div_(self._samples)
+            collected.zero_()
+        self._samples = 0.0
+        self._sum_gradients(replica, batch)
+        replica.update(marked=False)
+
+    def skip(self, replica: Replica, batch: Batch) -> None:
+        if self.when == "epoch" and batch.ends_epoch and self._samples:
+            self._apply(replica, batch)
+        else:
+            super().skip(replica, batch)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -139,6 +139,15 @@ class Strategy(ABC):
     def step(self, replica: Replica, batch: Batch) -> None:
         """Exchange, update, or both, after a backward pass has computed this worker's gradients."""
 
+    def skip(self, replica: Replica, batch: Batch) -> None:
+        """Called instead of `step` where some worker's gradients are not finite (fp16).
+
+        No worker updates. Where weights are exchanged, they are exchanged nevertheless.
+        """
+        if self.traits.exchanges == "weights":
+            with replica.skipping():
+                self.step(replica, batch)
+
     def finish(self, replica: Replica) -> None:
         """Called after the last step, before the last evaluation."""
         return

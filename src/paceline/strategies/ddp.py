@@ -64,9 +64,10 @@ class DDP(Strategy):
         )
         # DDP does not copy worker 0's buffers to all in each step: batch statistics are averaged
         # over the workers when they are needed, as with the other strategies.
-        replica.forward = DistributedDataParallel(
+        wrapper = DistributedDataParallel(
             replica.model, bucket_cap_mb=self.bucket_cap_mb, forward_sync_buffers=False
         )
+        replica.forward, replica.without_exchange = wrapper, wrapper.no_sync
         self._gradients = sum(p.numel() for p in replica.model.parameters() if p.requires_grad)
         self._itemsize = next(replica.model.parameters()).element_size()
 

@@ -75,6 +75,12 @@ class LocalSGD(LocalSteps):
         if batch.step + 1 == self.post:
             self._exchange.rebase(replica)
 
+    def skip(self, replica: Replica, batch: Batch) -> None:
+        if batch.step >= self.post:
+            super().skip(replica, batch)
+        elif batch.step + 1 == self.post:
+            self._exchange.rebase(replica)
+
     def synchronise(self, replica: Replica, share: float) -> None:
         self._exchange.average(replica, share)
         if self.optimizer_state == "average":
