@@ -43,7 +43,10 @@ METAVARS = {
     "global_batch_size": "[N|all]",
     "lr_scaling": "[none|linear|sqrt][:warmup=N]",
     "evaluate_every": "[N|epoch]",
-    "checkpoint_every": "[N|epoch]",
+    "checkpoint_every": "[N|epoch|TIME]",
+    "validation": "X",
+    "best_by": "[auto|loss|METRIC]",
+    "keep": "[best|last|all|N],...",
     "threads": "[N|auto]",
     "device": "[cpu|cuda|...]",
 }

@@ -124,7 +124,7 @@ def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
     notices: list[str] = []
     training = _training(train, notices)
     batch_size = train.batch_size if isinstance(train, DataLoader) else None
-    testing = None if test is None else _testing(test)
+    testing = None if test is None else adopt_test(test)
     shape, classes, counted, labelled = _look(training, count_classes)
     said = classes_of(train.dataset if isinstance(train, DataLoader) else train)
     if classes is not None and said is not None:  # a TensorDataset may say it, too
@@ -214,7 +214,8 @@ def _about_loader(loader: DataLoader[Any]) -> str:
     return f"{told} Not used: {', '.join(unused)}." if unused else told
 
 
-def _testing(value: Any) -> Samples:
+def adopt_test(value: Any) -> Samples:
+    """Return a data set of the user's to evaluate on."""
     if isinstance(value, DataLoader) and not isinstance(value.dataset, IterableDataset):
         return DatasetSamples(
             value.dataset, value.collate_fn if value.batch_size is not None else default_collate

@@ -87,6 +87,16 @@ def some_of(samples: Samples, count: int) -> Samples:
     return SomeSamples(samples, order[:count])
 
 
+def split_off(samples: Samples, count: int) -> tuple[Samples, Samples]:
+    """Draw `count` samples without replacement; return the other samples, and those.
+
+    All ranks draw the same samples. Both parts keep the order of the whole.
+    """
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
+    drawn, rest = order[:count].sort().values, order[count:].sort().values
+    return SomeSamples(samples, rest), SomeSamples(samples, drawn)
+
+
 @dataclass
 class Stream:
     """Batches in the order of the user's IterableDataset, or of a DataLoader with its own sampler.
@@ -116,6 +126,7 @@ class Data:
     # Where prepared data came from, for the record of a run.
     origin: dict[str, Any] = field(default_factory=dict)
     drop_last: bool = False  # the user's DataLoader leaves out a last batch that is not full
+    validation: Samples | None = None  # decides when to stop, and which weights are the best
     classes_counted: bool = False  # `classes` is known from the training labels only
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -58,6 +58,77 @@ def warmup(steps: Annotated[int, "steps until the full learning rate"] = 100) ->
     if steps < 1:
         raise BadRequest(f"lr schedule warmup: steps={steps}: it must be 1 or more")
     return lambda step, total: min(1.0, (step + 1) / steps)
+
+
+@schedules.register("one-cycle")
+def one_cycle(
+    rise: Annotated[float, "the share of the run in which the learning rate rises"] = 0.3,
+    start: Annotated[float, "the first learning rate is lr / start"] = 25.0,
+    end: Annotated[float, "the last learning rate is the first / end"] = 1e4,
+) -> LRSchedule:
+    """Rise along a cosine to lr, then fall far below the start (Smith and Topin, 2018)."""
+    if not 0.0 < rise < 1.0 or not start > 0.0 or not end > 0.0:
+        raise BadRequest(
+            f"lr schedule one-cycle: rise={rise:g} must be between 0 and 1, start={start:g} and"
+            f" end={end:g} more than 0"
+        )
+
+    def factor(step: int, total: int | None) -> float:
+        if total is None:
+            raise BadRequest(
+                "lr schedule one-cycle needs to know how long the run is: give --steps, or data of"
+                " known length"
+            )
+        top, last, first = rise * total - 1.0, total - 1.0, 1.0 / start
+        if step <= top:
+            return _between(first, 1.0, step / top if top else 1.0)
+        return _between(1.0, first / end, min(1.0, (step - top) / (last - top)))
+
+    return factor
+
+
+def _between(start: float, end: float, progress: float) -> float:
+    """Go from `start` to `end` along half a cosine."""
+    return end + (start - end) / 2.0 * (math.cos(math.pi * progress) + 1.0)
+
+
+@schedules.register("plateau")
+class Plateau:
+    """Multiply the learning rate by gamma where evaluations stop improving."""
+
+    def __init__(
+        self,
+        gamma: Annotated[float, "factor of each drop"] = 0.1,
+        patience: Annotated[int, "evaluations without a better one before a drop"] = 10,
+        threshold: Annotated[float, "a smaller relative change is no improvement"] = 1e-4,
+        least: Annotated[float, "the smallest factor"] = 0.0,
+    ) -> None:
+        if not 0.0 < gamma < 1.0 or patience < 0:
+            raise BadRequest(
+                f"lr schedule plateau: gamma={gamma:g} must be between 0 and 1, and"
+                f" patience={patience} 0 or more"
+            )
+        self.gamma, self.patience, self.threshold, self.least = gamma, patience, threshold, least
+        self.factor, self.best, self.bad = 1.0, math.nan, 0
+
+    def __call__(self, step: int, total: int | None) -> float:
+        return self.factor
+
+    def saw(self, value: float, higher_is_better: bool) -> None:
+        """Take note of an evaluation."""
+        goal = self.best * (1.0 + self.threshold if higher_is_better else 1.0 - self.threshold)
+        if math.isnan(self.best) or (value > goal if higher_is_better else value < goal):
+            self.best, self.bad = value, 0
+        else:
+            self.bad += 1
+        if self.bad > self.patience:
+            self.factor, self.bad = max(self.least, self.factor * self.gamma), 0
+
+    def state(self) -> list[float]:
+        return [self.factor, self.best, float(self.bad)]
+
+    def restore(self, state: Sequence[float]) -> None:
+        self.factor, self.best, self.bad = state[0], state[1], int(state[2])
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,11 @@ from torch import Tensor, nn
 from paceline.common.files import rename_whole, sync, write_whole
 from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.record.formats import CHECKPOINT
+from paceline.record.keep import Keep
 from paceline.record.shapes import fault
 from paceline.record.writer import clean
 
-KEEP = 2  # how many of the last checkpoints are kept
+BEST = "best"  # the file that names the checkpoint of the best evaluation
 # safetensors has no such type: it is saved as pairs of float64, and the metadata says so
 WIDE = "complex128"
 
@@ -48,12 +49,15 @@ def save(
     about: dict[str, Any],
     barrier: Callable[[], None],
     resumed_at: int | None = None,
+    keep: Keep | None = None,
+    best: bool = False,
 ) -> Path:
     """Save a checkpoint. All workers call this together; only worker 0 gives `weights`.
 
     A worker that saves alone after the others died (`about["workers"]` is 0) does not replace a
     checkpoint that all workers made. `resumed_at`: the step from which the run went on; later
-    checkpoints, which it has left behind, are removed when this one is whole. If a checkpoint
+    checkpoints, which it has left behind, are removed when this one is whole. `best`: it is that of
+    the best evaluation so far. If a checkpoint
     cannot be finished, each worker removes its own files, which may have filled the disk, and the
     launcher removes the folder after the workers have ended.
     """
@@ -78,7 +82,9 @@ def save(
             _put(aside, final)
             if resumed_at is not None:
                 forget_after(folder, resumed_at, but=final)
-            _prune(folder)
+            if best:
+                write_whole(folder / BEST, final.name + "\n")
+            _prune(folder, keep or Keep())
         barrier()
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -155,13 +161,27 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(abandoned, ignore_errors=True)
 
 
-def _prune(folder: Path) -> None:
-    """Remove old checkpoints, but keep the last ones and the last that all workers made."""
+def _prune(folder: Path, keep: Keep) -> None:
+    """Remove old checkpoints, but keep those asked for and the last that all workers made."""
+    if keep.last is None:
+        return
     found = _all(folder)
-    whole = next((path for path in reversed(found) if _is_whole(path)), None)
-    for old in found[:-KEEP]:
-        if old != whole:
+    kept = {next((path for path in reversed(found) if _is_whole(path)), None)}
+    kept |= set(found[-keep.last :] if keep.last else ())
+    if keep.best:
+        kept.add(best_of(folder))
+    for old in found:
+        if old not in kept:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def best_of(folder: Path) -> Path | None:
+    """Return the checkpoint of the best evaluation, if it was kept."""
+    try:
+        path = folder / (folder / BEST).read_text().strip()
+    except OSError:
+        return None
+    return path if path.is_dir() and path.name.startswith("step-") else None
 
 
 def _is_whole(checkpoint: Path) -> bool:

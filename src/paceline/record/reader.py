@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.errors import BadRequest
+from paceline.record.evaluations import best, last_validation
 from paceline.record.formats import COUNTERS, EVENT, EVENTS, GO_TOGETHER, RUN
 from paceline.record.plain_step import is_plain_step
 from paceline.record.shapes import fault
@@ -150,7 +151,8 @@ def summarise(
     samples = sum(e["n"] for s in all_steps for e in s)
     train_s = max((s[-1]["train_s"] for s in steps if s), default=0.0)
     evaluations = [e for events in workers[:1] for e in events if e["kind"] == "evaluation"]
-    final = evaluations[-1] if evaluations else {}
+    tests = [e for e in evaluations if e.get("on", "test") == "test"]
+    final = tests[-1] if tests else {}
     reached = next((e for e in evaluations if e.get("reached")), None)
     return {
         "schema": SCHEMA,
@@ -164,6 +166,10 @@ def summarise(
             "test_loss": final.get("loss"),
             "train_loss": _train_loss(steps),
             "metric": final.get("metric"),
+            "metrics": final.get("metrics"),
+            "validation": last_validation(evaluations),
+            "best": best(evaluations),
+            "ema": final.get("ema"),
             "steps": last,
             "samples": samples,
             "train_s": train_s,

@@ -246,20 +246,27 @@ class Replica:
             for module, mode in modes:
                 module.training = mode
 
+    @property
+    def held(self) -> list[Tensor]:
+        """The memory of all parameters: one flat tensor per region, or each parameter's own."""
+        if self.flat:
+            return [r.params for r in self.flat.regions]
+        return [p.detach() for p in self.model.parameters()]
+
     @contextmanager
     def holding(self, weights: Sequence[Tensor] | None) -> Iterator[None]:
         """Use these weights (one flat tensor per region) in a `with` block; None: its own."""
         if weights is None:
             yield
             return
-        kept = [r.params.clone() for r in self.regions]
-        for region, other in zip(self.regions, weights, strict=True):
-            region.params.copy_(other)
+        kept = [held.clone() for held in self.held]
+        for held, other in zip(self.held, weights, strict=True):
+            held.copy_(other)
         try:
             yield
         finally:
-            for region, own in zip(self.regions, kept, strict=True):
-                region.params.copy_(own)
+            for held, own in zip(self.held, kept, strict=True):
+                held.copy_(own)
 
     def checksum(self) -> int:
         """A 63-bit hash of all state that must be equal on all workers at the start."""

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+from paceline.record.evaluations import deciding
 from paceline.record.reader import Event
 from paceline.report.columns import BY_KEY, compared_columns, measured
 from paceline.report.judge import SPEED, Judge, Quantity, Verdict, judge
@@ -122,20 +123,19 @@ def curve_rows(study: Study) -> list[Row]:
             if not run.events:
                 continue
             seen = _samples_by_step(run.events)
-            for e in run.events[0]:
-                if e["kind"] == "evaluation":
-                    rows.append(
-                        {
-                            "series": line.label,
-                            "workers": line.workers,
-                            "run": run.name,
-                            "train_s": _round(e.get("train_s")),
-                            "samples": seen.get(e["step"]),
-                            "accuracy": _round(e.get("accuracy")),
-                            "metric": _round((e.get("metric") or {}).get("value")),
-                            "loss": _round(e.get("loss")),
-                        }
-                    )
+            rows += [
+                {
+                    "series": line.label,
+                    "workers": line.workers,
+                    "run": run.name,
+                    "train_s": _round(e.get("train_s")),
+                    "samples": seen.get(e["step"]),
+                    "accuracy": _round(e.get("accuracy")),
+                    "metric": _round((e.get("metric") or {}).get("value")),
+                    "loss": _round(e.get("loss")),
+                }
+                for e in deciding(run.events[0])
+            ]
     return rows
 
 

@@ -7,7 +7,7 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
-from paceline.common.intervals import interval
+from paceline.common.intervals import interval, interval_or_time
 from paceline.common.values import convert, format_value, is_path, shortened
 from paceline.errors import BadRequest
 from paceline.registry import Spec
@@ -31,6 +31,8 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         if default is not None:
             raise BadRequest(f"{name} needs a value")
         return None
+    if name == "metric" and (several := _several(value)):
+        return tuple(_choice(name, each, default) for each in several)
     if name in CHOICES:
         return _choice(name, value, default)
     if name == "privacy" and value == "none":
@@ -45,13 +47,37 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         return _batch_sizes(name, value)
     if name == "threads" and value != "auto":
         return convert(value, int, name)
-    if name in ("evaluate_every", "checkpoint_every"):
+    if name == "evaluate_every":
         return interval(name, value)
+    if name == "checkpoint_every":
+        return interval_or_time(name, value)
+    if name == "validation":
+        return _validation(value)
     if name in ("out", "data_dir", "resume"):
         if not isinstance(value, (str, Path)) or not is_path(str(value)):
             raise BadRequest(f"{name}={shortened(value)} is not a path")
         return str(value)
     return convert(value, kind, name)
+
+
+def _validation(value: Any) -> Any:
+    """Return a share of the training set as a number; a data set, given in Python, as it is."""
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+        return value
+    share = convert(value, float, "validation")
+    if not 0.0 < share < 1.0:
+        raise BadRequest(
+            f"validation={share:g}: it must be a share of the training set, more than 0 and less"
+            " than 1"
+        )
+    return share
+
+
+def _several(value: Any) -> list[Any]:
+    """Return the metrics of a list, or of a text like `accuracy,auc`; empty: it is one metric."""
+    if isinstance(value, str) and "," in value and ":" not in value:
+        return [word.strip() for word in value.split(",")]
+    return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def _choice(name: str, value: Any, default: Any) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paceline.errors import BadRequest, UnknownName
+from paceline.record.keep import Keep
 from paceline.registry import Spec
 from paceline.request.checks import CHOICES, checked, in_range, positive
 
@@ -50,7 +51,12 @@ class Config:
         1.0, float, "train on this part of the training set (0 to 1)", "What"
     )
     loss: Any = option("auto", str, "the loss, or package.module:factory", "What")
-    metric: Any = option("auto", str, "the test metric, or package.module:factory", "What")
+    metric: Any = option(
+        "auto", str, "the metric, or package.module:factory; several: accuracy,auc", "What"
+    )
+    validation: Any = option(
+        None, str, "a share of the training set to decide on when to stop and what is best", "What"
+    )
 
     strategy: Any = option(
         None,
@@ -138,6 +144,9 @@ class Config:
     clip_norm: float | None = option(
         None, float, "clip the gradient of a step to this norm", "Optimisation"
     )
+    ema: float | None = option(
+        None, float, "keep a moving average of the weights with this decay (0.999)", "Optimisation"
+    )
     precision: str = option(
         "fp32",
         Literal["fp32", "bf16", "fp16"],
@@ -154,6 +163,15 @@ class Config:
     )
     until_converged: float | None = option(
         None, float, "stop when an epoch changes the weights less (relative)", "When to stop"
+    )
+    patience: int | None = option(
+        None, int, "stop after so many evaluations without a better one", "When to stop"
+    )
+    best_by: str = option(
+        "auto",
+        str,
+        "what makes an evaluation better: loss, metric, or a metric's name",
+        "When to stop",
     )
     target_accuracy: float | None = option(
         None, float, "note when this test accuracy is first reached, and go on", "When to stop"
@@ -190,7 +208,10 @@ class Config:
         False, bool, "tables of operators and functions; disturbs the times", "Records"
     )
     checkpoint_every: str | None = option(
-        None, str, "steps between checkpoints, or epoch", "Records"
+        None, str, "steps between checkpoints, epoch, or a time (10min)", "Records"
+    )
+    keep: str | None = option(
+        None, str, "which checkpoints: best, last, all, a number, or several (best,3)", "Records"
     )
     resume: str | None = option(
         None, str, "go on from the last checkpoint of this run's folder", "Records"
@@ -222,13 +243,16 @@ class Config:
         """Refuse values out of range, and options that contradict each other."""
         positive("workers", self.workers)
         positive("accumulate", self.accumulate)
+        Keep.read(self.keep)
+        if self.ema is not None and not 0.0 <= self.ema < 1.0:
+            raise BadRequest(f"ema={self.ema:g}: it must be 0 or more and less than 1")
         if self.clip_norm is not None and not 0.0 < self.clip_norm <= LARGEST_FACTOR:
             raise BadRequest(f"clip_norm={self.clip_norm:g}: it must be more than 0")
         if self.servers is not None and self.servers < 0:
             raise BadRequest(f"servers={self.servers}: 0 or more")
         if not 0.0 < self.data_share <= 1.0:
             raise BadRequest(f"data_share={self.data_share}: more than 0, at most 1")
-        for name in ("epochs", "steps", "evaluate_samples"):
+        for name in ("epochs", "steps", "evaluate_samples", "patience"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
         if self.batch_size is not None and self.global_batch_size is not None:
@@ -309,6 +333,8 @@ def _described(value: Any) -> Any:
     if isinstance(value, Spec):
         return str(value)
     if isinstance(value, tuple):
+        if value and all(isinstance(v, Spec) for v in value):
+            return ",".join(map(str, value))
         simple = all(isinstance(v, (int, str)) for v in value)
         return list(value) if simple else f"<{', '.join(type(v).__name__ for v in value)}>"
     if value is None or isinstance(value, (str, int, float, bool)):

@@ -161,8 +161,13 @@ class Job:
             return given  # type: ignore[no-any-return]
         return losses.build(given)  # type: ignore[no-any-return]
 
-    def metric(self) -> Metric | None:
+    def metrics(self) -> list[Metric]:
+        """The metrics that were asked for; the first is the run's `result.metric`."""
         given = self.config.metric
+        each = [self._metric(one) for one in (given if isinstance(given, tuple) else (given,))]
+        return [metric for metric in each if metric is not None]
+
+    def _metric(self, given: Any) -> Metric | None:
         if isinstance(given, type) and issubclass(given, Metric):
             return given()
         if isinstance(given, Metric) or given is None:
@@ -180,7 +185,11 @@ class Job:
     def schedule(self) -> LRSchedule:
         given = self.config.lr_schedule
         built: LRSchedule = schedules.build(given) if isinstance(given, Spec) else given
-        return Scaling.read(self.config.lr_scaling).applied(built, self.single_batches)
+        return built
+
+    def scaled(self, schedule: LRSchedule) -> LRSchedule:
+        """The schedule times what `lr_scaling` asks for."""
+        return Scaling.read(self.config.lr_scaling).applied(schedule, self.single_batches)
 
     @property
     def single_batches(self) -> float:

@@ -42,6 +42,10 @@ def resolve_names(config: Config) -> Config:
             name in ("loss", "metric") and value.name in ("auto", "none")
         ):
             changes[name] = registry.resolve(value)
+    if isinstance(config.metric, tuple):
+        changes["metric"] = tuple(
+            metrics.resolve(each) if isinstance(each, Spec) else each for each in config.metric
+        )
     transport = Spec.of(config.transport).name
     if transport not in ("auto", *transports.names()):
         raise UnknownName("transport", transport, ["auto", *transports.names()])

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.data.adopt import adopt
-from paceline.data.base import Data, Stream, some_of
+from paceline.data.base import Data, Stream
 from paceline.data.sharded import ShardedSamples
 from paceline.errors import BadRequest
-from paceline.optim.schedules import Scaling
+from paceline.optim.schedules import Plateau, Scaling
 from paceline.privacy import plan as privacy
 from paceline.privacy.checks import refuse_mixing
 from paceline.privacy.ledger import LedgerEntry
 from paceline.privacy.settings import Settings
 from paceline.record import checkpoint
+from paceline.record.keep import Keep
 from paceline.record.machine import cores
-from paceline.registry import Spec, load_plugin, models, sources, strategies, transports
+from paceline.registry import Spec, load_plugin, models, strategies, transports
 from paceline.replica.flat import layout_of
 from paceline.replica.replica import has_batch_norm
 from paceline.request import sizes
@@ -39,6 +39,7 @@ from paceline.request.choices import (
     without_effect,
 )
 from paceline.request.config import Config
+from paceline.request.data import data_of, is_built_in
 from paceline.request.earlier import run_folder
 from paceline.request.job import Job
 from paceline.request.names import resolve_names
@@ -65,7 +66,7 @@ def prepare(
     chosen = Chosen.of(config)
     config, strategy = chosen.config, chosen.strategy
 
-    data = _share(_load(config), config.data_share)
+    data = data_of(config)
     batch_sizes = sizes.batch_sizes(config, data)
     threads = max(1, cores() // config.workers) if config.threads == "auto" else int(config.threads)
     epochs = _epochs(config)
@@ -183,11 +184,16 @@ def _objective(config: Config, data: Data) -> tuple[Any, Any]:
         metric = Spec("accuracy" if data.labelled else name)
     goal = "until_accuracy" if config.until_accuracy is not None else "target_accuracy"
     if getattr(config, goal) is not None:
-        if data.test is None:
+        if data.test is None and data.validation is None:
             raise BadRequest(f"{goal} needs a test set; this data has none")
-        if not data.labelled and not (isinstance(metric, Spec) and metric.name == "accuracy"):
+        if not data.labelled and not _names_accuracy(metric):
             raise BadRequest(f"{goal} needs targets that are classes; these are not")
     return loss, metric
+
+
+def _names_accuracy(metric: Any) -> bool:
+    each = metric if isinstance(metric, tuple) else (metric,)
+    return any(isinstance(one, Spec) and one.name == "accuracy" for one in each)
 
 
 def _momentum(config: Config) -> float | None:
@@ -214,8 +220,8 @@ def _try_out(job: Job, strategy: Strategy) -> bool:
     job.optimizer(model)
     if job.workers > 1:
         codec_for(strategy, job.config.codec).fits(layout_of(model))
-    job.schedule()
-    job.metric()
+    job.scaled(job.schedule())
+    _check_evaluations(job)
     for fault in job.faults():
         rank = getattr(fault, "rank", 0)
         if rank not in range(job.ranks):
@@ -226,6 +232,30 @@ def _try_out(job: Job, strategy: Strategy) -> bool:
     if not isinstance(job.data.train, Stream):
         replace(job, batch_norm=batch_norm).shards()
     return batch_norm
+
+
+def _check_evaluations(job: Job) -> None:
+    """Refuse what needs evaluations where there is nothing to evaluate on."""
+    config, names = job.config, [m.name for m in job.metrics()]
+    if job.data.labelled:
+        names.append("accuracy")
+    if config.best_by not in ("auto", "loss", "metric", *names):
+        raise BadRequest(
+            f"best_by={config.best_by}: this run evaluates loss"
+            f"{''.join(f', {name}' for name in dict.fromkeys(names))}"
+        )
+    asks = {
+        "patience": config.patience is not None,
+        "keep=best": Keep.read(config.keep).best,
+        "lr_schedule=plateau": isinstance(job.schedule(), Plateau),
+    }
+    if job.data.test is None and job.data.validation is None:
+        for name, asked in asks.items():
+            if asked:
+                raise BadRequest(
+                    f"{name} looks at evaluations, and this data has neither a test set nor a"
+                    " validation set: give validation=0.1, say"
+                )
 
 
 def _refuse_a_model_on_a_gpu(job: Job, model: nn.Module) -> None:
@@ -254,7 +284,7 @@ def _notices(job: Job, strategy: Strategy) -> list[str]:
             )
         if data.origin:
             notices.append(_unprotected_counts(data.origin))
-        if data.classes_counted and _is_built_in(config.model):
+        if data.classes_counted and is_built_in(config.model):
             notices.append(
                 f"the model has {data.classes} outputs because the largest training label is"
                 f" {(data.classes or 0) - 1}, which epsilon does not cover: if that is no public"
@@ -290,38 +320,6 @@ def _unprotected_counts(origin: dict[str, Any]) -> str:
             f" does not cover; {exact}"
         )
     return exact
-
-
-def _load(config: Config) -> Data:
-    # a person's own model knows its classes
-    count = _is_built_in(config.model)
-    if isinstance(config.data, Spec):
-        return adopt(sources.build(config.data, data_dir=config.data_dir), str(config.data), count)
-    if (
-        callable(config.data)
-        and not hasattr(config.data, "__getitem__")
-        and not hasattr(config.data, "__iter__")
-    ):
-        return adopt(config.data(), count_classes=count)
-    return adopt(config.data, count_classes=count)
-
-
-def _is_built_in(model: Any) -> bool:
-    return isinstance(model, Spec) and model.name in models
-
-
-def _share(data: Data, share: float) -> Data:
-    if share == 1.0:
-        return data
-    if isinstance(data.train, Stream):
-        raise BadRequest("data_share needs samples that can be counted: a stream cannot be cut")
-    part = round(share * len(data.train))
-    if part < 1:
-        raise BadRequest(
-            f"data_share={share:g} of {len(data.train)} training samples is none:"
-            f" {1 / len(data.train):g} is one"
-        )
-    return replace(data, train=some_of(data.train, part))
 
 
 def _on_meta(job: Job) -> nn.Module:

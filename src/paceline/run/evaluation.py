@@ -33,6 +33,7 @@ class Evaluation:
         self.device = device
         self.described = job.config.described()
         self.metrics = _metrics(job)
+        self.higher_is_better = {m.name: m.higher_is_better for m in self.metrics}
 
     def smaller(self, samples: int | None) -> Evaluation:
         """Return an evaluation on `samples` samples spread over the test set, the same in every
@@ -96,11 +97,11 @@ def _shape(value: Any) -> str:
 
 
 def _metrics(job: Job) -> list[Metric]:
-    """Return accuracy where targets are classes, then the chosen metric (`result.metric`)."""
-    chosen = job.metric()
-    found: list[Metric] = []
-    if chosen is None:
-        return found
-    if not isinstance(chosen, Accuracy) and job.data.labelled:
-        found.append(Accuracy())
-    return [*found, chosen]
+    """Return accuracy where targets are classes, and the chosen metrics.
+
+    The last one is the first that was chosen (`result.metric`).
+    """
+    chosen = job.metrics()
+    if chosen and job.data.labelled and not any(isinstance(m, Accuracy) for m in chosen):
+        chosen.append(Accuracy())
+    return [*chosen[1:], *chosen[:1]]

@@ -3,47 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from paceline.errors import NotFinite
+from paceline.run.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from paceline.run.worker import Worker
+
+
+class Looks:
+    """The evaluations of a run: on which set, and on how much of it.
+
+    Between steps it is the validation set, or without one the test set. The last evaluation takes
+    all of both.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        job = worker.job
+        parts = (job, worker.replica, worker.ctx, worker.device)
+        test, held = job.data.test, job.data.validation
+        self.test = Evaluation(*parts, test) if test is not None else None
+        self.validation = Evaluation(*parts, held) if held is not None else None
+        self.decides = self.validation or self.test
+        self.on = "validation" if held is not None else "test"
+        self.glance = self.decides
+        if self.decides is not None:
+            self.decides.try_out()
+            self.glance = self.decides.smaller(job.config.evaluate_samples)
 
 
 def evaluate(worker: Worker, epoch: int | None) -> None:
     """Evaluate the consensus weights, all workers together. `epoch` None: the last
     evaluation.
     """
+    looks = worker.looks
+    chosen = looks.decides if epoch is None else looks.glance
+    if chosen is None:
+        return
+    test = None
     with worker.aside("evaluation"):
         weights = worker.strategy.consensus(worker.replica)
-        with worker.replica.holding(weights):
-            loss, values = (worker.evaluation if epoch is None else worker.glance).measure()
-    accuracy = values.get("accuracy")
-    until, target = worker.config.until_accuracy, worker.config.target_accuracy
-    worker.target_reached = until is not None and accuracy is not None and accuracy >= until
-    goal = target if target is not None else until
+        found = _measured(worker, chosen, weights)
+        if epoch is None and looks.validation is not None and looks.test is not None:
+            test = _measured(worker, looks.test, weights)
+    goal = worker.config.target_accuracy
+    goal = worker.config.until_accuracy if goal is None else goal
+    by = worker.stopping.saw(worker.step, found["loss"], found["metrics"], chosen.higher_is_better)
+    _write(
+        worker,
+        found,
+        epoch,
+        on=looks.on,
+        final=epoch is None and test is None,
+        reached=goal is not None and (found["accuracy"] or 0.0) >= goal,
+        best=worker.stopping.improved,
+        decided_by=by,
+    )
+    if test is not None:
+        _write(worker, test, epoch, on="test", final=True)
+
+
+def _measured(
+    worker: Worker, evaluation: Evaluation, weights: Sequence[Tensor] | None
+) -> dict[str, Any]:
+    """Evaluate these weights, and beside them their moving average if the run keeps one."""
+    with worker.replica.holding(weights):
+        found = _described(evaluation, *evaluation.measure())
+    if worker.ema is not None and worker.ema.weights:
+        identical = worker.strategy.traits.replicas_identical
+        with worker.replica.holding(worker.ema.agreed(worker.ctx, identical)):
+            found["ema"] = _described(evaluation, *evaluation.measure())
+    return found
+
+
+def _described(evaluation: Evaluation, loss: float, values: dict[str, float]) -> dict[str, Any]:
     metric = None
     if name := next(reversed(values), None):
-        better = getattr(worker.evaluation.metrics[-1], "higher_is_better", True)
+        better = evaluation.higher_is_better[name]
         metric = {"name": name, "value": values[name], "higher_is_better": better}
-    result = {
-        "step": worker.step,
-        "train_s": worker.timer.total_s,
-        "loss": loss,
-        "accuracy": accuracy,
-        "metric": metric,
-        "reached": goal is not None and accuracy is not None and accuracy >= goal,
-        "final": epoch is None,
-    }
+    return {"loss": loss, "accuracy": values.get("accuracy"), "metric": metric, "metrics": values}
+
+
+def _write(worker: Worker, found: dict[str, Any], epoch: int | None, **more: Any) -> None:
+    result = {"step": worker.step, "train_s": worker.timer.total_s, **found, **more}
     worker.recorder.write("evaluation", **result)
     if worker.leads:
         worker.notify("evaluation", {**result, "epoch": epoch})
-    if not loss - loss == 0.0:
+    loss = found["loss"]
+    if loss - loss != 0.0:
         raise NotFinite(
-            f"the loss on the test set is {loss} after step {worker.step}: try a smaller lr"
+            f"the loss on the {more['on']} set is {loss} after step {worker.step}: try a smaller lr"
         )
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from paceline.run.worker import Worker
 
 
-def save(worker: Worker) -> Path:
-    """Write a checkpoint. All workers call it together."""
+def save(worker: Worker, best: bool = False) -> Path:
+    """Write a checkpoint, perhaps that of the best evaluation. All workers call it together."""
     replica, ctx = worker.replica, worker.ctx
     weights = worker.strategy.consensus(replica)
     with replica.holding(weights):
@@ -43,6 +43,8 @@ def save(worker: Worker) -> Path:
         about(worker),
         ctx.peers.barrier,
         resumed_at,
+        worker.keep,
+        best,
     )
 
 
@@ -74,6 +76,8 @@ def own_state(worker: Worker, strategy: dict[str, Any]) -> dict[str, Any]:
         "samples_seen": worker.replica.samples_seen,
         "privacy": worker.private.gradient.state() if worker.private is not None else None,
         "loss_scale": scale.state() if scale is not None else None,
+        "stopping": worker.stopping.state(),
+        "ema": worker.ema.weights if worker.ema is not None else None,
     }
 
 
@@ -177,6 +181,10 @@ def _load_replica(worker: Worker, memory: Memory) -> None:
     worker.batches.restore(place if several else without_accumulation(place))
     if replica.precision.scale is not None and own.get("loss_scale") is not None:
         replica.precision.scale.restore(own["loss_scale"])
+    if own.get("stopping") is not None:
+        worker.stopping.restore(own["stopping"])
+    if worker.ema is not None and own.get("ema"):
+        worker.ema.weights = on_device(own["ema"], worker.device)
     worker.epoch_start = on_device(own["epoch_start"], worker.device)
     replica.samples_seen = own["samples_seen"]
     worker.timer.total_s = memory.said["train_s"]

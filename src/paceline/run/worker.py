@@ -10,13 +10,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from paceline.common.intervals import due
+from paceline.common.intervals import due, seconds_of
 from paceline.data.accumulated import Accumulated
 from paceline.data.base import Stream
 from paceline.data.batches import Batches, ShardBatches, StreamBatches
 from paceline.errors import PeerLost
+from paceline.optim.schedules import Plateau
 from paceline.privacy.worker import Private
 from paceline.record import checkpoint
+from paceline.record.keep import Keep
 from paceline.record.machine import boot_id
 from paceline.record.network import Interface
 from paceline.record.profile import Profile
@@ -28,10 +30,12 @@ from paceline.request.speeds import Speeds
 from paceline.run import looking
 from paceline.run import state as snapshot
 from paceline.run.balance import Balance
-from paceline.run.evaluation import Evaluation
+from paceline.run.ema import Ema
+from paceline.run.minutes import Minutes
 from paceline.run.rank import Notify, Rank
 from paceline.run.server import run_server
 from paceline.run.step_log import StepLog, mean_message_bytes, message_bytes
+from paceline.run.stopping import Stopping
 from paceline.run.timer import StepTimer
 from paceline.transport.base import Transport
 from paceline.transport.metered import ALL_PEERS
@@ -107,9 +111,13 @@ class Worker:
         self.balance = self._balance(drawn)
         several = job.config.accumulate > 1
         self.batches = Accumulated(drawn, job.config.accumulate) if several else drawn
-        self.schedule = job.schedule()
+        schedule = job.schedule()
+        self.schedule = job.scaled(schedule)
+        self.stopping = Stopping(job.config, schedule if isinstance(schedule, Plateau) else None)
+        self.ema = Ema(job.config.ema) if job.config.ema is not None else None
+        self.keep = Keep.read(job.config.keep)
         self.total_steps = self._total_steps()
-        self.step, self.target_reached = 0, False
+        self.step = 0
         self.members = tuple(range(job.workers))  # the workers that are alive
         # for --until-converged: the weights when the epoch began
         self.epoch_start: list[Tensor] = []
@@ -119,10 +127,9 @@ class Worker:
         self.resumed_at: int | None = None
         self.replica = place.replica()
         snapshot.set_up(self)
-        self.evaluation = Evaluation(job, self.replica, self.ctx, self.device)
-        self.evaluation.try_out()
-        # between steps or epochs; the last evaluation takes the whole test set
-        self.glance = self.evaluation.smaller(self.config.evaluate_samples)
+        self.looks = looking.Looks(self)
+        seconds = seconds_of(self.config.checkpoint_every)
+        self.minutes = Minutes(seconds, self.step) if seconds is not None else None
         if self.leads:
             notify("ready", {})
         recorder.write(
@@ -218,6 +225,8 @@ class Worker:
                 strategy.step(replica, batch)
             else:
                 strategy.skip(replica, batch)
+            if self.ema is not None:
+                self.ema.update(replica)
 
             self.step = batch.step + 1
             own_s = self.log.write(self.step, batch, loss, began, arrived, timer.lap())
@@ -238,12 +247,22 @@ class Worker:
         # Workers that stop alone do not come together: others may have stopped already.
         if self.strategy.traits.decides_alone and config.until_converged is not None:
             return over
+        best = False
         if not over and due(config.evaluate_every, self.step, epoch, ended):
-            self._evaluate(epoch)
-            over = self.target_reached
-        if due(config.checkpoint_every, self.step, epoch, ended):
-            self._checkpoint()
+            looking.evaluate(self, epoch)
+            over = self.stopping.reason is not None
+            best = self.keep.best and self.stopping.improved
+            if over:
+                self.say(f"stopped after step {self.step}: {self.stopping.reason}")
+        if best or due(config.checkpoint_every, self.step, epoch, ended) or self._minutes_passed():
+            self._checkpoint(best)
         return over
+
+    def _minutes_passed(self) -> bool:
+        if self.minutes is None or not self.minutes.looks(self.step):
+            return False
+        with self.aside("clock"):
+            return self.minutes.due(self.step, self.ctx.peers)
 
     def say(self, notice: str) -> None:
         if self.leads:
@@ -281,9 +300,10 @@ class Worker:
             with self.replica.holding(weights):
                 state = self.replica.state_dict()
             checkpoint.save_weights(self.session.out / "model.safetensors", state)
-            if self.resumed_at is not None:
-                checkpoint.forget_after(self.session.out / "checkpoints", self.resumed_at)
-        self._evaluate(None)
+        self._save_average()
+        if self.leads and self.resumed_at is not None:
+            checkpoint.forget_after(self.session.out / "checkpoints", self.resumed_at)
+        looking.evaluate(self, None)
         if self.profile is not None:
             self.recorder.write("profile", **self.profile.tables())
         for notice in self.replica.flat.notices if self.replica.flat else ():
@@ -311,13 +331,6 @@ class Worker:
             return True
         return epochs is not None and self.batches.epochs_done >= epochs
 
-    # --- looking
-
-    def _evaluate(self, epoch: int | None) -> None:
-        """Evaluate the consensus weights. `epoch` None: the last evaluation."""
-        if self.job.data.test is not None:
-            looking.evaluate(self, epoch)
-
     # --- keeping
 
     def rescue(self) -> None:
@@ -336,11 +349,21 @@ class Worker:
             self.recorder.write("lost", ranks=lost, step=self.step)
             self.members, self.ctx.peers = here, self.ctx.transport.group(here)
 
-    def _checkpoint(self) -> None:
-        with self.aside("checkpoint"):
-            path = snapshot.save(self)
+    def _save_average(self) -> None:
+        """Save the moving average of the weights beside the weights."""
+        if self.ema is None or not self.ema.weights:
+            return
+        agreed = self.ema.agreed(self.ctx, self.strategy.traits.replicas_identical)
         if self.leads:
-            self.recorder.write("checkpoint", step=self.step, path=str(path))
+            with self.replica.holding(agreed):
+                state = self.replica.state_dict()
+            checkpoint.save_weights(self.session.out / "model-ema.safetensors", state)
+
+    def _checkpoint(self, best: bool = False) -> None:
+        with self.aside("checkpoint"):
+            path = snapshot.save(self, best)
+        if self.leads:
+            self.recorder.write("checkpoint", step=self.step, path=str(path), best=best)
 
     @contextmanager
     def aside(self, what: str) -> Iterator[None]:

@@ -76,7 +76,7 @@ class Watch:
                 else f"  accuracy {100 * content['accuracy']:.2f}%"
             )
             self._say(
-                f"epoch {content['epoch']}, step {content['step']:,}: test loss"
+                f"epoch {content['epoch']}, step {content['step']:,}: {content['on']} loss"
                 f" {content['loss']:.4f}{accuracy}"
             )
         elif kind == "chosen" and content["memory_format"] != "contiguous" and not self.label:

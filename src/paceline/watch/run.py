@@ -38,6 +38,7 @@ class RunView:
         self.notices: deque[dict[str, Any]] = deque(maxlen=MOST_NOTICES)
         self.epsilon: float | None = None
         self.epoch = 0
+        self._validates = False
         self.starts: dict[int, int] = {}  # by session: the step that it started from
         self.started_at = self.last_at = 0.0
 
@@ -74,7 +75,7 @@ class RunView:
         elif self._counts(event):
             if kind == "step":
                 self._step(event)
-            elif kind == "evaluation" and event["rank"] == 0:
+            elif kind == "evaluation" and event["rank"] == 0 and self._decides(event):
                 self._evaluation(event)
             if session == max(self.starts, default=session) or kind == "step":
                 self._rank(event).take(event)
@@ -99,6 +100,11 @@ class RunView:
         return all(
             event["step"] <= step for later, step in self.starts.items() if later > event["session"]
         )
+
+    def _decides(self, event: Event) -> bool:
+        """Whether an evaluation is on the set that the curves show: validation, if there is one."""
+        self._validates = self._validates or event.get("on") == "validation"
+        return not self._validates or event.get("on") == "validation"
 
     def _step(self, event: Event) -> None:
         self.epoch = event["epoch"] + 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
+from paceline.record.evaluations import deciding
 from paceline.report.commentary.comment import Comment
 from paceline.report.judge import TO_ACCURACY, Verdict, judge
 from paceline.report.lines import Line, Study
@@ -130,7 +131,7 @@ def _at_equal_updates(line: Line, serial: Line) -> str:
         return ""
     at, found = steps.mean / line.workers, []
     for run in line.completed:
-        seen = [e for own in run.events[:1] for e in own if e["kind"] == "evaluation"]
+        seen = [e for own in run.events[:1] for e in deciding(own)]
         near = min(seen, key=lambda e: abs(e["step"] - at), default=None)
         if near is None or abs(near["step"] - at) > NEAR * at or near.get("accuracy") is None:
             return ""
