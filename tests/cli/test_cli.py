@@ -335,7 +335,7 @@ def test_help_shows_choices(cli) -> None:
         "--init [broadcast|seed]",
         "--overlap [auto|on|off]",
         "--strategy NAME[:key=value,...] how the workers keep together: allreduce, ddp,",
-        "--lr-schedule NAME[:key=value,...] the LR schedule: constant, cosine, one-cycle,",
+        "--lr-schedule NAME[:key=value,...] the LR schedule: constant, cosine, one- cycle,",
     ):
         assert shown in out
     assert "--model NAME[:key=value,...]" in cli("bench", "codecs", "--help")[1]

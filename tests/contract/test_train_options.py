@@ -13,6 +13,7 @@ import torch
 from tests.contract.test_resume import SPECS
 from tests.small import identical, make_pairs, small_net, weights_distance
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from paceline import Run
 from paceline.common.seeding import seed_everything
@@ -185,3 +186,85 @@ def test_a_resumed_run_accumulates_and_scales_as_before(
     run_inproc(**{**asked, "steps": 5}, checkpoint_every=5, out=out)
     resumed = run_inproc(**asked, resume=out, out=out)
     assert identical(resumed.weights, run_inproc(**asked).weights)
+
+
+def test_groups_have_their_own_rate_and_decay(run_inproc: RunInproc) -> None:
+    seed_everything(0)
+    model = small_net()
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(
+        [
+            {"params": [p for n, p in named.items() if n.endswith("bias")], "weight_decay": 0.0},
+            {"params": [named["2.weight"]], "lr": 0.5},
+            {"params": [named["0.weight"]]},
+        ],
+        lr=0.05,
+        momentum=0.9,
+        weight_decay=0.1,
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    steps = batches(BATCH, 1)
+    for _ in range(STEPS):
+        ((inputs, targets, _),) = next(steps)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        schedule.step()
+    asked = {
+        "groups": {"*bias": {"weight_decay": 0}, "2.*": {"lr": 0.5}},
+        "weight_decay": 0.1,
+        "lr_schedule": "step:every=5,gamma=0.5",
+    }
+    assert identical(run_inproc(**options(**asked)).weights, model.state_dict())
+    for spec in ("allreduce", "ps", "ring-reduce", "local-sgd:every=1"):
+        found = run_inproc(**options(spec, **asked)).weights
+        assert weights_distance(found, model.state_dict()) < 2e-6
+    texts = ["*bias:weight_decay=0", "2.*:lr=0.5"]
+    again = run_inproc(**options(**{**asked, "groups": texts})).weights
+    assert identical(again, model.state_dict())
+
+
+COMPILED = ("serial", "allreduce", "ps", "hogwild")
+
+
+@pytest.mark.parametrize(
+    "spec", [s if s in COMPILED else pytest.param(s, marks=pytest.mark.slow) for s in SPECS]
+)
+def test_every_strategy_compiles(run_inproc: RunInproc, spec: str) -> None:
+    asked = options(spec)
+    torch.compiler.reset()  # after eight models of one kind PyTorch compiles no more
+    before = counters["frames"]["ok"]
+    found = run_inproc(**asked, compile="aot_eager")
+    assert counters["frames"]["ok"] > before
+    expected = run_inproc(**asked)
+    if strategies.build(spec).traits.resumes.same == "exact":
+        assert weights_distance(found.weights, expected.weights) < 1e-5
+    assert list(found.weights) == list(expected.weights)
+    assert found.steps == STEPS
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"groups": "head"}, "write a pattern of names"),
+        ({"groups": "head.*:lr=1"}, "fits no trainable parameter"),
+        ({"groups": "*:lr=x"}, "is not a number"),
+        ({"groups": "*:lr=-1"}, "must be 0 or more"),
+        ({"groups": "*:beta=1"}, "SGD has no option 'beta'; a group may set lr, momentum"),
+        ({"groups": {"*": 3}}, "needs a dict of options"),
+        ({"compile": "indcutor"}, "Did you mean 'inductor'"),
+        ({"compile": True, "privacy": "noise=1,clip=1"}, "compile cannot be used with privacy"),
+        ({"accumulate": 2, "privacy": "noise=1,clip=1"}, "accumulate cannot be used with privacy"),
+        ({"clip_norm": 1, "strategy": "ps", "servers": 2, "workers": 2}, "requires one server"),
+    ],
+)
+def test_more_bad_values_are_refused(
+    run_inproc: RunInproc, more: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadRequest, match=says):
+        run_inproc(**{**options(), **more})
+
+
+def test_a_device_is_found(run_inproc: RunInproc) -> None:
+    found = run_inproc(**options(device="auto")).record["config"]["device"]
+    assert found == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -48,7 +48,9 @@ METAVARS = {
     "best_by": "[auto|loss|METRIC]",
     "keep": "[best|last|all|N],...",
     "threads": "[N|auto]",
-    "device": "[cpu|cuda|...]",
+    "device": "[cpu|cuda|auto|...]",
+    "groups": "PATTERN:key=value,...",
+    "compile": "[BACKEND]",
 }
 
 
@@ -97,8 +99,10 @@ def options_from_config(command: Callable[..., None]) -> Callable[..., None]:
     """
     for name, field in reversed(Config.options().items()):
         extra: dict[str, Any] = {"metavar": metavar_of(name, field.metadata["kind"])}
-        if name in ("plugin", "faults"):
+        if name in ("plugin", "faults", "groups"):
             extra["multiple"] = True
+        if name == "compile":
+            extra |= {"is_flag": False, "flag_value": "inductor"}
         if name in REGISTRIES:
             extra["shell_complete"] = _completer(REGISTRIES[name])
         if field.metadata["kind"] is bool:

@@ -140,6 +140,10 @@ class Replica:
         (loss if scale == 1.0 else loss * scale).backward()
         return value
 
+    def compile(self, backend: str) -> None:
+        """Compile what training calls; evaluations call the model itself."""
+        self.forward = torch.compile(self.forward, backend=backend)
+
     def unscale(self) -> bool:
         """Divide the gradients by the loss scale, if there is one. Returns whether they are finite.
 

@@ -11,6 +11,7 @@ from paceline.common.intervals import interval, interval_or_time
 from paceline.common.values import convert, format_value, is_path, shortened
 from paceline.errors import BadRequest
 from paceline.registry import Spec
+from paceline.request.groups import read_groups
 
 CHOICES = (
     "model",
@@ -39,6 +40,11 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         return None
     if name == "privacy" and isinstance(value, Mapping):
         return ",".join(f"{key}={format_value(v)}" for key, v in value.items())
+    if name == "groups":
+        return read_groups(value)
+    if name == "compile":
+        words = {True: "inductor", "true": "inductor", False: None, "false": None}
+        return words.get(value, str(value))
     if name in ("plugin", "faults"):
         if not isinstance(value, (str, list, tuple)):
             raise BadRequest(f"{name}={value!r} is not text or a list of texts")

@@ -10,13 +10,29 @@ from paceline.codecs.feedback import build_codec
 from paceline.common.devices import cuda_names, look_at
 from paceline.common.links import Links
 from paceline.common.values import shortened
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, UnknownName
 from paceline.record.machine import cores
 from paceline.registry import Spec, collectives, strategies, transports
 from paceline.request.config import Config
 from paceline.strategies.base import Strategy, traits_of
 from paceline.testbed.build import missing
 from paceline.transport.choose import best_transport
+
+
+def device_of(name: str) -> str:
+    """Return the device that a name means: `auto` is CUDA, then MPS, then the CPU."""
+    if name != "auto":
+        check_device(name)
+        return name
+    return next((d for d in ("cuda", "mps") if look_at(torch.device(d)).error is None), "cpu")
+
+
+def check_compile(backend: str | None) -> None:
+    """Refuse a backend that torch.compile does not have."""
+    if backend is not None:
+        known = torch.compiler.list_backends(exclude_tags=())
+        if backend not in known:
+            raise UnknownName("backend of torch.compile", backend, known)
 
 
 def check_device(name: str) -> None:
@@ -73,6 +89,7 @@ def check_options(config: Config, strategy: Strategy, servers: int) -> None:
             ("accumulate", "a private step draws its own random batch"),
             ("clip_norm", "privacy clips each sample's gradient: set its clip"),
             ("precision", "sensitivities are proved for full precision"),
+            ("compile", "private training looks into the model's layers"),
         ):
             if getattr(config, name) != Config.options()[name].default:
                 raise BadRequest(f"{name} cannot be used with privacy: {why}")

@@ -138,6 +138,12 @@ class Config:
         None, float, "0.9 for momentum, 0 for sgd and rmsprop", "Optimisation"
     )
     weight_decay: float = option(0.0, float, "L2 penalty (decoupled for adamw)", "Optimisation")
+    groups: tuple[str, ...] = option(
+        (),
+        str,
+        "parameters with options of their own: '*.bias:weight_decay=0' (may be repeated)",
+        "Optimisation",
+    )
     accumulate: int = option(
         1, int, "batches whose gradients are added up before each update", "Optimisation"
     )
@@ -159,7 +165,7 @@ class Config:
     )
     steps: int | None = option(None, int, "at most this many steps", "When to stop")
     until_accuracy: float | None = option(
-        None, float, "stop at this test accuracy (0 to 1)", "When to stop"
+        None, float, "stop at this accuracy (0 to 1)", "When to stop"
     )
     until_converged: float | None = option(
         None, float, "stop when an epoch changes the weights less (relative)", "When to stop"
@@ -174,7 +180,7 @@ class Config:
         "When to stop",
     )
     target_accuracy: float | None = option(
-        None, float, "note when this test accuracy is first reached, and go on", "When to stop"
+        None, float, "note when this accuracy is first reached, and go on", "When to stop"
     )
     evaluate_every: str = option(
         "epoch", str, "steps between evaluations, or epoch", "When to stop"
@@ -189,8 +195,13 @@ class Config:
     memory_format: str = option(
         "auto", Literal["auto", "contiguous", "channels_last"], "auto measures first", "Machine"
     )
+    compile: str | None = option(
+        None, str, "compile the model with torch.compile; a backend may follow", "Machine"
+    )
     threads: Any = option("auto", str, "threads per worker; auto = cores // workers", "Machine")
-    device: str = option("cpu", str, "a device of PyTorch's", "Machine")
+    device: str = option(
+        "cpu", str, "a device of PyTorch's; auto: a GPU where one works", "Machine"
+    )
     deadline_s: float = option(
         30.0,
         float,

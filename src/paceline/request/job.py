@@ -37,6 +37,7 @@ from paceline.registry import (
 )
 from paceline.replica.replica import refuse_closures
 from paceline.request.config import Config
+from paceline.request.groups import check_groups, grouped
 from paceline.strategies.base import Strategy
 
 
@@ -110,9 +111,9 @@ class Job:
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         config = self.config
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        if not trainable:
+        if not any(p.requires_grad for p in model.parameters()):
             raise BadRequest("the model has no parameter that can be trained")
+        trainable = grouped(model, config.groups)
         if isinstance(config.optimizer, Spec):
             built = optimizers.build(
                 config.optimizer,
@@ -146,6 +147,7 @@ class Job:
                 f"optimizer gave a {type(built).__name__}, not a torch.optim.Optimizer"
             )
         refuse_closures(built)
+        check_groups(built, config.groups)
         return built
 
     def strategy(self) -> Strategy:

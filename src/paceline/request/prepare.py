@@ -30,9 +30,10 @@ from paceline.replica.flat import layout_of
 from paceline.replica.replica import has_batch_norm
 from paceline.request import sizes
 from paceline.request.choices import (
-    check_device,
+    check_compile,
     check_options,
     check_strategy,
+    device_of,
     overlap_of,
     servers_of,
     transport_of,
@@ -131,7 +132,8 @@ class Chosen:
     @classmethod
     def of(cls, config: Config) -> Chosen:
         """Refuses unknown names, and choices that do not go together."""
-        check_device(config.device)
+        config = config.merged({"device": device_of(config.device)})
+        check_compile(config.compile)
         if config.data_dir is not None and not Path(config.data_dir).is_dir():
             raise BadRequest(f"data_dir={config.data_dir} is not a folder")
         config = resolve_names(config)

@@ -127,6 +127,8 @@ class Worker:
         self.resumed_at: int | None = None
         self.replica = place.replica()
         snapshot.set_up(self)
+        if self.config.compile is not None:
+            self.replica.compile(self.config.compile)
         self.looks = looking.Looks(self)
         seconds = seconds_of(self.config.checkpoint_every)
         self.minutes = Minutes(seconds, self.step) if seconds is not None else None
