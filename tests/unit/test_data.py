@@ -16,6 +16,7 @@ from paceline.data.base import Data, Stream
 from paceline.data.batches import ShardBatches, StreamBatches, evaluation_slices
 from paceline.data.idx import read_idx
 from paceline.data.mnist import FILES, MINI
+from paceline.data.order import LoaderOrder
 from paceline.data.shards import GlobalShards
 from paceline.errors import BadRequest, DataCorrupt, DataUnavailable
 from paceline.registry import sources
@@ -191,10 +192,9 @@ def test_own_data_is_adopted(given: object) -> None:
     assert adopt(data) is data
 
 
-def test_a_plain_loader_is_sharded_and_says_so() -> None:
-    data = adopt(DataLoader(Squares(), batch_size=4, shuffle=True))
-    assert data.batch_size == 4
-    assert "shards" in data.notice
+def test_a_loader_that_is_honoured_needs_no_notice() -> None:
+    data = adopt(DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=2))
+    assert (data.batch_size, data.notice) == (4, "")
 
 
 @pytest.mark.parametrize("bad", [5, None, (1, 2, 3), "text"])
@@ -226,15 +226,14 @@ def test_streams_are_dealt_out_exactly_once(workers: int) -> None:
         assert len(set(steps)) == 1
 
 
-def test_shuffling_streams_agree_between_ranks_and_differ_between_epochs() -> None:
+def test_loaders_with_a_sampler_agree_between_ranks_and_differ_between_epochs() -> None:
     loader = DataLoader(
         Squares(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * 10, 10), batch_size=2
     )
     data = adopt(loader)
-    assert isinstance(data.train, Stream)
 
     def epochs(seed: int) -> list[list[float]]:
-        batches = StreamBatches(data.train, 2, 1, 0, seed, CPU)
+        batches = ShardBatches(data.train, LoaderOrder(loader, 1, seed=seed), 0, CPU)
         result: list[list[float]] = [[]]
         for batch in batches:
             result[-1] += batch.inputs[:, 0].tolist()
@@ -247,6 +246,7 @@ def test_shuffling_streams_agree_between_ranks_and_differ_between_epochs() -> No
     assert epochs(1) == epochs(1)
     first, second = epochs(1)
     assert first != second
+    assert first != epochs(2)[0]
 
 
 def test_batches_resume_where_they_were() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,23 +23,26 @@ from torch.utils.data import (
 )
 
 from paceline.data.base import Data, Samples, Stream, TensorSamples
+from paceline.data.content import Split, describe, split
+from paceline.data.order import LoaderOrder
+from paceline.data.shards import Cursor
 from paceline.errors import BadRequest
 
 STREAM_NOTICE = (
     "Your data is a stream: every worker reads all of it and keeps one batch of each round of P"
     " batches. Every worker knows the sizes of all P batches, so gradients are weighted exactly."
 )
-LOADER_NOTICE = (
-    "Your DataLoader's data set, collate function, batch size ({size} for each worker) and"
-    " drop_last ({drop}) are used. Paceline's shards decide which samples a worker sees and in"
-    " which order, so that no sample is seen twice."
+DISTRIBUTED_NOTICE = (
+    "Your DataLoader's DistributedSampler is replaced by the order of its whole data set: Paceline"
+    " deals its batches out to the workers, each batch once."
 )
-# Settings of a DataLoader that are not used, with their defaults.
-UNUSED = {
+# Settings of a DataLoader that only its own reading of samples uses, with their defaults.
+READING = {
     "num_workers": 0,
     "pin_memory": False,
     "worker_init_fn": None,
-    "generator": None,
+    "persistent_workers": False,
+    "timeout": 0,
 }
 # If nothing else tells the number of classes, the labels are read, but only of so few samples:
 # decoding a large set of images could take an hour.
@@ -46,23 +50,34 @@ FEW = 1000
 
 
 class DatasetSamples:
-    """A map-style Dataset whose samples are read one by one and collated."""
+    """A map-style Dataset whose samples are read one by one and collated.
+
+    `loader`: the DataLoader that it came in, whose settings say how samples are read.
+    """
 
     def __init__(
-        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any] = default_collate
+        self,
+        dataset: Dataset[Any],
+        collate: Callable[[list[Any]], Any] = default_collate,
+        loader: DataLoader[Any] | None = None,
     ) -> None:
-        self.dataset, self.collate = dataset, collate
+        self.dataset, self.collate, self.loader = dataset, collate, loader
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
-        wanted = indices.tolist()
+    def batch(self, indices: Tensor | Sequence[Any]) -> Any:
+        wanted = indices.tolist() if isinstance(indices, Tensor) else list(indices)
         fetch = getattr(self.dataset, "__getitems__", None)
-        return pair(self.collate(fetch(wanted) if fetch else [self.dataset[i] for i in wanted]))
+        return self.collate(fetch(wanted) if fetch else [self.dataset[i] for i in wanted])
 
     def labels(self) -> Tensor | None:
         return labels_of(self.dataset)
+
+    def part(self, indices: Tensor) -> DatasetSamples:
+        """Return a selection of the samples, which is read with the same settings."""
+        chosen = Subset(self.dataset, indices.tolist())
+        return DatasetSamples(chosen, self.collate, self.loader)
 
 
 def labels_of(dataset: Any) -> Tensor | None:
@@ -107,25 +122,18 @@ def classes_of(dataset: Any) -> int | None:
     )
 
 
-def pair(batch: Any) -> tuple[Any, Any]:
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise BadRequest(f"a sample must be a pair (input, target); this data gives {_describe(batch)}")
-
-
-def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
+def adopt(value: Any, name: str = "own", count_classes: bool = True, split: Split = split) -> Data:
     """Return the user's data as Data.
 
-    A pair of data sets is (train, test); a pair of tensors is (inputs, targets).
+    A pair of data sets is (train, test); a pair of tensors is (inputs, targets). `split` is
+    `content.whole` where a training step of your own takes batches as they are.
     """
     if isinstance(value, Data):
         return value
-    train, test = (value[0], value[1]) if _is_train_test(value) else (value, None)
-    notices: list[str] = []
-    training = _training(train, notices)
-    batch_size = train.batch_size if isinstance(train, DataLoader) else None
+    train, test = training_part(value), value[1] if _is_train_test(value) else None
+    training = in_its_order(train)
     testing = None if test is None else adopt_test(test)
-    shape, classes, counted, labelled = _look(training, count_classes)
+    shape, classes, counted, labelled = _look(training.train, training.loader, count_classes, split)
     said = classes_of(train.dataset if isinstance(train, DataLoader) else train)
     if classes is not None and said is not None:  # a TensorDataset may say it, too
         classes, counted = max(classes, said), counted and classes > said
@@ -137,21 +145,44 @@ def adopt(value: Any, name: str = "own", count_classes: bool = True) -> Data:
     ):
         counted = counted and classes > int(labels.max()) + 1
         classes = max(classes, int(labels.max()) + 1)
-    drop_last = (
-        isinstance(train, DataLoader) and not isinstance(training, Stream) and train.drop_last
-    )
-    return Data(
-        name,
+    return replace(
         training,
-        testing,
-        shape,
-        classes,
-        " ".join(notices),
-        batch_size,
-        labelled,
-        drop_last=drop_last,
+        name=name,
+        test=testing,
+        input_shape=shape,
+        classes=classes,
+        labelled=labelled,
         classes_counted=counted,
     )
+
+
+def in_its_order(value: Any) -> Data:
+    """Return a training set as Data, without reading a sample: a loader keeps its order."""
+    if isinstance(value, DataLoader):
+        if not _is_indexed(value):
+            return Data(
+                "own", Stream(value), None, (), None, STREAM_NOTICE, batch_size=value.batch_size
+            )
+        distributed = isinstance(value.sampler, DistributedSampler)
+        return Data(
+            "own",
+            DatasetSamples(value.dataset, value.collate_fn, value),
+            None,
+            (),
+            None,
+            DISTRIBUTED_NOTICE if distributed else "",
+            batch_size=getattr(value.batch_sampler, "batch_size", None) or value.batch_size,
+            drop_last=value.drop_last,
+            loader=value,
+        )
+    if isinstance(value, IterableDataset):
+        return Data("own", Stream(value), None, (), None, STREAM_NOTICE)
+    return Data("own", _indexed(value), None, (), None)
+
+
+def training_part(value: Any) -> Any:
+    """Return the training set of what may be a pair (train, test)."""
+    return value[0] if _is_train_test(value) else value
 
 
 def _is_train_test(value: Any) -> bool:
@@ -166,52 +197,41 @@ def _is_tensors(value: Any) -> bool:
     )
 
 
-def _training(value: Any, notices: list[str]) -> Samples | Stream:
-    if isinstance(value, DataLoader):
-        if _plain(value):
-            notices.append(_about_loader(value))
-            return DatasetSamples(value.dataset, value.collate_fn)
-        notices.append(STREAM_NOTICE)
-        return Stream(value)
-    if isinstance(value, IterableDataset):
-        notices.append(STREAM_NOTICE)
-        return Stream(value)
-    return _indexed(value)
-
-
-def _plain(loader: DataLoader[Any]) -> bool:
-    """Return whether a loader's order is one of PyTorch's own, so that shards can replace it.
-
-    A DistributedSampler would cut the data for this worker; Paceline cuts the whole data set
-    instead, once.
-    """
+def _is_indexed(loader: DataLoader[Any]) -> bool:
+    """Return whether a batch sampler says which samples make a batch, and PyTorch reads them."""
     return (
         not isinstance(loader.dataset, IterableDataset)
-        and type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
-        and (not isinstance(loader.sampler, RandomSampler) or _draws_each_once(loader.sampler))
-        and type(loader.batch_sampler) is BatchSampler
+        and loader.batch_sampler is not None
+        and hasattr(loader.dataset, "__len__")
+        and type(loader).__iter__ is DataLoader.__iter__
     )
 
 
-def _draws_each_once(sampler: RandomSampler) -> bool:
-    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+def own_sampler(loader: DataLoader[Any]) -> str | None:
+    """Return the name of a sampler whose order shards cannot replace; None for PyTorch's own."""
+    if type(loader.batch_sampler) is not BatchSampler:
+        return type(loader.batch_sampler).__name__
+    sampler = loader.sampler
+    plain = isinstance(sampler, DistributedSampler) or type(sampler) is SequentialSampler
+    if type(sampler) is RandomSampler:
+        plain = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return None if plain else type(sampler).__name__
 
 
-def _about_loader(loader: DataLoader[Any]) -> str:
-    """Return a notice that says which settings of a loader are used and which are not."""
-    told = LOADER_NOTICE.format(size=loader.batch_size, drop="on" if loader.drop_last else "off")
-    unused = [name for name, default in UNUSED.items() if getattr(loader, name) != default]
-    unused = [
-        f"{name}={getattr(loader, name)}" if name in ("num_workers", "pin_memory") else name
-        for name in unused
-    ]
-    if isinstance(loader.sampler, (SequentialSampler, DistributedSampler)):
-        unused.append(
-            "shuffle=False"
-            if isinstance(loader.sampler, SequentialSampler)
-            else "its DistributedSampler"
-        )
-    return f"{told} Not used: {', '.join(unused)}." if unused else told
+def not_used(loader: DataLoader[Any], reading: bool) -> list[str]:
+    """Return the settings of a loader that shards replace; with `reading`, also those of reading.
+
+    Shards shuffle, and a run whose batches are not known ahead reads samples itself.
+    """
+    unused = []
+    for name in (n for n, default in READING.items() if reading and getattr(loader, n) != default):
+        value = getattr(loader, name)
+        unused.append(name if callable(value) else f"{name}={value}")
+    if loader.generator is not None:
+        unused.append("generator")
+    if isinstance(loader.sampler, SequentialSampler):
+        unused.append("shuffle=False")
+    return unused
 
 
 def adopt_test(value: Any) -> Samples:
@@ -223,7 +243,7 @@ def adopt_test(value: Any) -> Samples:
     # A stream is read into memory once, so that each sample is counted once.
     if isinstance(value, (DataLoader, IterableDataset)):
         loader = value if isinstance(value, DataLoader) else DataLoader(value, batch_size=256)
-        batches = [pair(b) for b in loader]
+        batches = [split(b) for b in loader]
         if not batches:
             raise BadRequest("the test stream gave no batch")
         if not all(isinstance(part, Tensor) for b in batches for part in b):
@@ -240,13 +260,13 @@ def _indexed(value: Any) -> Samples:
     if hasattr(value, "__getitem__") and hasattr(value, "__len__"):
         return DatasetSamples(value)
     raise BadRequest(
-        f"data cannot be {_describe(value)}: give a name, a pair of tensors, a Dataset, a"
+        f"data cannot be {describe(value)}: give a name, a pair of tensors, a Dataset, a"
         " DataLoader, an IterableDataset, or a pair (train, test) of them"
     )
 
 
 def _look(
-    samples: Samples | Stream, count_classes: bool
+    samples: Samples | Stream, loader: DataLoader[Any] | None, count_classes: bool, split: Split
 ) -> tuple[tuple[int, ...], int | None, bool, bool]:
     """Return the shape of one input, the number of classes, whether that was counted from the
     labels, and whether targets are classes.
@@ -258,27 +278,35 @@ def _look(
         first = next(iter(iterable), None)
         if first is None:
             raise BadRequest("the training stream gave nothing")
-        inputs, targets = pair(first)
-        shape = (
-            tuple(inputs.shape[1:])
-            if isinstance(iterable, DataLoader)
-            else tuple(torch.as_tensor(inputs).shape)
-        )
+        inputs, targets = split(first)
+        if isinstance(iterable, DataLoader):
+            shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
+        else:
+            shape = () if isinstance(inputs, Mapping) else tuple(torch.as_tensor(inputs).shape)
         return shape, None, False, False
-    if not len(samples):
-        raise BadRequest("the training set is empty")
-    inputs, targets = samples.batch(torch.tensor([0]))
+    inputs, targets = split(samples.batch(some_indices(samples, loader, 1)))
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
     labels = samples.labels()
     labelled = (
         isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dim() == 1
     )
     said = classes_of(samples.dataset) if isinstance(samples, DatasetSamples) and labelled else None
-    if labels is None and said is None and labelled and count_classes and len(samples) <= FEW:
-        labels = samples.batch(torch.arange(len(samples)))[1]
+    plain = loader is None or own_sampler(loader) is None
+    few = plain and len(samples) <= FEW
+    if labels is None and said is None and labelled and count_classes and few:
+        labels = split(samples.batch(torch.arange(len(samples))))[1]
     counted = int(labels.max()) + 1 if labels is not None and len(labels) else None
     classes = max(counted or 0, said or 0) or None
     return shape, classes, (counted or 0) > (said or 0), labelled
+
+
+def some_indices(
+    samples: Samples, loader: DataLoader[Any] | None, count: int
+) -> Tensor | Sequence[Any]:
+    """Return indices of `count` samples or fewer: the first, or the first that a sampler gives."""
+    if loader is None or own_sampler(loader) is None:
+        return torch.arange(min(count, len(samples)))
+    return LoaderOrder(loader, 1).take(Cursor(), 0)[:count]
 
 
 def _tensor(value: Any) -> Tensor:
@@ -289,9 +317,3 @@ def _tensor(value: Any) -> Tensor:
         if not isinstance(value, Tensor) and tensor.dtype is torch.float64
         else tensor
     )
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"

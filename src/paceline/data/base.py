@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from paceline.errors import BadRequest, DataCorrupt
 
@@ -16,7 +17,10 @@ class Samples(Protocol):
     """Samples that any worker can index."""
 
     def __len__(self) -> int: ...
-    def batch(self, indices: Tensor) -> tuple[Any, Any]: ...
+    def batch(self, indices: Any) -> Any:
+        """Return a batch: a pair (inputs, targets), or what a user's collate function makes."""
+        ...
+
     def labels(self) -> Tensor | None: ...
 
 
@@ -70,7 +74,7 @@ class SomeSamples:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def batch(self, indices: Tensor) -> tuple[Any, Any]:
+    def batch(self, indices: Tensor) -> Any:
         return self.samples.batch(self.indices.index_select(0, indices))
 
     def labels(self) -> Tensor | None:
@@ -84,7 +88,7 @@ def some_of(samples: Samples, count: int) -> Samples:
     All ranks draw the same samples, and a smaller draw is a subset of a larger one.
     """
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
-    return SomeSamples(samples, order[:count])
+    return part_of(samples, order[:count])
 
 
 def split_off(samples: Samples, count: int) -> tuple[Samples, Samples]:
@@ -94,12 +98,18 @@ def split_off(samples: Samples, count: int) -> tuple[Samples, Samples]:
     """
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
     drawn, rest = order[:count].sort().values, order[count:].sort().values
-    return SomeSamples(samples, rest), SomeSamples(samples, drawn)
+    return part_of(samples, rest), part_of(samples, drawn)
+
+
+def part_of(samples: Samples, indices: Tensor) -> Samples:
+    """Return a selection of samples, in the order of `indices`."""
+    own: Callable[[Tensor], Samples] | None = getattr(samples, "part", None)
+    return SomeSamples(samples, indices) if own is None else own(indices)
 
 
 @dataclass
 class Stream:
-    """Batches in the order of the user's IterableDataset, or of a DataLoader with its own sampler.
+    """Batches in the order of the user's IterableDataset, or of a DataLoader without batch sampler.
 
     Every worker reads the whole stream and keeps one batch of each round of P batches. So every
     worker knows the sizes of all batches, and gradients are weighted exactly.
@@ -128,10 +138,13 @@ class Data:
     drop_last: bool = False  # the user's DataLoader leaves out a last batch that is not full
     validation: Samples | None = None  # decides when to stop, and which weights are the best
     classes_counted: bool = False  # `classes` is known from the training labels only
+    loader: DataLoader[Any] | None = None  # the user's own, whose batch sampler gives the order
 
     def __post_init__(self) -> None:
         self.labelled = self.labelled or self.classes is not None
         if not isinstance(self.train, Stream) and len(self.train) == 0:
-            raise BadRequest(f"data {self.name!r} has no training samples")
+            raise BadRequest(
+                f"data {self.name!r} has no training samples: its training set is empty"
+            )
         if self.test is not None and len(self.test) == 0:
             raise BadRequest(f"data {self.name!r} has an empty test set: pass None instead")

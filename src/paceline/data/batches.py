@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from paceline.common.seeding import OwnRandom, derive
-from paceline.data.adopt import pair
+from paceline.data.adopt import DatasetSamples
+from paceline.data.ahead import Indices, Reader, iterate
 from paceline.data.base import Samples, Stream
+from paceline.data.content import Split, rows, split, to_device
 from paceline.data.shards import Cursor, Shards
 from paceline.errors import BadRequest
 from paceline.types import Batch
@@ -49,12 +51,17 @@ class OwnPasses(Batches, Protocol):
         """
         ...
 
+    def one_pass(self) -> Iterator[Batch]:
+        """Yield the batches up to the end of this epoch."""
+        ...
+
 
 class ShardBatches:
     """Batches of indexed samples, as the shards assign them to this worker.
 
-    With `stand_in`, a worker without samples in a step gets two dummy samples with weight 0. Batch
-    norm cannot train on one.
+    With `stand_in`, a worker without samples in a step gets dummy samples with weight 0. With
+    `seed`, samples that came in a DataLoader are read with its settings: by its processes, ahead of
+    their use. They draw random numbers by this seed. `split` makes (inputs, targets) of a batch.
     """
 
     def __init__(
@@ -64,54 +71,63 @@ class ShardBatches:
         worker: int,
         device: torch.device,
         stand_in: bool = False,
+        seed: int | None = None,
+        split: Split = split,
     ) -> None:
-        self.samples, self.shards, self.worker, self.device, self.stand_in = (
-            samples,
-            shards,
-            worker,
-            device,
-            stand_in,
-        )
-        self.cursor, self.step, self.ended = Cursor(), 0, False
+        self.samples, self.shards, self.worker, self.device = samples, shards, worker, device
+        self.split, self.cursor, self.step, self.ended = split, Cursor(), 0, False
         self._given = self.cursor
+        self._indices = Indices(shards, worker, len(samples), stand_in)
+        self._reader: Reader | None = None
+        if seed is not None and isinstance(samples, DatasetSamples):
+            loader = samples.loader
+            if loader is not None and (loader.num_workers or loader.pin_memory):
+                self._reader = Reader(samples.dataset, loader, self._indices, seed)
 
     @property
     def epochs_done(self) -> int:
         return self.cursor.epoch
 
     @property
-    def steps_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> int | None:
         return self.shards.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        while True:
-            cursor = self.cursor
-            counts = self.shards.counts(cursor)
-            inputs: Any = None
-            targets: Any = None
-            if counts[self.worker] or self.stand_in:
-                indices = (
-                    self.shards.take(cursor, self.worker)
-                    if counts[self.worker]
-                    else self._stand_in()
-                )
-                inputs, targets = to_device(self.samples.batch(indices), self.device)
-            self.cursor, self._given = self.shards.advance(cursor), cursor
-            self.ended = self.cursor.epoch != cursor.epoch
-            batch = Batch(
-                inputs,
-                targets,
-                counts[self.worker],
-                sum(counts),
-                cursor.epoch,
-                self.step,
-                self.ended,
-            )
-            self.step += 1
-            yield batch
+        try:
+            while True:
+                yield self._next()
+        finally:
+            if self._reader is not None:
+                self._reader.close()
 
-    def _stand_in(self) -> Tensor:
-        return torch.arange(min(2, len(self.samples)))
+    def _next(self) -> Batch:
+        cursor = self.cursor
+        counts = self.shards.counts(cursor)
+        inputs, targets = self._content(cursor)
+        self.cursor, self._given = self.shards.advance(cursor), cursor
+        self.ended = self.cursor.epoch != cursor.epoch
+        batch = Batch(
+            inputs,
+            targets,
+            counts[self.worker],
+            sum(counts),
+            cursor.epoch,
+            self.step,
+            self.ended,
+        )
+        self.step += 1
+        return batch
+
+    def _content(self, cursor: Cursor) -> tuple[Any, Any]:
+        indices = self._indices.at(cursor)
+        if indices is None:
+            return None, None
+        if self._reader is not None:
+            read = self._reader.read(cursor)
+        else:
+            read = self.samples.batch(indices)
+        inputs, targets = self.split(read)
+        return to_device(inputs, self.device), to_device(targets, self.device)
 
     def give_back(self) -> None:
         self.cursor, self.step = self._given, self.step - 1
@@ -119,6 +135,9 @@ class ShardBatches:
     def begin_epoch(self, anew: bool) -> None:
         if self.cursor.position:
             self.cursor = Cursor(self.cursor.epoch + (not anew), 0)
+
+    def one_pass(self) -> Iterator[Batch]:
+        return _to_epochs_end(self)
 
     def state(self) -> dict[str, Any]:
         return {"step": self.step, "shards": self.shards.state(self.cursor)}
@@ -143,6 +162,7 @@ class StreamBatches:
         seed: int,
         device: torch.device,
         stand_in: bool = False,
+        split: Split = split,
     ) -> None:
         source: Any = stream.batches
         self.loader = (
@@ -155,6 +175,7 @@ class StreamBatches:
             device,
             stand_in,
         )
+        self.split = split
         self.epoch, self.round, self.step, self.ended = 0, 0, 0, False
         self._given = (0, 0)
 
@@ -180,11 +201,11 @@ class StreamBatches:
                 inputs, targets = (
                     current[self.worker] if self.worker < len(current) else (None, None)
                 )
-                sizes = [rows(b[1]) for b in current]
+                sizes = [rows(b[0] if b[1] is None else b[1]) for b in current]
                 weight = sizes[self.worker] if self.worker < len(sizes) else 0
                 if weight == 0:
                     inputs, targets = current[0] if self.stand_in else (None, None)
-                inputs, targets = to_device((inputs, targets), self.device)
+                inputs, targets = to_device(inputs, self.device), to_device(targets, self.device)
                 self.ended = following is None
                 batch = Batch(
                     inputs, targets, weight, sum(sizes), self.epoch, self.step, self.ended
@@ -201,11 +222,11 @@ class StreamBatches:
         # All ranks draw the same random numbers for the stream.
         own = OwnRandom(derive(self.seed, "stream", self.epoch))
         with own():
-            batches = iter(self.loader)
+            batches = iterate(self.loader)
             ahead = next(batches, None)
         skip, current = self.round, []
         while ahead is not None:
-            current.append(pair(ahead))
+            current.append(self.split(ahead))
             with own():
                 ahead = next(batches, None)
             if len(current) == self.workers or ahead is None:
@@ -221,6 +242,9 @@ class StreamBatches:
     def begin_epoch(self, anew: bool) -> None:
         if self.round:
             self.epoch, self.round = self.epoch + (not anew), 0
+
+    def one_pass(self) -> Iterator[Batch]:
+        return _to_epochs_end(self)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -241,29 +265,15 @@ class StreamBatches:
         self.step, self.epoch, self.round = state["step"], state["epoch"], state["round"]
 
 
+def _to_epochs_end(batches: Batches) -> Iterator[Batch]:
+    for batch in batches:
+        yield batch
+        if batch.ends_epoch:
+            return
+
+
 def evaluation_slices(samples: int, workers: int, worker: int, size: int) -> Iterator[Tensor]:
     """Yield this worker's part of a test set in batches. No two workers share a sample."""
     start, end = worker * samples // workers, (worker + 1) * samples // workers
     for at in range(start, end, size):
         yield torch.arange(at, min(at + size, end))
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value if value.device == device else value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {k: to_device(v, device) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(to_device(v, device) for v in value)
-    return value
-
-
-def rows(value: Any) -> int:
-    """Return the number of samples in a batch: the length of the first tensor of its targets."""
-    if isinstance(value, Tensor):
-        return int(value.shape[0]) if value.dim() else 1
-    if isinstance(value, dict):
-        return rows(next(iter(value.values())))
-    if isinstance(value, (tuple, list)):
-        return rows(value[0]) if value and isinstance(value[0], Tensor) else len(value)
-    return 1

@@ -41,8 +41,8 @@ class Before:
 class OwnBatches:
     """This worker's batches; one pass is one epoch. All workers make the same number of steps.
 
-    After a `break`, the next pass is the next epoch. A pass without a step, such as
-    `next(iter(batches))`, does not count: the next pass repeats its epoch.
+    After a `break`, the next pass is the next epoch. With several workers a pass without a step,
+    such as `next(iter(batches))` on one of them, does not count: the next pass repeats its epoch.
     """
 
     def __init__(self, inner: OwnPasses, model: nn.Module) -> None:
@@ -56,16 +56,14 @@ class OwnBatches:
             raise TypeError("a stream has no length")
         return self._inner.steps_per_epoch
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         self._inner.begin_epoch(anew=not self._used)
         self._used = False
-        for batch in self._inner:
+        for batch in self._inner.one_pass():
             self._given = batch
             self._before = None if batch.weight else Before(self._model)
-            yield batch.inputs, batch.targets
+            yield batch.inputs  # the whole batch, as the data gives it
             self.forget_stand_in()
-            if batch.ends_epoch:
-                return
 
     def take(self) -> Batch | None:
         """Return the batch of which your loop has just computed the loss, and mark it as used."""

@@ -23,7 +23,8 @@ from paceline.errors import BadRequest
 class Cursor:
     """The place of a step in the data.
 
-    `position` counts the samples of this epoch (global shards) or its steps (static shards).
+    `position` counts the samples of this epoch (global shards), its steps (static shards) or its
+    batches (the order of a DataLoader).
     """
 
     epoch: int = 0
@@ -34,12 +35,15 @@ class Shards(Protocol):
     batch_sizes: tuple[int, ...]
 
     @property
-    def steps_per_epoch(self) -> int: ...
+    def steps_per_epoch(self) -> int | None:
+        """The steps of an epoch; None where that is not known before its end."""
+        ...
+
     def counts(self, cursor: Cursor) -> tuple[int, ...]:
         """Return the number of samples of each worker in the step at `cursor`."""
         ...
 
-    def take(self, cursor: Cursor, worker: int) -> Tensor:
+    def take(self, cursor: Cursor, worker: int) -> Tensor | Sequence[Any]:
         """Return the indices of one worker's samples in the step at `cursor`."""
         ...
 

@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from paceline.common.parents import die_with_parent
 from paceline.errors import PacelineError, RunFailed
 from paceline.launch.messages import Hear
 from paceline.launch.package import pack, unpack
-from paceline.launch.processes import die_with_parent
 from paceline.request.session import Session
 
 MAIN = "from paceline.launch.fresh import main; main()"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from paceline.common.parents import die_with_parent
 from paceline.launch.signals import ENDING
 
 END_S = 3.0  # between asking a process to end (SIGTERM) and killing it
@@ -26,29 +25,6 @@ def leave_terminal_to_parent() -> None:
     """Ignore the signals that a terminal sends to all processes: the parent ends this one."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, even by SIGKILL (Linux only)."""
-    dying_with_parent(parent)()
-
-
-def dying_with_parent(parent: int) -> Callable[[], None]:
-    """Return `die_with_parent` as a function to call between fork and exec.
-
-    The library is loaded here, before the fork, because nothing may be loaded in between.
-    """
-    try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-    except (OSError, AttributeError):
-        return lambda: None
-
-    def set_death_signal() -> None:
-        prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # the parent ended before the call
-            os._exit(1)
-
-    return set_death_signal
 
 
 def end_processes(processes: Sequence[Any]) -> None:

@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Sequence
 
+from paceline.common.parents import dying_with_parent
 from paceline.errors import BadRequest, RunFailed
 from paceline.launch.addresses import LOOPBACK
-from paceline.launch.processes import dying_with_parent
 from paceline.launch.seat import find
 from paceline.launch.secret import SECRET
 from paceline.record.machine import cores

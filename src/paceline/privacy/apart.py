@@ -19,6 +19,7 @@ from torch.utils.data import Subset, default_collate
 from paceline.data.adopt import DatasetSamples
 from paceline.data.augment import Augment
 from paceline.data.base import Samples, Scale, SomeSamples, TensorSamples
+from paceline.data.content import split
 from paceline.data.imagefolder import ImageFiles
 from paceline.data.sharded import ShardedSamples
 from paceline.errors import BadRequest
@@ -39,7 +40,7 @@ class OneByOne:
         return len(self.samples)
 
     def batch(self, indices: Tensor) -> tuple[Any, Any]:
-        alone = [self.samples.batch(index) for index in indices.split(1)]
+        alone = [split(self.samples.batch(index)) for index in indices.split(1)]
         return together([one[0] for one in alone]), together([one[1] for one in alone])
 
     def labels(self) -> Tensor | None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paceline.data.batches import rows
+from paceline.data.content import rows
 from paceline.errors import BadRequest, NotFinite
 from paceline.privacy.bookkeeping import Bookkeeping
 from paceline.privacy.checks import refuse_mixing, refuse_unequal_loss

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from paceline.data.base import Samples
-from paceline.data.batches import ShardBatches, to_device
+from paceline.data.batches import ShardBatches
+from paceline.data.content import split, to_device
 from paceline.data.shards import StaticShards
 from paceline.types import Batch
 
@@ -74,7 +75,9 @@ class PoissonBatches:
         while True:
             chosen = self.own.index_select(0, self.coins.throw())
             inputs, targets = (
-                to_device(self.samples.batch(chosen), self.device) if len(chosen) else (None, None)
+                to_device(split(self.samples.batch(chosen)), self.device)
+                if len(chosen)
+                else (None, None)
             )
             epoch = self.epochs_done
             self.ended = (self.step + 1) % self.steps_per_epoch == 0

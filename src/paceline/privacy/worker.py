@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.data.base import Stream
-from paceline.data.batches import Batches, to_device
+from paceline.data.batches import Batches
+from paceline.data.content import Arguments, split, to_device
 from paceline.data.shards import StaticShards
+from paceline.errors import BadRequest
 from paceline.privacy.apart import NOTICE, apart
 from paceline.privacy.bookkeeping import TRIED
 from paceline.privacy.gradient import PrivateGradient
@@ -75,7 +77,12 @@ class Private:
             together=together,
         )
         few = self._own[torch.linspace(0, len(self._own) - 1, min(TRIED, len(self._own))).long()]
-        inputs, targets = to_device(self._train.batch(few), self._device)
+        inputs, targets = to_device(split(self._train.batch(few)), self._device)
+        if isinstance(inputs, Arguments):
+            raise BadRequest(
+                "privacy: batches must have one input and targets; this data gives the inputs"
+                f" {', '.join(inputs)}"
+            )
         self.gradient.try_out(inputs, targets, len(few))
         if self._train is not self._job.data.train:
             self.gradient.clipper.notices.append(NOTICE)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.data.content import call
 from paceline.errors import BadRequest, NotFinite
 from paceline.replica.buckets import Buckets
 from paceline.replica.flat import Allocate, FlatModel, Region, allocate_plainly
@@ -122,7 +123,7 @@ class Replica:
     def _backward(self, part: Batch, scale: float) -> float:
         """Add the gradient of `scale` times the mean loss of some rows; return the mean loss."""
         with self.precision.computing():
-            loss = self.loss(self.forward(self.formatted(part.inputs)), part.targets)
+            loss = self.loss(call(self.forward, self.formatted(part.inputs)), part.targets)
         if loss.dim():
             raise BadRequest(
                 "the loss must be one number, the mean over the rows; it has shape"
@@ -167,7 +168,7 @@ class Replica:
     def infer(self, inputs: Any) -> Any:
         """The output of the model itself, without a strategy's wrapper."""
         with self.precision.computing():
-            return self.model(self.formatted(inputs))
+            return call(self.model, self.formatted(inputs))
 
     def formatted(self, inputs: Any) -> Any:
         """The inputs in the chosen memory format."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.base import Data, Stream
+from paceline.data.order import LoaderOrder
 from paceline.data.sharded import ShardedSamples
 from paceline.data.shards import Cuts, GlobalShards, Shards, StaticShards
 from paceline.data.windows import WindowShards, arrangement
@@ -208,6 +209,15 @@ class Job:
         train, sizes, seed = self.data.train, self.batch_sizes, self.config.seed
         if isinstance(train, Stream):
             raise BadRequest("a stream has no shards")
+        if self.config.shard is None and self.data.loader is not None:
+            size = self.config.batch_size
+            return LoaderOrder(
+                self.data.loader,
+                self.workers,
+                seed=seed,
+                batch_size=size if isinstance(size, int) else None,
+                no_lone_row=self.batch_norm,
+            )
         cuts = Cuts(self.data.drop_last, self.batch_norm) if self.protection is None else Cuts()
         if self.config.shard != "static":
             return GlobalShards(len(train), sizes, seed, cuts)

@@ -93,7 +93,7 @@ def prepare(
             "metric": metric,
             "momentum": _momentum(config),
             "batch_size": None
-            if config.global_batch_size is not None
+            if config.global_batch_size is not None or sizes.unknown(config, data)
             else sizes.as_given(config, batch_sizes),
             "out": str(out),
         }
@@ -166,9 +166,9 @@ def _shard(chosen: Chosen, data: Data) -> str | None:
     The parts are fixed where labels decide, where a sample must stay with one worker (privacy), and
     where every worker reads its own part of the shards on disk.
     """
-    if isinstance(data.train, Stream):
-        return None
     config = chosen.config
+    if isinstance(data.train, Stream) or sizes.follows_loader(config, data):
+        return None
     measured = str(config.balance or "").startswith("measured")
     on_disk = isinstance(data.train, ShardedSamples) and not measured
     fixed = config.partition == "by-label" or chosen.private is not None or on_disk
@@ -277,6 +277,7 @@ def _notices(job: Job, strategy: Strategy) -> list[str]:
     config, data = job.config, job.data
     notices = [data.notice] if data.notice else []
     notices += [*without_effect(config, strategy), *sizes.notices(config, data)]
+    notices += sizes.loader_notices(config, data)
     if job.protection is not None:
         assert not isinstance(data.train, Stream)
         notices += job.protection.notices(len(data.train))

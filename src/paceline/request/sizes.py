@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from paceline.data.adopt import not_used, own_sampler
 from paceline.data.base import Data, Stream
+from paceline.data.passes import DEFAULT_BATCH
 from paceline.data.shards import split
 from paceline.errors import BadRequest
 from paceline.request.config import Config
 from paceline.request.speeds import Speeds
 from paceline.strategies.base import Strategy
-
-DEFAULT_BATCH = 64
 
 
 def batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
@@ -19,6 +19,7 @@ def batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
         _check_stream(config, data)
         total = None
     else:
+        _check_loader(config, data)
         total = len(data.train)
         if workers > total:
             raise BadRequest(
@@ -44,6 +45,42 @@ def batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
     return speeds.sizes(size * workers) if speeds else (size,) * workers
 
 
+def follows_loader(config: Config, data: Data) -> bool:
+    """Return whether the batches are those of the user's DataLoader, one per worker and step."""
+    return data.loader is not None and not _instead_of_loader(config)
+
+
+def unknown(config: Config, data: Data) -> bool:
+    """Return whether only the user's batch sampler knows the sizes of its batches."""
+    return follows_loader(config, data) and data.batch_size is None
+
+
+def _instead_of_loader(config: Config) -> str:
+    """Return the option that deals samples out in another way than a DataLoader; else nothing."""
+    if config.partition != "iid":
+        return f"partition={config.partition}"
+    if isinstance(config.batch_size, (tuple, str)):
+        return "batch_size with several sizes, or all"
+    for name in ("privacy", "shard", "balance", "global_batch_size"):
+        if getattr(config, name) is not None:
+            return name
+    if isinstance(config.validation, float):
+        return "validation"
+    return "" if config.data_share == 1.0 else "data_share"
+
+
+def _check_loader(config: Config, data: Data) -> None:
+    """Refuse options that would replace the order of a sampler of the user's own."""
+    name = own_sampler(data.loader) if data.loader is not None else None
+    if name is None:
+        return
+    if option := _instead_of_loader(config):
+        raise BadRequest(
+            f"{option} deals samples out in its own way, and your DataLoader has a sampler of its"
+            f" own ({name}): leave one of them out"
+        )
+
+
 def _check_stream(config: Config, data: Data) -> None:
     """Refuse options that need samples in a known number and order."""
     if config.shard is not None or config.partition != "iid":
@@ -59,6 +96,23 @@ def _check_stream(config: Config, data: Data) -> None:
         )
     if config.global_batch_size is not None or isinstance(config.batch_size, (tuple, str)):
         raise BadRequest("a stream takes one batch_size per worker (a DataLoader brings its own)")
+
+
+def loader_notices(config: Config, data: Data) -> list[str]:
+    """Tell which settings of the user's DataLoader are not used, and why."""
+    if data.loader is None or follows_loader(config, data):
+        return []
+    option = _instead_of_loader(config)
+    measured = str(config.balance or "").startswith("measured")
+    reading = measured or option == "privacy"
+    unused = not_used(data.loader, reading)
+    if not unused:
+        return []
+    read = " and reads them in the training process" if reading else ""
+    return [
+        f"{option} deals samples out in its own way{read}, so these settings of your DataLoader"
+        f" are not used: {', '.join(unused)}"
+    ]
 
 
 def notices(config: Config, data: Data) -> list[str]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.data.base import Samples, some_of
-from paceline.data.batches import evaluation_slices, rows, to_device
+from paceline.data.batches import evaluation_slices
+from paceline.data.content import rows, split, to_device
 from paceline.errors import BadRequest, PacelineError
 from paceline.objectives.metrics import Accuracy, Metric
 from paceline.replica.replica import Replica
@@ -51,7 +52,7 @@ class Evaluation:
         if test is None:
             return
         indices = torch.arange(min(2, len(test)))
-        inputs, targets = to_device(test.batch(indices), self.device)
+        inputs, targets = to_device(split(test.batch(indices)), self.device)
         with self.replica.evaluating(), torch.no_grad():
             outputs = self.replica.infer(inputs)
             try:
@@ -77,7 +78,7 @@ class Evaluation:
             for indices in evaluation_slices(
                 samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH
             ):
-                inputs, targets = to_device(test.batch(indices), self.device)
+                inputs, targets = to_device(split(test.batch(indices)), self.device)
                 outputs = replica.infer(inputs)
                 count = rows(targets)
                 sums += torch.tensor(

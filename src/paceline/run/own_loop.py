@@ -26,15 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.common.seeding import random_states, set_random_states
-from paceline.data.adopt import adopt
-from paceline.data.base import Stream
-from paceline.data.batches import OwnPasses, ShardBatches, StreamBatches
+from paceline.data.batches import OwnPasses
 from paceline.data.own import OwnBatches
-from paceline.data.shards import Cuts, GlobalShards, StaticShards
+from paceline.data.passes import Asker, passes_of
 from paceline.errors import BadRequest
 from paceline.replica.flat import layout_of
 from paceline.replica.replica import Replica, has_batch_norm, refuse_closures
-from paceline.request.sizes import DEFAULT_BATCH
 from paceline.run.own_server import Build, built, receive_model, send_model
 from paceline.run.rank import make_context
 from paceline.strategies.base import Strategy, distance_to, expect_identical
@@ -115,11 +112,11 @@ class Pace:
                 " models into one Module"
             )
         refuse_closures(optimizer)
-        self._prepared, before = True, random_states()
+        self._prepared, self._random = True, random_states()
         try:
             return self._prepare(model, optimizer, data, batch_size, shard)
         finally:
-            set_random_states(before)  # a seed that your script has set stays in force
+            set_random_states(self._random)  # a seed that your script has set stays in force
 
     def _prepare(
         self,
@@ -166,35 +163,18 @@ class Pace:
         self, data: Any, batch_size: int | None, shard: str | None, device: torch.device
     ) -> OwnPasses:
         """Return this worker's part of the data."""
-        whole = None if hasattr(data, "batch") else adopt(data, count_classes=False)
-        train = data if whole is None else whole.train
-        brought = None if whole is None else whole.batch_size
-        size = batch_size or brought or DEFAULT_BATCH
-        if whole is not None and whole.notice and self.leads:
-            other = (
-                f" batch_size={size} was given and replaces the loader's."
-                if brought not in (None, size)
-                else ""
-            )
-            _say(f"{whole.notice}{other}")
-        if isinstance(train, Stream):
-            if brought not in (None, size):
-                raise BadRequest(
-                    f"your DataLoader's batches have {brought} samples: batch_size={size}"
-                    " contradicts it"
-                )
-            return StreamBatches(
-                train, size, self.workers, self.rank, self.seed, device, stand_in=True
-            )
-        sizes = (size,) * self.workers
-        cuts = Cuts(whole is not None and whole.drop_last, has_batch_norm(self.replica.model))
-        static = (shard or self.strategy.traits.shard) == "static"
-        shards = (
-            StaticShards(len(train), sizes, self.seed, cuts=cuts)
-            if static
-            else GlobalShards(len(train), sizes, self.seed, cuts)
+        asker = Asker(
+            self.workers,
+            self.rank,
+            self.seed,
+            device,
+            self.ctx.peers.uncounted().control,
+            self._random,
+            self.strategy.traits.shard,
+            has_batch_norm(self.replica.model),
+            _say if self.leads else lambda text: None,
         )
-        return ShardBatches(train, shards, self.rank, device, stand_in=True)
+        return passes_of(data, batch_size, shard, asker)
 
     # --- in the loop
 

@@ -10,8 +10,9 @@ import torch
 
 from paceline.collectives.base import choose
 from paceline.common.seeding import derive, generator, seed_everything
+from paceline.data.adopt import some_indices
 from paceline.data.base import Stream
-from paceline.data.batches import to_device
+from paceline.data.content import split, to_device
 from paceline.faults.base import Fault
 from paceline.registry import Spec
 from paceline.replica.memory_format import measure_memory_format
@@ -138,7 +139,8 @@ class Rank:
         choice = torch.zeros(1, dtype=torch.int64)
         if ctx.worker_index == 0 and not isinstance(job.data.train, Stream):
             some = min(32, max(job.batch_sizes), len(job.data.train))
-            inputs, targets = to_device(job.data.train.batch(torch.arange(some)), self.device)
+            indices = some_indices(job.data.train, job.data.loader, some)
+            inputs, targets = to_device(split(job.data.train.batch(indices)), self.device)
             choice += measure_memory_format(model, job.loss(), inputs, targets) == "channels_last"
         ctx.transport.control.broadcast(choice)
         chosen = "channels_last" if int(choice) else "contiguous"

@@ -164,9 +164,10 @@ class Worker:
                 self.device,
                 stand_in,
             )
-        return ShardBatches(
-            train, self.session.shards(), self.ctx.worker_index, self.device, stand_in
-        )
+        # Batches whose sizes change are not known ahead.
+        changing = str(self.config.balance or "").startswith("measured")
+        shards, seed = self.session.shards(), None if changing else self.config.seed
+        return ShardBatches(train, shards, self.ctx.worker_index, self.device, stand_in, seed)
 
     def _balance(self, drawn: Batches) -> Balance | None:
         asked = self.config.balance

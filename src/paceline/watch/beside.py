@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.common.parents import die_with_parent
 from paceline.errors import PacelineError
-from paceline.launch.processes import die_with_parent
 from paceline.watch.server import lower_priority, need_extra, serve
 
 MAIN = "from paceline.watch.beside import main; main()"

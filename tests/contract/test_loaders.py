@@ -1,0 +1,480 @@
+"""A DataLoader means here what it means in a plain loop: its order, its batches, its passes."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.contract.test_own_code import Rows, cross_entropy, made, on_paces
+from tests.small import make_pairs, small_net
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import paceline
+from paceline.common.seeding import random_states
+from paceline.data.adopt import adopt
+from paceline.data.batches import ShardBatches
+from paceline.data.order import LoaderOrder, worker_0s
+from paceline.data.shards import Cursor
+from paceline.errors import BadRequest
+from paceline.run.own_loop import Pace
+from paceline.transport.inproc import Hub
+
+RunInproc = Callable[..., paceline.Run]
+CPU = torch.device("cpu")
+N = 26
+
+
+class Numbered(Dataset):
+    """Sample i is the number i."""
+
+    def __init__(self, samples: int = N) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.tensor([float(i)]), i
+
+
+class WithNumpy(Sampler):
+    """Draws with NumPy and Python, and draws when the pass begins, not at its first sample."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.random.permutation(len(self.data)).tolist()
+        random.shuffle(order)
+        return iter(order[torch.randint(3, ()) :] + order[:2])
+
+
+class Lengths(Sampler):
+    """A batch sampler with batches of different lengths."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return 7
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for part in torch.randperm(len(self.data)).tensor_split([1, 3, 6, 10, 15, 21]):
+            yield part.tolist()
+
+
+SAMPLERS: dict[str, Callable[[Dataset], dict[str, Any]]] = {
+    "shuffle": lambda data: {"shuffle": True},
+    "in order": lambda data: {},
+    "a generator": lambda data: {
+        "shuffle": True,
+        "generator": torch.Generator().manual_seed(7),
+    },
+    "weighted": lambda data: {"sampler": WeightedRandomSampler([*range(1, N + 1)], 21)},
+    "replacement": lambda data: {"sampler": RandomSampler(data, True, 40)},
+    "subset": lambda data: {
+        "sampler": SubsetRandomSampler(range(3, 20), torch.Generator().manual_seed(1))
+    },
+    "numpy": lambda data: {"sampler": WithNumpy(data)},
+}
+
+
+def plain_unions(how: str, batch: int, epochs: int, **more: Any) -> list[list[list[int]]]:
+    """What a plain script sees in every step of every epoch."""
+    data = Numbered()
+    loader = DataLoader(data, batch_size=batch, **SAMPLERS[how](data), **more)
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    return [[sorted(y.tolist()) for _, y in loader] for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("how", SAMPLERS)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_two_workers_see_what_a_plain_script_sees_in_every_step(how: str, drop_last: bool) -> None:
+    """A plain script with batches of 2b, and the same script with two workers and batches of b."""
+
+    def body(pace: Pace) -> list[list[list[int]]]:
+        data = Numbered()
+        loader = DataLoader(data, batch_size=4, drop_last=drop_last, **SAMPLERS[how](data))
+        torch.manual_seed(5 if pace.leads else 77)
+        random.seed(5 if pace.leads else 78)
+        np.random.seed(5 if pace.leads else 79)
+        model, _, batches = pace.prepare(*made_quietly(lambda: nn.Linear(1, 1)), loader)
+        if pace.rank == 1:
+            next(iter(batches))  # a look, on one rank only
+        seen = []
+        for _ in range(3):
+            seen.append([])
+            for x, y in batches:
+                torch.rand(1)  # dropout, say: it must not change the order
+                seen[-1].append(y.tolist() if pace._batches._given.weight else [])
+                pace.step(model(x).mean())
+        assert len(batches) == (len(seen[0]) if how != "numpy" else len(batches))
+        return seen
+
+    one, other = on_paces(2, body)
+    unions = [
+        [sorted(a + b) for a, b in zip(*epochs, strict=True)]
+        for epochs in zip(one, other, strict=True)
+    ]
+    assert unions == plain_unions(how, 8, 3, drop_last=drop_last)
+
+
+def made_quietly(net: Callable[[], nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and an optimizer; no random number is drawn."""
+    states = torch.get_rng_state()
+    model = net()
+    torch.set_rng_state(states)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def test_one_worker_iterates_ones_own_loader() -> None:
+    """With a model that draws (dropout), and augmentation in the training process."""
+
+    class Augmented(Rows):
+        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+            x, y = super().__getitem__(i)
+            return x + 0.1 * torch.randn(6), y
+
+    def net() -> nn.Module:
+        return nn.Sequential(small_net(), nn.Dropout(0.2))
+
+    def weights(paced: bool) -> list[Tensor]:
+        model, optimizer = made(net)
+        torch.manual_seed(4)
+        loader = batches = DataLoader(Augmented(20), batch_size=8, shuffle=True)
+        pace = None
+        if paced:
+            pace = paceline.join("serial")
+            model, optimizer, batches = pace.prepare(model, optimizer, loader)
+        for epoch in range(3):
+            for x, y in batches:
+                loss = cross_entropy(model(x), y)
+                if pace is not None:
+                    pace.step(loss)
+                else:
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                if epoch == 1:
+                    break
+        return [p.detach().clone() for p in model.parameters()]
+
+    for a, b in zip(weights(True), weights(False), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_epoch_of_one_worker_ends_as_the_loader_does() -> None:
+    """Also where the sampler does not know its length."""
+
+    class Unknown(Sampler):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(10))
+
+    pace = paceline.join("serial")
+    model, _, batches = pace.prepare(
+        *made(lambda: nn.Linear(1, 1)), DataLoader(Numbered(), batch_size=4, sampler=Unknown())
+    )
+    for _ in range(2):
+        seen = []
+        for x, y in batches:
+            seen += y.tolist()
+            pace.step(model(x).mean())
+        assert seen == list(range(10))
+    assert batches._inner.epochs_done == 2
+
+
+def test_a_batch_sampler_of_ones_own_gives_one_batch_to_each_worker(run_inproc: RunInproc) -> None:
+    """D2 and D3: nothing is cut twice, nothing is left out."""
+    data = Numbered()
+
+    def body(pace: Pace) -> tuple[list[int], list[float]]:
+        torch.manual_seed(pace.rank)
+        loader = DataLoader(data, batch_sampler=Lengths(data))
+        model, _, batches = pace.prepare(*made_quietly(lambda: nn.Linear(1, 1)), loader)
+        assert len(batches) == 3  # ceil(7 / 3)
+        seen, weights = [], []
+        for x, y in batches:
+            batch = pace._batches._given
+            weights.append((batch.weight, batch.global_weight))
+            seen += y.tolist() if batch.weight else []
+            pace.step(model(x).mean())
+        return seen, weights
+
+    results = on_paces(3, body)
+    assert sorted(i for seen, _ in results for i in seen) == list(range(N))
+    assert [w for _, w in results] == [
+        [(1, 6), (4, 15), (5, 5)],
+        [(2, 6), (5, 15), (0, 5)],
+        [(3, 6), (6, 15), (0, 5)],
+    ]
+    loader = DataLoader(Rows(N), batch_sampler=Lengths(data))
+    for workers in (1, 2):
+        run = run_inproc(data=(loader, None), batch_size=None, epochs=2, workers=workers)
+        assert run.record["result"]["samples"] == 2 * N
+        assert run.steps == 2 * -(-7 // workers)
+
+
+def test_keys_of_any_kind(run_inproc: RunInproc) -> None:
+    """A data set need not be indexed by numbers from 0."""
+    xs, ys = make_pairs(12)
+    samples = {f"s{i}": (x, y) for i, (x, y) in enumerate(zip(xs, ys, strict=True))}
+    loader = DataLoader(samples, batch_size=4, sampler=[*samples][::-1])  # type: ignore[arg-type]
+    run = run_inproc(
+        data=(loader, None), batch_size=None, epochs=1, workers=2, memory_format="auto"
+    )
+    assert (run.steps, run.record["result"]["samples"]) == (2, 12)
+
+
+def test_train_draws_the_order_of_an_epoch_from_the_seed(run_inproc: RunInproc) -> None:
+    loader = DataLoader(Rows(20), batch_size=4, shuffle=True)
+    run, again, other = (
+        run_inproc(data=(loader, None), batch_size=None, epochs=2, seed=seed) for seed in (1, 1, 2)
+    )
+    assert all(
+        torch.equal(a, b) for a, b in zip(*(r.weights.values() for r in (run, again)), strict=True)
+    )
+    assert not all(
+        torch.equal(a, b) for a, b in zip(*(r.weights.values() for r in (run, other)), strict=True)
+    )
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_train_with_a_generator_of_the_loaders_is_the_plain_loop(
+    run_inproc: RunInproc, shuffle: bool
+) -> None:
+    """One worker is the plain loop bit for bit; two workers follow it."""
+
+    def loader(batch: int) -> DataLoader:
+        return DataLoader(Rows(22), batch, shuffle, generator=torch.Generator().manual_seed(3))
+
+    model = small_net().double()
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = loader(8)
+    for _ in range(3):
+        for x, y in plain:
+            optimizer.zero_grad()
+            cross_entropy(model(x.double()), y).backward()
+            optimizer.step()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net().double()
+            self.net.load_state_dict(state)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x.double())
+
+    for workers in (1, 2):
+        run = run_inproc(
+            model=Net,
+            data=(loader(8 // workers), None),
+            batch_size=None,
+            epochs=3,
+            workers=workers,
+            optimizer="sgd",
+            lr=0.1,
+            momentum=0.0,
+        )
+        for name, value in model.state_dict().items():
+            assert torch.allclose(
+                run.weights[f"net.{name}"], value, rtol=0, atol=0 if workers == 1 else 1e-12
+            )
+
+
+def ordered(loader: DataLoader, workers: int, **given: Any) -> ShardBatches:
+    return ShardBatches(adopt(loader).train, LoaderOrder(loader, workers, **given), 0, CPU)
+
+
+def test_the_order_goes_on_after_a_checkpoint_also_with_other_workers() -> None:
+    for how in SAMPLERS:
+        data = Numbered()
+        loader = DataLoader(data, batch_size=2, **SAMPLERS[how](data))
+        for carried in (False, True):
+            (start,) = Hub(1).run(partial(worker_0s, loader, random_states()))
+            given = {"states": start} if carried else {"seed": 3}
+
+            whole = ordered(loader, 2, **given)
+            seen, saved = [], {}
+            for batch in whole:
+                seen.append(batch.targets.tolist())
+                if len(seen) == 10:
+                    saved = whole.state()
+                if len(seen) == 20:
+                    break
+            again = ordered(loader, 2, **given)
+            again.restore(saved)
+            assert [b.targets.tolist() for b, _ in zip(again, range(10))] == seen[10:]  # noqa: B905
+            alone = ordered(loader, 1, **given)
+            alone.restore(saved)
+            assert next(iter(alone)).targets.tolist() == seen[10]
+
+
+def test_given_back_batches_come_again_also_across_epochs() -> None:
+    loader = DataLoader(Numbered(10), batch_size=4, shuffle=True)
+    batches = ShardBatches(adopt(loader).train, LoaderOrder(loader, 1, seed=1), 0, CPU)
+    every = iter(batches)
+    first = [next(every) for _ in range(3)]
+    assert [b.ends_epoch for b in first] == [False, False, True]
+    batches.give_back()
+    assert torch.equal(next(every).targets, first[2].targets)
+    next(every)
+    batches.give_back()
+    assert batches.cursor == Cursor(1, 0)
+
+
+def test_an_endless_sampler() -> None:
+    """As scripts that count iterations have: no epoch ends, and nobody draws for ever."""
+
+    class Endless(Sampler):
+        def __init__(self) -> None:
+            self.generator = torch.Generator().manual_seed(0)
+
+        def __iter__(self) -> Iterator[int]:
+            while True:
+                yield from torch.randperm(10, generator=self.generator).tolist()
+
+    def body(pace: Pace) -> list[int]:
+        loader = DataLoader(Numbered(), batch_size=2, sampler=Endless())
+        model, _, batches = pace.prepare(*made_quietly(lambda: nn.Linear(1, 1)), loader)
+        with pytest.raises(TypeError, match="no length"):
+            len(batches)
+        seen = []
+        for x, y in batches:
+            seen += y.tolist()
+            pace.step(model(x).mean())
+            if pace.steps == 5:
+                break
+        return seen
+
+    one, other = on_paces(2, body)
+    assert Counter(one + other) == Counter([*range(10)] * 2)
+
+
+def test_a_distributed_sampler_is_replaced_by_the_whole_order(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """D3. In every step the workers see what DDP's workers see, and `set_epoch` counts."""
+    data = Numbered(24)
+
+    def ddp(rank: int) -> list[list[list[int]]]:
+        sampler = DistributedSampler(data, 2, rank, seed=9)
+        loader = DataLoader(data, batch_size=3, sampler=sampler)
+        seen = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            seen.append([y.tolist() for _, y in loader])
+        return seen
+
+    def body(pace: Pace) -> list[list[list[int]]]:
+        sampler = DistributedSampler(data, pace.workers, pace.rank, seed=9)
+        loader = DataLoader(data, batch_size=3, sampler=sampler)
+        model, _, batches = pace.prepare(*made_quietly(lambda: nn.Linear(1, 1)), loader)
+        assert len(batches) == len(loader) == 4
+        seen = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            seen.append([])
+            for x, y in batches:
+                seen[-1].append(y.tolist())
+                pace.step(model(x).mean())
+        return seen
+
+    def unions(pair: list[Any]) -> list[list[list[int]]]:
+        return [
+            [sorted(a + b) for a, b in zip(*epochs, strict=True)]
+            for epochs in zip(*pair, strict=True)
+        ]
+
+    assert unions(on_paces(2, body)) == unions([ddp(0), ddp(1)])
+    assert capfd.readouterr().err.count("DistributedSampler is replaced") == 1
+
+
+def test_no_worker_has_a_lone_row_with_batch_norm() -> None:
+    """17 rows in batches of 8: the second worker would have one row in the last step."""
+
+    def body(pace: Pace) -> list[tuple[float, int]]:
+        net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+        loader = DataLoader(Numbered(9), batch_size=4)
+        model, _, batches = pace.prepare(*made_quietly(lambda: net), loader, batch_size=8)
+        seen = []
+        for x, y in batches:
+            seen.append((pace._batches._given.weight, len(y)))
+            pace.step(model(x).mean())
+        return seen
+
+    assert on_paces(2, body) == [[(7, 7)], [(2, 2)]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard": "static"}, "shard deals samples out in its own way"),
+        ({"privacy": "noise=1.0"}, "privacy deals"),
+        ({"balance": "2,1", "workers": 2}, "balance deals"),
+        ({"global_batch_size": 8}, "global_batch_size deals"),
+        ({"data_share": 0.5}, "data_share deals"),
+        ({"validation": 0.5}, "validation deals"),
+        ({"batch_size": (4, 2), "workers": 2}, "batch_size with several sizes"),
+    ],
+)
+def test_a_sampler_of_ones_own_and_an_option_that_replaces_it(
+    run_inproc: RunInproc, options: dict[str, Any], message: str
+) -> None:
+    loader = DataLoader(Rows(20), batch_size=4, sampler=WeightedRandomSampler([1.0] * 20, 20))
+    with pytest.raises(BadRequest, match=message):
+        run_inproc(**{"data": (loader, None), "batch_size": None, "steps": 1, **options})
+
+
+def test_what_is_not_used_is_told(
+    run_inproc: RunInproc, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = DataLoader(Rows(20), batch_size=4, num_workers=2, worker_init_fn=print)
+    options = {"data": (loader, None), "batch_size": None, "steps": 1, "progress": True}
+    run_inproc(**options, privacy="noise=1.0", strategy="allreduce")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "privacy deals samples out in its own way and reads them in the training process" in told
+    assert "not used: num_workers=2, worker_init_fn, shuffle=False" in told
+    run_inproc(**{**options, "data": (DataLoader(Rows(20), batch_size=4), None)}, shard="static")
+    assert "not used: shuffle=False" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_batch_size_of_ones_own() -> None:
+    data = Numbered(20)
+    pace = paceline.join("serial")
+    sampler = SubsetRandomSampler(range(10))
+    loader = DataLoader(data, batch_size=2, sampler=sampler)
+    _, _, batches = pace.prepare(*made(lambda: nn.Linear(1, 1)), loader, batch_size=5)
+    assert sorted(i for _, y in batches for i in y.tolist()) == list(range(10))
+    assert len(batches) == 2
+    pace = paceline.join("serial")
+    own = DataLoader(data, batch_sampler=Lengths(data))
+    with pytest.raises(BadRequest, match=r"batch sampler of its own \(Lengths\)"):
+        pace.prepare(*made(lambda: nn.Linear(1, 1)), own, batch_size=5)
+    few = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 8, True))
+    with pytest.raises(BadRequest, match="shard=static deals samples out itself"):
+        paceline.join("serial").prepare(
+            *made(lambda: nn.Linear(1, 1)), DataLoader(data, sampler=sampler), shard="static"
+        )
+    assert len(LoaderOrder(few, 1).counts(Cursor())) == 1
