@@ -48,7 +48,15 @@ Split = Callable[[Any], tuple[Any, Any]]
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
     """Return a model's outputs; of an output with `logits` (Hugging Face's models), the logits."""
-    outputs = model(**inputs) if isinstance(inputs, Arguments) else model(inputs)
+    try:
+        outputs = model(**inputs) if isinstance(inputs, Arguments) else model(inputs)
+    except TypeError as error:
+        if "forward() " not in str(error) or "argument" not in str(error):
+            raise
+        raise BadRequest(
+            f"the model does not take this batch as it is ({error}): give step=, a function of"
+            " (model, batch) that calls the model and returns the loss"
+        ) from error
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):

@@ -11,9 +11,32 @@ from typing import Annotated, Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from paceline.errors import BadRequest
 from paceline.registry import losses
 
 Loss = Callable[[Any, Any], Tensor]
+
+
+def needs_tensors(loss: Loss) -> Loss:
+    """Return a loss that says what to do where a model returns something else than a tensor."""
+
+    def checked(outputs: Any, targets: Any) -> Tensor:
+        if not isinstance(outputs, Tensor):
+            raise BadRequest(
+                f"the model returns {_described(outputs)}, and this loss takes one tensor: give a"
+                " loss of your own (a function of outputs and targets), or step=, a function of"
+                " (model, batch) that returns the loss"
+            )
+        return loss(outputs, targets)
+
+    return checked
+
+
+def _described(outputs: Any) -> str:
+    if isinstance(outputs, (tuple, list)):
+        kinds = ", ".join(type(each).__name__ for each in outputs[:4])
+        return f"a {type(outputs).__name__} ({kinds})"
+    return f"a {type(outputs).__name__}"
 
 
 @losses.register("cross-entropy")

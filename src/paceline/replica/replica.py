@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.data.content import call
+from paceline.data.content import call, describe
 from paceline.errors import BadRequest, NotFinite
 from paceline.replica.buckets import Buckets
 from paceline.replica.flat import Allocate, FlatModel, Region, allocate_plainly
@@ -37,9 +37,10 @@ class Replica:
         channels_last: bool = False,
         precision: Precision | None = None,
         clip_norm: float | None = None,
+        step: Callable[[Any, Any], Tensor] | None = None,
         allocate: Allocate = allocate_plainly,
     ) -> None:
-        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.model, self.optimizer, self.loss, self.step = model, optimizer, loss, step
         self.forward: Callable[..., Any] = model
         # Where the backward pass exchanges gradients: a backward pass that does not.
         self.without_exchange: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -123,7 +124,7 @@ class Replica:
     def _backward(self, part: Batch, scale: float) -> float:
         """Add the gradient of `scale` times the mean loss of some rows; return the mean loss."""
         with self.precision.computing():
-            loss = self.loss(call(self.forward, self.formatted(part.inputs)), part.targets)
+            loss, _ = self.objective(self.forward, part.inputs, part.targets)
         if loss.dim():
             raise BadRequest(
                 "the loss must be one number, the mean over the rows; it has shape"
@@ -165,10 +166,30 @@ class Replica:
         finally:
             self._skips = False
 
+    def objective(self, model: Callable[..., Any], inputs: Any, targets: Any) -> tuple[Tensor, Any]:
+        """The mean loss of a batch, and the outputs; a step of the user's own gives only the loss.
+
+        That step gets the whole batch as `inputs`.
+        """
+        if self.step is None:
+            outputs = call(model, self.formatted(inputs))
+            return self.loss(outputs, targets), outputs
+        loss = self.step(model, inputs)
+        if not isinstance(loss, Tensor):
+            raise BadRequest(
+                f"step returned {describe(loss)}: it must return the loss, a tensor with one number"
+            )
+        return loss, None
+
     def infer(self, inputs: Any) -> Any:
         """The output of the model itself, without a strategy's wrapper."""
         with self.precision.computing():
             return call(self.model, self.formatted(inputs))
+
+    def evaluate(self, inputs: Any, targets: Any) -> tuple[Tensor, Any]:
+        """The loss and the outputs of the model itself, without a strategy's wrapper."""
+        with self.precision.computing():
+            return self.objective(self.model, inputs, targets)
 
     def formatted(self, inputs: Any) -> Any:
         """The inputs in the chosen memory format."""

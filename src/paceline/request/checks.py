@@ -40,6 +40,8 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         return None
     if name == "privacy" and isinstance(value, Mapping):
         return ",".join(f"{key}={format_value(v)}" for key, v in value.items())
+    if name == "step":
+        return value
     if name == "groups":
         return read_groups(value)
     if name == "compile":

@@ -51,6 +51,12 @@ class Config:
         1.0, float, "train on this part of the training set (0 to 1)", "What"
     )
     loss: Any = option("auto", str, "the loss, or package.module:factory", "What")
+    step: Any = option(
+        None,
+        str,
+        "module:function of (model, batch) that returns the loss, in place of a loss",
+        "What",
+    )
     metric: Any = option(
         "auto", str, "the metric, or package.module:factory; several: accuracy,auc", "What"
     )

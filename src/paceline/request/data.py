@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.data.adopt import adopt, adopt_test
 from paceline.data.base import Data, Stream, some_of, split_off
+from paceline.data.content import split, whole
 from paceline.errors import BadRequest
 from paceline.registry import Spec, models, sources
 from paceline.request.config import Config
@@ -20,15 +21,18 @@ def data_of(config: Config) -> Data:
 def _load(config: Config) -> Data:
     # a person's own model knows its classes
     count = is_built_in(config.model)
+    parts = whole if config.step is not None else split
     if isinstance(config.data, Spec):
-        return adopt(sources.build(config.data, data_dir=config.data_dir), str(config.data), count)
+        return adopt(
+            sources.build(config.data, data_dir=config.data_dir), str(config.data), count, parts
+        )
     if (
         callable(config.data)
         and not hasattr(config.data, "__getitem__")
         and not hasattr(config.data, "__iter__")
     ):
-        return adopt(config.data(), count_classes=count)
-    return adopt(config.data, count_classes=count)
+        return adopt(config.data(), count_classes=count, split=parts)
+    return adopt(config.data, count_classes=count, split=parts)
 
 
 def _share(data: Data, share: float) -> Data:

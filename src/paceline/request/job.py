@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.base import Data, Stream
+from paceline.data.content import Split, split, whole
 from paceline.data.order import LoaderOrder
 from paceline.data.sharded import ShardedSamples
 from paceline.data.shards import Cuts, GlobalShards, Shards, StaticShards
 from paceline.data.windows import WindowShards, arrangement
 from paceline.errors import BadRequest
 from paceline.faults.base import Fault
-from paceline.objectives.losses import Loss
+from paceline.objectives.losses import Loss, needs_tensors
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import LRSchedule, Scaling
 from paceline.privacy.plan import Protection
@@ -39,6 +40,7 @@ from paceline.registry import (
 from paceline.replica.replica import refuse_closures
 from paceline.request.config import Config
 from paceline.request.groups import check_groups, grouped
+from paceline.request.step import Step, step_function
 from paceline.strategies.base import Strategy
 
 
@@ -162,7 +164,16 @@ class Job:
         given = self.config.loss
         if not isinstance(given, Spec):
             return given  # type: ignore[no-any-return]
-        return losses.build(given)  # type: ignore[no-any-return]
+        return needs_tensors(losses.build(given))
+
+    def step_function(self) -> Step | None:
+        """The training step of the user's own, in place of a loss."""
+        return step_function(self.config.step)
+
+    @property
+    def split(self) -> Split:
+        """What makes (inputs, targets) of a batch; a step of the user's own takes it whole."""
+        return split if self.config.step is None else whole
 
     def metrics(self) -> list[Metric]:
         """The metrics that were asked for; the first is the run's `result.metric`."""

@@ -44,6 +44,7 @@ from paceline.request.data import data_of, is_built_in
 from paceline.request.earlier import run_folder
 from paceline.request.job import Job
 from paceline.request.names import resolve_names
+from paceline.request.step import check_step
 from paceline.strategies.base import Strategy, codec_for
 
 OPEN_ENDED_EPOCHS = 100  # the most that an --until rule may take when no other end is given
@@ -134,6 +135,7 @@ class Chosen:
         """Refuses unknown names, and choices that do not go together."""
         config = config.merged({"device": device_of(config.device)})
         check_compile(config.compile)
+        check_step(config)
         if config.data_dir is not None and not Path(config.data_dir).is_dir():
             raise BadRequest(f"data_dir={config.data_dir} is not a folder")
         config = resolve_names(config)
@@ -178,6 +180,8 @@ def _shard(chosen: Chosen, data: Data) -> str | None:
 def _objective(config: Config, data: Data) -> tuple[Any, Any]:
     """The loss and the metric, where `auto` follows from the targets."""
     loss, metric = config.loss, config.metric
+    if config.step is not None:
+        return Spec("none"), Spec("none")
     if isinstance(loss, Spec) and loss.name == "auto":
         classes = data.labelled or isinstance(data.train, Stream)
         loss = Spec("cross-entropy" if classes else "mse")

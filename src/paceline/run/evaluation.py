@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.data.base import Samples, some_of
 from paceline.data.batches import evaluation_slices
-from paceline.data.content import rows, split, to_device
+from paceline.data.content import rows, to_device
 from paceline.errors import BadRequest, PacelineError
 from paceline.objectives.metrics import Accuracy, Metric
 from paceline.replica.replica import Replica
@@ -52,8 +52,11 @@ class Evaluation:
         if test is None:
             return
         indices = torch.arange(min(2, len(test)))
-        inputs, targets = to_device(split(test.batch(indices)), self.device)
+        inputs, targets = to_device(self.job.split(test.batch(indices)), self.device)
         with self.replica.evaluating(), torch.no_grad():
+            if self.replica.step is not None:
+                self.replica.evaluate(inputs, targets)
+                return
             outputs = self.replica.infer(inputs)
             try:
                 self.replica.loss(outputs, targets)
@@ -78,12 +81,10 @@ class Evaluation:
             for indices in evaluation_slices(
                 samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH
             ):
-                inputs, targets = to_device(split(test.batch(indices)), self.device)
-                outputs = replica.infer(inputs)
-                count = rows(targets)
-                sums += torch.tensor(
-                    [float(replica.loss(outputs, targets)) * count, count], dtype=torch.float64
-                )
+                inputs, targets = to_device(self.job.split(test.batch(indices)), self.device)
+                loss, outputs = replica.evaluate(inputs, targets)
+                count = rows(inputs if targets is None else targets)
+                sums += torch.tensor([float(loss) * count, count], dtype=torch.float64)
                 for metric, state in zip(self.metrics, states, strict=True):
                     metric.update(state, indices, outputs, targets)
         for tensor in (sums, *states):

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from paceline.collectives.base import choose
 from paceline.common.seeding import derive, generator, seed_everything
 from paceline.data.adopt import some_indices
 from paceline.data.base import Stream
 from paceline.data.content import split, to_device
+from paceline.errors import BadRequest
 from paceline.faults.base import Fault
 from paceline.registry import Spec
 from paceline.replica.memory_format import measure_memory_format
@@ -26,6 +28,10 @@ from paceline.transport.metered import Meter, Metered
 from paceline.types import RecorderLike
 
 Notify = Callable[[str, dict[str, Any]], None]
+
+
+def no_loss(outputs: Any, targets: Any) -> Tensor:
+    raise BadRequest("your own step or loop computes the loss itself")
 
 
 def make_context(
@@ -116,7 +122,7 @@ class Rank:
         model = job.model().to(self.device)
         if ctx.worker_index != 0:
             seed_everything(derive(job.config.seed, "worker", ctx.transport.rank))
-        loss = job.loss()
+        loss = job.loss() if job.config.step is None else no_loss
         channels_last = self._memory_format(model) == "channels_last"
         if channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -128,6 +134,7 @@ class Rank:
             channels_last=channels_last,
             precision=Precision(job.config.precision, self.device),
             clip_norm=job.config.clip_norm,
+            step=job.step_function(),
             allocate=ctx.transport.allocate,
         )
 
@@ -137,7 +144,8 @@ class Rank:
         if job.memory_format != "auto":
             return job.memory_format
         choice = torch.zeros(1, dtype=torch.int64)
-        if ctx.worker_index == 0 and not isinstance(job.data.train, Stream):
+        measures = job.config.step is None and not isinstance(job.data.train, Stream)
+        if ctx.worker_index == 0 and measures:
             some = min(32, max(job.batch_sizes), len(job.data.train))
             indices = some_indices(job.data.train, job.data.loader, some)
             inputs, targets = to_device(split(job.data.train.batch(indices)), self.device)

@@ -163,11 +163,13 @@ class Worker:
                 self.config.seed,
                 self.device,
                 stand_in,
+                job.split,
             )
         # Batches whose sizes change are not known ahead.
         changing = str(self.config.balance or "").startswith("measured")
         shards, seed = self.session.shards(), None if changing else self.config.seed
-        return ShardBatches(train, shards, self.ctx.worker_index, self.device, stand_in, seed)
+        me = self.ctx.worker_index
+        return ShardBatches(train, shards, me, self.device, stand_in, seed, job.split)
 
     def _balance(self, drawn: Batches) -> Balance | None:
         asked = self.config.balance
