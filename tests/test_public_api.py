@@ -37,7 +37,8 @@ def test_options_of_train_are_those_of_the_command_line() -> None:
     }  # fmt: skip
     assert set(Config.options()) == promised | {
         "evaluate_every", "evaluate_samples", "target_accuracy", "data_share", "sample_every_s",
-        "deadline_s", "faults", "network", "master",
+        "deadline_s", "faults", "network", "master", "accumulate", "clip_norm", "precision",
+        "compile", "groups", "ema", "validation", "patience", "best_by", "keep", "step",
     }  # fmt: skip
 
 

@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from paceline import Run
+from paceline.common.seeding import seed_everything
 from paceline.errors import BadRequest
+from paceline.record.reader import read_worker_events
 
 RunInproc = Callable[..., Run]
 
@@ -81,17 +83,14 @@ def test_a_model_with_its_own_loss(run_inproc: RunInproc, spec: str) -> None:
     asked = {**options(spec, step=own_loss, model=Language, data=data), "batch_size": None}
     found = run_inproc(**asked, evaluate_every=5)
     model = loop_over_words()
-    assert weights_distance(found.weights, model.state_dict()) < (
-        1e-9 if spec == "serial" else 1e-6
-    )
-    held = {k: torch.stack([w[k] for w in Words(10)]) for k in Words(1)[0]}  # type: ignore[attr-defined]
+    most = 1e-9 if spec == "serial" else 1e-6
+    assert weights_distance(found.weights, model.state_dict()) < most
+    held = next(iter(DataLoader(Words(10), batch_size=10)))
     with torch.no_grad():
         assert found.test_loss == pytest.approx(float(own_loss(model, held)), rel=1e-5)
 
 
 def loop_over_words() -> nn.Module:
-    from paceline.common.seeding import seed_everything
-
     seed_everything(0)
     model = Language()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -117,7 +116,8 @@ def test_distillation(run_inproc: RunInproc) -> None:
         return F.kl_div(model(batch[0]).log_softmax(1), soft, reduction="batchmean")
 
     run = run_inproc(**options("allreduce", step=distil, lr=0.5, steps=40, evaluate_every=4))
-    assert run.test_loss < 0.2 * run.history[0]["loss"] if hasattr(run, "history") else True
+    first = next(e for e in read_worker_events(run.out)[0] if e["kind"] == "evaluation")
+    assert run.test_loss < 0.5 * first["loss"]
     assert run.best["by"] == "loss"
 
 

@@ -49,6 +49,7 @@ METAVARS = {
     "keep": "[best|last|all|N],...",
     "threads": "[N|auto]",
     "device": "[cpu|cuda|auto|...]",
+    "step": "MODULE:FUNCTION",
     "groups": "PATTERN:key=value,...",
     "compile": "[BACKEND]",
 }

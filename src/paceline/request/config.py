@@ -54,7 +54,7 @@ class Config:
     step: Any = option(
         None,
         str,
-        "module:function of (model, batch) that returns the loss, in place of a loss",
+        "module:function of (model, batch) that returns the loss",
         "What",
     )
     metric: Any = option(

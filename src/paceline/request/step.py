@@ -20,7 +20,7 @@ Step = Callable[[Any, Any], Tensor]
 def step_function(given: Any) -> Step | None:
     """Return the function that was given, or that `module:function` names."""
     if given is None or (callable(given) and not isinstance(given, (type, Spec))):
-        return given  # type: ignore[no-any-return]
+        return given
     module, colon, name = str(given).partition(":")
     if not isinstance(given, str) or not colon:
         raise BadRequest(

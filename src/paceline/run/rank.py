@@ -144,11 +144,12 @@ class Rank:
         if job.memory_format != "auto":
             return job.memory_format
         choice = torch.zeros(1, dtype=torch.int64)
-        measures = job.config.step is None and not isinstance(job.data.train, Stream)
-        if ctx.worker_index == 0 and measures:
-            some = min(32, max(job.batch_sizes), len(job.data.train))
-            indices = some_indices(job.data.train, job.data.loader, some)
-            inputs, targets = to_device(split(job.data.train.batch(indices)), self.device)
+        train = job.data.train
+        measures = ctx.worker_index == 0 and job.config.step is None
+        if measures and not isinstance(train, Stream):
+            some = min(32, max(job.batch_sizes), len(train))
+            indices = some_indices(train, job.data.loader, some)
+            inputs, targets = to_device(split(train.batch(indices)), self.device)
             choice += measure_memory_format(model, job.loss(), inputs, targets) == "channels_last"
         ctx.transport.control.broadcast(choice)
         chosen = "channels_last" if int(choice) else "contiguous"
