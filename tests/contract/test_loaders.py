@@ -411,6 +411,47 @@ def test_a_distributed_sampler_is_replaced_by_the_whole_order(
     assert capfd.readouterr().err.count("DistributedSampler is replaced") == 1
 
 
+def test_a_pass_after_a_break_is_a_new_epoch_on_all_workers() -> None:
+    """D4: and a look at a batch on one worker changes nothing."""
+
+    def body(pace: Pace) -> list[list[int]]:
+        loader = DataLoader(Numbered(16), batch_size=2, shuffle=True)
+        model, _, batches = pace.prepare(*made_quietly(lambda: nn.Linear(1, 1)), loader)
+        passes = []
+        for leave_after in (0, 2, 0):
+            if pace.leads:
+                assert len(next(iter(batches))[0]) == 2
+            passes.append([])
+            for number, (x, y) in enumerate(batches):
+                passes[-1] += y.tolist()
+                pace.step(model(x).mean())
+                if number + 1 == leave_after:
+                    break
+        return passes
+
+    one, other = on_paces(2, body)
+    assert [len(seen) for seen in one] == [8, 4, 8]
+    assert sorted(one[0] + other[0]) == sorted(one[2] + other[2]) == list(range(16))
+    assert len(set(one[1] + other[1])) == 8
+    assert one[0] != one[2]
+
+
+def test_dummy_samples_leave_a_buffer_where_it_is() -> None:
+    """r22: what holds a buffer still holds it after a step with dummy samples."""
+
+    def body(pace: Pace) -> bool:
+        net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+        held = net[1].running_mean
+        loader = DataLoader(Numbered(6), batch_size=4)
+        model, _, batches = pace.prepare(*made_quietly(lambda: net), loader)
+        for x, _ in batches:
+            pace.step(model(x).mean())
+        assert bool(held.any()) == (pace.rank < 2), "the third worker has dummy samples only"
+        return net[1].running_mean is held
+
+    assert all(on_paces(3, body))
+
+
 def test_no_worker_has_a_lone_row_with_batch_norm() -> None:
     """17 rows in batches of 8: the second worker would have one row in the last step."""
 

@@ -203,6 +203,31 @@ def test_mixed_dtypes_get_regions_of_their_own() -> None:
     assert [r.params.dtype for r in FlatModel(model).regions] == [torch.float32, torch.float64]
 
 
+def test_other_references_to_a_buffer_stay_valid() -> None:
+    """r22 of the core's review: a list, a cache or a second module may hold a buffer, too."""
+
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(2))
+            self.norm, self.held = nn.BatchNorm1d(2), [self.scale]
+
+    model = Holds()
+    scale, mean = model.scale, model.norm.running_mean
+    flat = FlatModel(model)
+    model.norm(torch.randn(4, 2))
+    model.scale.fill_(5.0)
+    assert model.scale is scale is model.held[0]
+    assert model.norm.running_mean is mean
+    assert mean is not None
+    flat.regions[0].buffers.fill_(7.0)
+    assert scale.tolist() == mean.tolist() == [7.0, 7.0], "they are views of the flat buffer"
+    model.scale = torch.zeros(2)  # the module replaces its buffer
+    flat.gather_buffers()
+    assert model.scale is scale
+    assert scale.tolist() == [0.0, 0.0]
+
+
 def test_buffers_that_a_module_replaces_come_back() -> None:
     model = nn.BatchNorm1d(2)
     flat = FlatModel(model)

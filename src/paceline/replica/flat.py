@@ -111,16 +111,14 @@ class FlatModel:
                 for slot, (_, buffer) in zip(region.buffer_layout.slots, stats, strict=True):
                     view = slot.view(region.buffers)
                     view.copy_(buffer)
-                    self._buffers.append((homes[id(buffer)], view))
+                    buffer.data = view  # the same object: other references to it stay valid
+                    self._buffers.append((homes[id(buffer)], buffer))
             for slot in trainable:
                 parameter, place = tensors[slot.name], slot.view(region.grads)
                 self.trainable.append((parameter, place))
                 if slot.numel:
                     region.owners.append(parameter)
                 parameter.register_post_accumulate_grad_hook(self._keep)
-        for owners, view in self._buffers:
-            for module, leaf in owners:
-                module._buffers[leaf] = view
         self._place = {id(p): g for p, g in self.trainable}
         self._parameters = dict(parameters)
         self._names = {id(p): n for n, p in parameters}
