@@ -82,7 +82,7 @@ NUMBERS = (
 PLURALS = {
     "model": "models", "data": "data", "strategy": "strategies", "codec": "codecs", "optimizer":
     "optimizers", "loss": "losses", "lr_schedule": "schedules", "metric": "metrics", "transport":
-    "transports", "faults": "faults",
+    "transports", "faults": "faults", "callbacks": "callbacks",
 }  # fmt: skip
 # memory, processes
 LARGE = (

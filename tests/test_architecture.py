@@ -15,7 +15,7 @@ LAYERS = [
     ["types", "registry"],
     ["spark"],
     ["data", "models", "optim", "objectives", "record", "transport"],
-    ["collectives", "faults"],
+    ["callbacks", "collectives", "faults"],
     ["codecs", "testbed", "privacy"],
     ["strategies"],
     ["replica"],

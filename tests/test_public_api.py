@@ -10,7 +10,7 @@ from tests.conftest import identical
 
 def test_public_names() -> None:
     assert sorted(paceline.__all__) == [
-        "BadRequest", "Pace", "PacelineError", "Run", "RunFailed", "compare", "join",
+        "BadRequest", "Callback", "Pace", "PacelineError", "Run", "RunFailed", "compare", "join",
         "load_data", "prepare", "render", "study", "train",
     ]  # fmt: skip
     for name in paceline.__all__:
@@ -39,6 +39,7 @@ def test_options_of_train_are_those_of_the_command_line() -> None:
         "evaluate_every", "evaluate_samples", "target_accuracy", "data_share", "sample_every_s",
         "deadline_s", "faults", "network", "master", "accumulate", "clip_norm", "precision",
         "compile", "groups", "ema", "validation", "patience", "best_by", "keep", "step",
+        "callbacks",
     }  # fmt: skip
 
 

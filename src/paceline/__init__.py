@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.api import Run, compare, load_data, render, study, train
+    from paceline.callbacks.base import Callback
     from paceline.data.prepare.anything import prepare
     from paceline.errors import BadRequest, PacelineError, RunFailed
     from paceline.launch.join import join
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadRequest",
+    "Callback",
     "Pace",
     "PacelineError",
     "Run",
@@ -35,6 +37,7 @@ _HOMES = {
     "render": "api",
     "compare": "api",
     "load_data": "api",
+    "Callback": "callbacks.base",
     "prepare": "data.prepare.anything",
     "Pace": "run.own_loop",
     "join": "launch.join",

@@ -27,6 +27,7 @@ from paceline.report.compare import compare
 from paceline.report.lines import Study
 from paceline.report.reading import read_study
 from paceline.report.render import render
+from paceline.request.callbacks import refuse_objects
 from paceline.request.config import Config
 from paceline.request.earlier import load_config, run_folder
 from paceline.request.job import Job
@@ -207,7 +208,8 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
             f" {given}"
         )
     for name, value in list(saved.items()):
-        if "<" in str(value) and options.get(name) is None:
+        # A callback changes nothing in the training: a notice says that it is not called.
+        if name != "callbacks" and "<" in str(value) and options.get(name) is None:
             raise BadRequest(
                 f"that run's {name} was given in Python ({value}): pass it again to resume the run"
             )
@@ -236,6 +238,7 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
     if asked != "spark":
         return {**options, "launcher": "local"}
     filled = {k: v for k, v in options.items() if v is not None}
+    refuse_objects(filled.get("callbacks", ()))
     filled.setdefault("checkpoint_every", "epoch")  # a lost executor costs at most one epoch
     if str(filled.get("threads", "auto")) == "auto":
         filled["threads"] = 1  # a Spark task has one core

@@ -32,6 +32,7 @@ from paceline.errors import BadRequest, PacelineError, UnknownName
 if TYPE_CHECKING:
     import torch
 
+    from paceline.callbacks.base import Callback
     from paceline.codecs.base import Codec
     from paceline.collectives.base import Collective
     from paceline.collectives.schedule import Schedule
@@ -348,6 +349,9 @@ optimizers: Registry[Callable[..., torch.optim.Optimizer]] = Registry(
 schedules: Registry[Callable[..., Any]] = Registry("lr schedule", "schedules", "paceline.optim")
 losses: Registry[Callable[..., Any]] = Registry("loss", "losses", "paceline.objectives")
 metrics: Registry[Callable[..., Any]] = Registry("metric", "metrics", "paceline.objectives")
+callbacks: Registry[Callable[..., Callback]] = Registry(
+    "callback", "callbacks", "paceline.callbacks"
+)
 
 ALL: dict[str, Registry[Any]] = {
     registry.plural: registry
@@ -364,5 +368,6 @@ ALL: dict[str, Registry[Any]] = {
         schedules,
         losses,
         metrics,
+        callbacks,
     )
 }

@@ -16,13 +16,13 @@ from tests.records import write_study
 
 import paceline.watch.server as server_module
 from paceline.errors import BadRequest
+from paceline.record.following import LONGEST_LINE_BYTES, Lines, Tail
 from paceline.record.formats import EVENT, EVENTS, GO_TOGETHER
 from paceline.record.plain_step import is_plain_step
 from paceline.record.reader import read_events
 from paceline.record.shapes import fault
 from paceline.watch.curves import MOST_POINTS, Means, Points
 from paceline.watch.ranks import RECENT_STEPS
-from paceline.watch.reading import LONGEST_LINE_BYTES, Lines, Tail
 from paceline.watch.run import RunView
 from paceline.watch.server import application, listen, need_extra, only_from_here, open_browser
 from paceline.watch.state import Watched, existing

@@ -29,6 +29,7 @@ REGISTRIES = {  # by option: the registry whose names it takes
     "codec": "codecs",
     "transport": "transports",
     "faults": "faults",
+    "callbacks": "callbacks",
 }
 METAVARS = {
     "data_dir": "DIR",
@@ -100,7 +101,7 @@ def options_from_config(command: Callable[..., None]) -> Callable[..., None]:
     """
     for name, field in reversed(Config.options().items()):
         extra: dict[str, Any] = {"metavar": metavar_of(name, field.metadata["kind"])}
-        if name in ("plugin", "faults", "groups"):
+        if name in ("plugin", "faults", "groups", "callbacks"):
             extra["multiple"] = True
         if name == "compile":
             extra |= {"is_flag": False, "flag_value": "inductor"}
@@ -168,6 +169,7 @@ def train(
       paceline train run.toml --set strategy.collective=native
       paceline train --checkpoint-every 200 --out runs/a      then: paceline train --resume runs/a
       paceline train --model mypackage.nets:make_net --data imagefolder:photos
+      paceline train --data fashion-mini --callbacks csv --callbacks tensorboard:folder=tb
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({k: v for k, v in flags.items() if v is not None and v != ()})

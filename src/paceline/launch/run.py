@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from paceline.common.warned import show_warning, warnings_once
 from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
+from paceline.launch.callbacks import Calls
 from paceline.launch.folder import claim
 from paceline.launch.fresh import run_in_fresh_process
 from paceline.launch.joined import Meeting
@@ -66,9 +68,10 @@ def run_in_folder(
             _refuse_a_network(job, meeting)
             session = meeting.claim(job, partial(claim, restarted=meeting.began, held=held))
         attempt = Attempt(session, listen, meeting)
+        held.callback(attempt.calls.close)
         failure = attempt.train(clean, end)
         attempt.tidy(failure)
-        return attempt.conclude(failure), session.out
+        return attempt.conclude(failure, lambda: end.heard is not None), session.out
 
 
 def _refuse_a_network(job: Job, meeting: Meeting) -> None:
@@ -93,6 +96,13 @@ class Attempt:
         self.lost: list[int] = []  # workers that died while the others went on
         self.notices = Notices(session.out, session.number)
         self._early: list[tuple[str, dict[str, Any]]] = []  # heard before the run has started
+        self.calls = Calls(
+            session.job.callbacks if self.leads else (),
+            session.out,
+            self._described,
+            self.config.deadline_s,
+            lambda text: self.listen("notice", {"text": text}),
+        )
 
     def train(self, clean: bool, end: Ending) -> BaseException | None:
         """Start the workers and wait for their end. Returns what went wrong."""
@@ -105,14 +115,19 @@ class Attempt:
                     self._hear("notice", {"text": notice})
             start = self.meeting.train if self.meeting else _starter(self.job, clean)
             with warnings_once():
-                start(self.session, self._hear)
+                start(self._for_workers(), self._hear)
+            self.calls.drain()
             end.settling = True
         except KeyboardInterrupt:
             return self._interrupted(end)
         except Exception as error:
             end.settling = True
-            return error
+            return self.calls.failure or error  # a callback that raised has ended the run
         return None
+
+    def _for_workers(self) -> Session:
+        """Return the session without the callbacks, which stay in this process."""
+        return replace(self.session, job=replace(self.job, callbacks=(), asked={}))
 
     def _hear(self, kind: str, content: dict[str, Any]) -> None:
         """Note what concerns the record, and pass it on."""
@@ -133,10 +148,16 @@ class Attempt:
             self._save_config()
             if self.meeting is not None:
                 self.meeting.mark(self.out)
+        if kind == "ready":  # all workers have been started
+            self.calls.begin()
+        self.calls.check()
         self.listen("notice" if kind == "waiting" else kind, content)
 
     def _save_config(self) -> None:
-        write_json(self.out / "config.json", self.config.described())
+        write_json(self.out / "config.json", self._described())
+
+    def _described(self) -> dict[str, Any]:
+        return self.config.described()
 
     def _interrupted(self, end: Ending) -> Interrupted:
         if self.meeting is None:
@@ -155,8 +176,13 @@ class Attempt:
             reserve.release(self.out)
             checkpoint.sweep(self.out / "checkpoints")
 
-    def conclude(self, failure: BaseException | None) -> dict[str, Any]:
-        """Write the record and return it, or raise what went wrong."""
+    def conclude(
+        self, failure: BaseException | None, interrupted: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        """Write the record and return it, or raise what went wrong.
+
+        `interrupted` tells whether the user has asked to end the run.
+        """
         # A resume that failed before its first step leaves the run as it was.
         if failure is not None and not self.started:
             raise failure
@@ -169,12 +195,15 @@ class Attempt:
         events = read_worker_events(self.out)
         record = self._record(events, failure)
         failure = self._write(record, events, failure)
+        completed = failure is None
+        if completed and self.meeting is not None:
+            self.meeting.recorded()
+        raised = self.calls.end(record, lambda: not completed or interrupted())
+        failure = failure or raised
         if failure is not None:
             if isinstance(failure, WorkerFailed) and failure.worker_traceback:
                 failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
             raise failure
-        if self.meeting is not None:
-            self.meeting.recorded()
         return record
 
     def _record(self, events: Events, failure: BaseException | None) -> dict[str, Any]:
@@ -229,6 +258,8 @@ def _starter(job: Job, clean: bool) -> Callable[[Session, Listen], None]:
     if transports.entry(job.transport).make.traits.started_by == "mpirun":
         return run_under_mpirun
     on_cpu = job.config.device == "cpu"  # a script that has looked for GPUs cannot fork
+    # A logger of an earlier run in this process (in a study) may have left threads.
+    clean = clean and (not job.callbacks or threading.active_count() == 1)
     safe = clean or (on_cpu and fork_is_safe(job.threads))
     return run_processes if safe else run_in_fresh_process
 

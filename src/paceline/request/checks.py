@@ -11,6 +11,7 @@ from paceline.common.intervals import interval, interval_or_time
 from paceline.common.values import convert, format_value, is_path, shortened
 from paceline.errors import BadRequest
 from paceline.registry import Spec
+from paceline.request.callbacks import as_given
 from paceline.request.groups import read_groups
 
 CHOICES = (
@@ -51,6 +52,8 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         if not isinstance(value, (str, list, tuple)):
             raise BadRequest(f"{name}={value!r} is not text or a list of texts")
         return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+    if name == "callbacks":
+        return as_given(value)
     if name in ("batch_size", "global_batch_size"):
         return _batch_sizes(name, value)
     if name == "threads" and value != "auto":

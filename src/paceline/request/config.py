@@ -224,6 +224,12 @@ class Config:
     profile: bool = option(
         False, bool, "tables of operators and functions; disturbs the times", "Records"
     )
+    callbacks: tuple[Any, ...] = option(
+        (),
+        str,
+        "what is called with the run's events, or package.module:Class (may be repeated)",
+        "Records",
+    )
     checkpoint_every: str | None = option(
         None, str, "steps between checkpoints, epoch, or a time (10min)", "Records"
     )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.callbacks.base import Callback
 from paceline.data.base import Data, Stream
 from paceline.data.content import Split, split, whole
 from paceline.data.order import LoaderOrder
@@ -64,6 +65,7 @@ class Job:
     batch_grows: bool = True  # every worker adds a batch of its own to the global batch
     protection: Protection | None = None  # of a private run
     asked: dict[str, Any] = field(default_factory=dict)  # the options as given, for Spark's ranks
+    callbacks: tuple[Callback, ...] = ()  # called in the process that starts the workers
     batch_norm: bool = False  # the model has batch norm, which cannot train on a single row
 
     @property

@@ -19,6 +19,7 @@ from paceline.registry import (
     strategies,
     transports,
 )
+from paceline.request.callbacks import check_callbacks
 from paceline.request.config import Config
 
 
@@ -57,4 +58,5 @@ def resolve_names(config: Config) -> Config:
         raise UnknownName("collective", collective, ["auto", *collectives.names()])
     for fault in config.faults:
         faults.build(fault)
+    changes["callbacks"] = check_callbacks(config.callbacks)
     return config.merged(changes)

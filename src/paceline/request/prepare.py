@@ -29,6 +29,7 @@ from paceline.registry import Spec, load_plugin, models, strategies, transports
 from paceline.replica.flat import layout_of
 from paceline.replica.replica import has_batch_norm
 from paceline.request import sizes
+from paceline.request.callbacks import make_callbacks
 from paceline.request.choices import (
     check_compile,
     check_options,
@@ -67,6 +68,7 @@ def prepare(
     resumed = privacy.Resumed.of(resume_from, folder, config.privacy is not None, spent)
     chosen = Chosen.of(config)
     config, strategy = chosen.config, chosen.strategy
+    callbacks, called, not_called = make_callbacks(config.callbacks)
 
     data = data_of(config)
     batch_sizes = sizes.batch_sizes(config, data)
@@ -93,6 +95,7 @@ def prepare(
             "loss": loss,
             "metric": metric,
             "momentum": _momentum(config),
+            "callbacks": called,
             "batch_size": None
             if config.global_batch_size is not None or sizes.unknown(config, data)
             else sizes.as_given(config, batch_sizes),
@@ -114,9 +117,10 @@ def prepare(
         out_is_given=bool(config.out or config.resume),
         batch_grows=config.global_batch_size is None and config.batch_size != "all",
         protection=protection,
+        callbacks=callbacks,
     )
     job = replace(job, batch_norm=_try_out(job, strategy))
-    notices = [*([damaged] if damaged else []), *_notices(job, strategy)]
+    notices = [*([damaged] if damaged else []), *not_called, *_notices(job, strategy)]
     return replace(job, notices=tuple(notices))
 
 

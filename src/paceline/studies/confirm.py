@@ -40,7 +40,7 @@ LEAST_S = 0.5  # of steps, in one run
 # Not asked for again: what a screening run measured beside speed, and where a run ends.
 DROPPED = (
     "epochs", "steps", "target_accuracy", "until_accuracy", "until_converged", "evaluate_every",
-    "checkpoint_every", "profile", "resume",
+    "checkpoint_every", "profile", "resume", "callbacks",
 )  # fmt: skip
 
 Say = Callable[[str], None]

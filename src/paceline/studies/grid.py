@@ -45,7 +45,7 @@ from paceline.studies.points import (
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
-NOT_AN_AXIS = ("out", "resume", "seed", "plugin", "data_dir", "target_accuracy")
+NOT_AN_AXIS = ("out", "resume", "seed", "plugin", "data_dir", "target_accuracy", "callbacks")
 MOST_RUNS = 10_000
 CONFIRMED, MOST_CONFIRMED = 2, 5  # settings
 

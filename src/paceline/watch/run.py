@@ -9,12 +9,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from paceline.record.following import Tail
 from paceline.record.notices import NAME as NOTICES
 from paceline.record.reader import Event, over_network, read_run
 from paceline.watch.curves import Means, Points
 from paceline.watch.files import JsonFile, inside
 from paceline.watch.ranks import RankView, rows
-from paceline.watch.reading import Tail
 
 MOST_NOTICES = 30
 READ_S = 0.3  # the longest time that one refresh reads and parses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,11 @@ class Tail:
     @property
     def damaged(self) -> int:
         return self._lines.damaged
+
+    def skip(self) -> None:
+        """Leave out what the file holds now."""
+        with suppress(OSError):
+            self.read_bytes = self.path.stat().st_size
 
     def replaced(self) -> bool:
         """Whether the file is another one, or shorter than what was read of it."""

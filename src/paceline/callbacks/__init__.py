@@ -1,0 +1,1 @@
+"""Callbacks see a run's events while it trains; the loggers are callbacks. One file each."""
