@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 from paceline.callbacks.base import Callback, Event, RunInfo
 from paceline.errors import BadRequest
@@ -25,6 +26,15 @@ METHODS = {"step": "on_step", "evaluation": "on_evaluation", "checkpoint": "on_c
 STOP = "stop"  # in the queue: call nothing more
 
 Say = Callable[[str], None]
+
+_left: WeakSet[threading.Thread] = WeakSet()  # of loggers of earlier runs, and of hung callbacks
+
+
+def threads_left() -> bool:
+    """Whether the callbacks of an earlier run have left threads, so that this process must not be
+    forked.
+    """
+    return any(thread.is_alive() for thread in _left)
 
 
 class Calls:
@@ -55,6 +65,7 @@ class Calls:
     def begin(self) -> None:
         """Start to follow worker 0; does nothing the second time."""
         if self._wanted and self._thread is None:
+            self._before = set(threading.enumerate())
             self._thread = threading.Thread(target=self._follow, name="callbacks", daemon=True)
             self._thread.start()
 
@@ -86,6 +97,8 @@ class Calls:
         """Call nothing more, also where `end` has left a callback alone."""
         self._wanted = ()
         self._asked.put(STOP)
+        if self._thread is not None:
+            _left.update(thread for thread in threading.enumerate() if thread not in self._before)
 
     @property
     def _running(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from paceline.common.warned import show_warning, warnings_once
 from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
-from paceline.launch.callbacks import Calls
+from paceline.launch.callbacks import Calls, threads_left
 from paceline.launch.folder import claim
 from paceline.launch.fresh import run_in_fresh_process
 from paceline.launch.joined import Meeting
@@ -196,7 +196,8 @@ class Attempt:
         record = self._record(events, failure)
         failure = self._write(record, events, failure)
         completed = failure is None
-        if completed and self.meeting is not None:
+        # The other ranks may have completed their parts, and wait for the record.
+        if self.meeting is not None and (completed or failure is self.calls.failure):
             self.meeting.recorded()
         raised = self.calls.end(record, lambda: not completed or interrupted())
         failure = failure or raised
@@ -258,8 +259,7 @@ def _starter(job: Job, clean: bool) -> Callable[[Session, Listen], None]:
     if transports.entry(job.transport).make.traits.started_by == "mpirun":
         return run_under_mpirun
     on_cpu = job.config.device == "cpu"  # a script that has looked for GPUs cannot fork
-    # A logger of an earlier run in this process (in a study) may have left threads.
-    clean = clean and (not job.callbacks or threading.active_count() == 1)
+    clean = clean and not threads_left()
     safe = clean or (on_cpu and fork_is_safe(job.threads))
     return run_processes if safe else run_in_fresh_process
 
