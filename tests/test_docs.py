@@ -69,6 +69,7 @@ def test_the_readme_names_every_strategy() -> None:
         ("transports.md", "transports"),
         ("transports.md", "collectives"),
         ("transports.md", "faults"),
+        ("callbacks.md", "callbacks"),
     ],
 )
 def test_pages_name_everything(file: str, plural: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from tests.conftest import identical
 
 import paceline
+from paceline.callbacks import scalars
 from paceline.cli.main import cli
 from paceline.errors import UnknownName
 from paceline.launch import callbacks as calling
@@ -261,14 +262,27 @@ def test_the_table_of_csv(run_inproc) -> None:
     run = run_inproc(steps=5, evaluate_every="2", callbacks="csv")
     table, steps = rows(run.out / "metrics.csv"), recorded(run.out, "step")
     assert list(table[0]) == [
-        "kind", "step", "epoch", "t", "train_s", "loss", "accuracy", "metric", "value",
+        "kind", "step", "epoch", "on", "t", "train_s", "loss", "accuracy", "metric", "value",
         "samples", "compute_s", "sync_s", "sent_bytes", "received_bytes",
     ]  # fmt: skip
     assert [float(r["loss"]) for r in table if r["kind"] == "step"] == [e["loss"] for e in steps]
     evaluated = [r for r in table if r["kind"] == "evaluation"]
     assert [int(r["step"]) for r in evaluated] == [2, 4, 5]
     assert float(evaluated[-1]["accuracy"]) == run.test_accuracy
-    assert evaluated[-1]["metric"] == "accuracy"
+    assert (evaluated[-1]["metric"], evaluated[-1]["on"]) == ("accuracy", "test")
+    run = run_inproc(steps=4, evaluate_every="2", callbacks="csv", validation=0.2)
+    evaluated = [r for r in rows(run.out / "metrics.csv") if r["kind"] == "evaluation"]
+    assert [r["on"] for r in evaluated] == [e["on"] for e in recorded(run.out, "evaluation")]
+    assert {r["on"] for r in evaluated} == {"validation", "test"}
+
+
+def test_the_names_that_loggers_give(run_inproc) -> None:
+    run = run_inproc(steps=4, validation=0.2, ema=0.9)
+    on_validation, on_test = recorded(run.out, "evaluation")[-2:]
+    found = scalars.of_evaluation(on_validation)
+    assert {"validation/loss", "validation/accuracy", "validation-ema/loss"} <= {*found}
+    assert len(found) == 2 * (1 + len(on_validation["metrics"]))
+    assert scalars.of_evaluation(on_test)["test/accuracy"] == run.test_accuracy
 
 
 def test_a_callback_that_hangs_is_named_and_left_alone(

@@ -19,6 +19,8 @@ from tests.conftest import identical, make_pairs, small_net
 import paceline
 from paceline.errors import BadRequest
 from paceline.record.reader import read_events
+from paceline.studies.grid import StudySpec
+from paceline.studies.runner import run_study
 
 MINE = """
 import os, sys
@@ -178,3 +180,29 @@ def test_under_torchrun_only_rank_0_calls(tmp_path: Path, callback: str) -> None
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file) if row["kind"] == "step"]
     assert steps == [1, 2, 3, 4]
+
+
+def test_every_run_of_a_study_has_its_own_table(tmp_path: Path) -> None:
+    kept: list[dict[str, Any]] = []
+    study = {
+        "base": {
+            "data": "synthetic:samples=60,shape=6",
+            "model": "mlp:hidden=4",
+            "steps": 3,
+            "global_batch_size": 12,
+            "callbacks": ["csv"],
+        },
+        "axes": {"strategy": ["allreduce"], "workers": [1, 2]},
+        "all_cores": False,
+    }
+    run_study(StudySpec.make(study), Path("named"))
+    tables = sorted(Path("named/runs").glob("*/metrics.csv"))
+    assert len(tables) == len(list(Path("named/runs").iterdir())) >= 2
+    study["base"]["callbacks"] = [Unpicklable(kept)]
+    for _ in range(2):  # the second call finds all runs there
+        run_study(StudySpec.make(study), Path("objects"))
+    assert len(kept) == 3 * len(tables)
+    told = json.loads(Path("objects/study.json").read_text())
+    assert told["definition"]["base"]["callbacks"] == "<Unpicklable>"
+    with pytest.raises(BadRequest, match="unknown axis 'callbacks'"):
+        StudySpec.make({"axes": {"callbacks": ["csv"]}})

@@ -12,8 +12,8 @@ from paceline.callbacks.base import Callback, Event, RunInfo, inside
 from paceline.registry import callbacks
 
 COLUMNS = (
-    *("kind", "step", "epoch", "t", "train_s", "loss", "accuracy", "metric", "value", "samples"),
-    *("compute_s", "sync_s", "sent_bytes", "received_bytes"),
+    *("kind", "step", "epoch", "on", "t", "train_s", "loss", "accuracy", "metric", "value"),
+    *("samples", "compute_s", "sync_s", "sent_bytes", "received_bytes"),
 )
 
 
@@ -51,6 +51,7 @@ class Csv(Callback):
         metric = event.get("metric") or {}
         self._row(
             event,
+            on=event.get("on", "test"),
             accuracy=event.get("accuracy"),
             metric=metric.get("name"),
             value=metric.get("value"),

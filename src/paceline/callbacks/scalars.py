@@ -22,12 +22,23 @@ def of_step(event: Event) -> dict[str, float]:
 
 
 def of_evaluation(event: Event) -> dict[str, float]:
-    """Return the numbers of an evaluation."""
-    metric = event.get("metric") or {}
-    named = {"loss": event.get("loss"), "accuracy": event.get("accuracy")}
+    """Return the numbers of an evaluation: `test/accuracy`, `validation/loss`, and those of the
+    moving average of the weights as `test-ema/accuracy`.
+    """
+    on = event.get("on", "test")
+    found = _measured(on, event)
+    if event.get("ema"):
+        found |= _measured(f"{on}-ema", event["ema"])
+    return found
+
+
+def _measured(on: str, values: dict[str, Any]) -> dict[str, float]:
+    metric = values.get("metric") or {}
+    named = {"loss": values.get("loss"), "accuracy": values.get("accuracy")}
     if metric.get("name"):
         named[metric["name"]] = metric.get("value")
-    return {f"test/{name}": value for name, value in named.items() if value is not None}
+    named |= values.get("metrics") or {}
+    return {f"{on}/{name}": value for name, value in named.items() if value is not None}
 
 
 def of_record(record: dict[str, Any]) -> dict[str, float]:
