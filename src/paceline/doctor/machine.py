@@ -43,12 +43,21 @@ def examine(data_dir: str | None = None) -> list[Finding]:
         _spark,
         _slurm,
         _npm,
+        _choices,
     ]
     return [check() for check in checks] + [_data(name, data_dir) for name in RECIPES]
 
 
 def _machine() -> Finding:
     return Finding("machine", True, f"{cpu_name()}, {cores()} cores, torch {torch.__version__}")
+
+
+def _choices() -> Finding:
+    from paceline.replica import remembered
+
+    place, kept = remembered.place(), remembered.count()
+    detail = f"{kept} measured memory formats are remembered in {place}"
+    return Finding("choices", True, detail if kept else "no measured choice is remembered yet")
 
 
 def _gloo() -> Finding:

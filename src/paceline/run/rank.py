@@ -16,7 +16,9 @@ from paceline.data.base import Stream
 from paceline.data.content import split, to_device
 from paceline.errors import BadRequest
 from paceline.faults.base import Fault
+from paceline.record.machine import cpu_name
 from paceline.registry import Spec
+from paceline.replica import remembered
 from paceline.replica.memory_format import measure_memory_format
 from paceline.replica.precision import Precision
 from paceline.replica.replica import Replica
@@ -150,9 +152,25 @@ class Rank:
             some = min(32, max(job.batch_sizes), len(train))
             indices = some_indices(train, job.data.loader, some)
             inputs, targets = to_device(split(train.batch(indices)), self.device)
-            choice += measure_memory_format(model, job.loss(), inputs, targets) == "channels_last"
+            choice += self._faster_format(model, inputs, targets) == "channels_last"
         ctx.transport.control.broadcast(choice)
         chosen = "channels_last" if int(choice) else "contiguous"
         if ctx.worker_index == 0:
             self.notify("chosen", {"memory_format": chosen})
         return chosen
+
+    def _faster_format(self, model: torch.nn.Module, inputs: Any, targets: Any) -> str:
+        """Return the faster memory format, as it was measured before or now.
+
+        It is remembered, so that a run that is repeated on this machine gives the same bits.
+        """
+        job = self.job
+        if not isinstance(inputs, Tensor) or inputs.dim() != 4:
+            return "contiguous"
+        about = (job.threads, job.config.precision, str(self.device), cpu_name(), torch.__version__)
+        key = remembered.key_of(model, inputs, *about)
+        found = remembered.recall(key)
+        if found is None:
+            found = measure_memory_format(model, job.loss(), inputs, targets)
+            remembered.remember(key, found)
+        return found

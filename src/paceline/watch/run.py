@@ -170,7 +170,11 @@ class RunView:
                 "silent_s": 0.0 if self.ended or not self.last_at else max(0, now - self.last_at),
                 "private": config.get("privacy") is not None,
                 "epsilon": (record.get("privacy") or {}).get("epsilon", self.epsilon),
-                "metric": {"name": self.metric_name, "higher_is_better": self.higher_is_better},
+                "metric": {
+                    "name": self.metric_name,
+                    "higher_is_better": self.higher_is_better,
+                    "on": "validation" if self._validates else "test",
+                },
                 "curves": {
                     "loss": self.loss.points(),
                     "test_loss": self.test_loss.points(),

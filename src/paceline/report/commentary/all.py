@@ -10,6 +10,7 @@ from paceline.report.commentary.comment import Comment
 from paceline.report.commentary.confirmation import confirmation
 from paceline.report.commentary.costs import along_the_data, bytes_moved, drift, measuring_cost
 from paceline.report.commentary.scaling import from_linear
+from paceline.report.commentary.selection import selection
 from paceline.report.commentary.speed import beyond_the_cores, slower_than_serial, within_noise
 from paceline.report.commentary.trouble import (
     disturbed,
@@ -29,6 +30,7 @@ RULES: tuple[Callable[[Study], Iterator[Comment]], ...] = (
     disturbed,
     by_bandwidth,
     unlike_work,
+    selection,
     accuracy_paid,
     accuracy_gained,
     not_reached,

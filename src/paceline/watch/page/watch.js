@@ -126,7 +126,7 @@ function chart(svg, curves, format, nothing) {
 
 function drawCharts(run) {
   const name = run.metric.name || "accuracy";
-  id("metric-name").textContent = `${name} on the test set`;
+  id("metric-name").textContent = `${name} on the ${run.metric.on || "test"} set`;
   const format = (value, step) =>
     name === "accuracy" ? percent(value, step < 0.01 ? 1 : 0) : label(value, step);
   chart(id("metric"), [{ kind: "test", name, points: run.curves.metric,
