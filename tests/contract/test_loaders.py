@@ -25,10 +25,11 @@ from torch.utils.data import (
 )
 
 import paceline
-from paceline.common.seeding import random_states
+from paceline.common.seeding import random_states, set_random_states
 from paceline.data.adopt import adopt
 from paceline.data.batches import ShardBatches
 from paceline.data.order import LoaderOrder, worker_0s
+from paceline.data.passes import LoaderPasses
 from paceline.data.shards import Cursor
 from paceline.errors import BadRequest
 from paceline.run.own_loop import Pace
@@ -342,6 +343,58 @@ def test_given_back_batches_come_again_also_across_epochs() -> None:
     next(every)
     batches.give_back()
     assert batches.cursor == Cursor(1, 0)
+
+
+def test_a_test_loader_with_a_sampler_evaluates_on_what_it_gives(run_inproc: RunInproc) -> None:
+    """As scripts do that split one data set by two samplers."""
+    read: list[int] = []
+
+    class Watched(Rows):
+        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+            read.append(i)
+            return super().__getitem__(i)
+
+    data = Watched(30)
+    train = DataLoader(data, 4, sampler=SubsetRandomSampler(range(20)))
+    test = DataLoader(data, 4, sampler=SubsetRandomSampler(range(20, 30)))
+    samples = adopt((train, test)).test
+    assert samples is not None
+    assert len(samples) == 10
+    read.clear()
+    run = run_inproc(data=(train, test), batch_size=None, epochs=1, evaluate_every="epoch")
+    assert run.record["result"]["samples"] == 20
+    assert Counter(i for i in read if i >= 20).keys() == set(range(20, 30))
+    assert run.test_accuracy * 10 == round(run.test_accuracy * 10)
+
+
+def test_the_pass_of_one_worker_goes_on_after_a_restore() -> None:
+    """What `pace.save` and `pace.load` need: also a batch that was not used comes again."""
+
+    def passes() -> LoaderPasses:
+        torch.manual_seed(8)
+        return LoaderPasses(DataLoader(Numbered(10), 3, shuffle=True), CPU)
+
+    whole = passes()
+    expected = [b.inputs[1].tolist() for b, _ in zip(whole, range(8), strict=False)]
+    for used in range(7):
+        first = passes()
+        every = iter(first)
+        seen = [next(every).inputs[1].tolist() for _ in range(used)]
+        assert seen == expected[:used]
+        state, random_state = first.state(), random_states()
+        for given_back in (False, True):
+            if given_back:
+                set_random_states(random_state)
+                next(every)
+                first.give_back()
+                state, random_state = first.state(), random_states()
+            again = passes()
+            again.restore(state)
+            set_random_states(random_state)
+            again.begin_epoch(anew=True)
+            rest = [b.inputs[1].tolist() for b, _ in zip(again, range(8 - used), strict=False)]
+            assert rest == expected[used:]
+            assert again.epochs_done == 2
 
 
 def test_an_endless_sampler() -> None:

@@ -3,6 +3,7 @@ rank.
 """
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -121,6 +122,36 @@ def test_train_reads_through_the_loaders_processes(tmp_path: Path, shard: str | 
     assert sorted(i for _, _, i in found) == sorted([*range(24)] * 2)
     processes = {(pid, seed) for pid, seed, _ in found}
     assert len(processes) == len({seed for _, seed in processes}) == 8  # ranks x epochs x processes
+
+
+def test_a_test_loaders_processes_read_the_test_set(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    test = DataLoader(Traced(30, trace), batch_size=8, num_workers=1)
+    paceline.train(
+        data=(make_pairs(16), test),
+        model=small_net,
+        strategy="allreduce",
+        workers=2,
+        threads=1,
+        epochs=1,
+        out=str(tmp_path / "run"),
+        progress=False,
+    )
+    assert sorted(i for _, _, i in lines(trace)) == list(range(30))
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent.parent / "benchmarks" / "loader.py"
+    small = ["--rounds", "1", "--samples", "8", "--epochs", "1", "--batch-size", "4"]
+    said = subprocess.run(
+        [sys.executable, str(script), *small, "--delay-ms", "0", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert set(json.loads(said.stdout)["against_stock"]) == {"join", "train"}
 
 
 def test_a_sampler_with_processes_in_ones_own_loop(tmp_path: Path) -> None:

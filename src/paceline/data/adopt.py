@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -86,8 +87,10 @@ def labels_of(dataset: Any) -> Tensor | None:
     torchvision's data sets hold them as `targets`.
     """
     if isinstance(dataset, Subset):
-        whole = labels_of(dataset.dataset)
-        return None if whole is None else whole[torch.as_tensor(dataset.indices)]
+        whole, chosen = labels_of(dataset.dataset), dataset.indices
+        if whole is None or not all(isinstance(i, (int, Integral)) for i in chosen):
+            return None
+        return whole[torch.as_tensor(chosen)]
     if isinstance(dataset, ConcatDataset):
         parts = [labels_of(part) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
@@ -237,9 +240,9 @@ def not_used(loader: DataLoader[Any], reading: bool) -> list[str]:
 def adopt_test(value: Any) -> Samples:
     """Return a data set of the user's to evaluate on."""
     if isinstance(value, DataLoader) and not isinstance(value.dataset, IterableDataset):
-        return DatasetSamples(
-            value.dataset, value.collate_fn if value.batch_size is not None else default_collate
-        )
+        if value.batch_sampler is None:
+            return DatasetSamples(value.dataset)
+        return DatasetSamples(_chosen(value), value.collate_fn, value)
     # A stream is read into memory once, so that each sample is counted once.
     if isinstance(value, (DataLoader, IterableDataset)):
         loader = value if isinstance(value, DataLoader) else DataLoader(value, batch_size=256)
@@ -250,6 +253,19 @@ def adopt_test(value: Any) -> Samples:
             raise BadRequest("a test stream must give tensors; pass a Dataset for anything else")
         return TensorSamples(torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches]))
     return _indexed(value)
+
+
+def _chosen(loader: DataLoader[Any]) -> Dataset[Any]:
+    """Return the samples that a loader evaluates on: those that a sampler of its own gives once."""
+    if own_sampler(loader) is None:
+        return loader.dataset
+    order, cursor, keys = LoaderOrder(loader, 1), Cursor(), []
+    if order.steps_per_epoch is None:
+        raise BadRequest("the sampler of a test loader must know its length")
+    while cursor.epoch == 0:
+        keys += list(order.take(cursor, 0))
+        cursor = order.advance(cursor)
+    return Subset(loader.dataset, keys)
 
 
 def _indexed(value: Any) -> Samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from paceline.common.parents import die_with_parent
 from paceline.common.seeding import derive
+from paceline.data.base import Samples
 from paceline.data.shards import Cursor, Shards
 
 
@@ -50,6 +51,45 @@ def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
         return iter(loader)
     finally:
         loader.worker_init_fn = own
+
+
+def like(
+    loader: DataLoader[Any],
+    dataset: Dataset[Any],
+    batches: Iterable[Sequence[Any]],
+    random: torch.Generator,
+) -> DataLoader[Any]:
+    """Return a DataLoader with the settings of `loader`, for other batches.
+
+    Its processes take their base seed from `random`.
+    """
+    many = loader.num_workers > 0
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,  # type: ignore[arg-type]
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context if many else None,
+        generator=random,
+        prefetch_factor=loader.prefetch_factor if many else None,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def read_in_turn(samples: Samples, slices: Iterable[Tensor]) -> Iterator[tuple[Tensor, Any]]:
+    """Yield the indices and the batch of each slice; a DataLoader's processes read ahead."""
+    loader: DataLoader[Any] | None = getattr(samples, "loader", None)
+    if loader is None or not loader.num_workers:
+        for indices in slices:
+            yield indices, samples.batch(indices)
+        return
+    dataset: Dataset[Any] = samples.dataset  # type: ignore[attr-defined]
+    known = list(slices)
+    batches = like(loader, dataset, [s.tolist() for s in known], torch.Generator())
+    yield from zip(known, iterate(batches), strict=True)
 
 
 class Indices:
@@ -94,20 +134,7 @@ class Reader:
         self, dataset: Dataset[Any], loader: DataLoader[Any], indices: Indices, seed: int
     ) -> None:
         self._indices, self._seed, self._random = indices, seed, torch.Generator()
-        many = loader.num_workers > 0
-        self._loader = DataLoader(
-            dataset,
-            batch_sampler=indices,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context if many else None,
-            generator=self._random,
-            prefetch_factor=loader.prefetch_factor if many else None,
-            persistent_workers=loader.persistent_workers,
-        )
+        self._loader = like(loader, dataset, indices, self._random)
         self._pass: Iterator[Any] | None = None
         self._next: Cursor | None = None
 

@@ -130,7 +130,9 @@ class LoaderPasses:
         self.epoch, self.position, self.step, self.ended = 0, 0, 0, False
         self._generators = generators_of(loader)
         self._began: dict[str, Any] | None = None  # the random states when this pass began
+        self._open = False  # a pass has begun and not ended
         self._resumes = False  # the next pass goes on in the middle
+        self._given = (0, 0)
 
     @property
     def epochs_done(self) -> int:
@@ -150,20 +152,21 @@ class LoaderPasses:
     def one_pass(self) -> Iterator[Batch]:
         length, batches = self.steps_per_epoch, self._opened()
         for read in batches:
-            self.position += 1
+            self._given, self.position = (self.epoch, self.position), self.position + 1
             self.ended = self.position == length
             count = max(1, rows(read))
             content = to_device(read, self.device)
             batch = Batch(content, None, count, count, self.epoch, self.step, self.ended)
             self.step += 1
             if self.ended:
-                self.epoch, self.position = self.epoch + 1, 0
+                self.epoch, self.position, self._open = self.epoch + 1, 0, False
             yield batch
         if self.position:  # the loader did not know its length
-            self.epoch, self.position, self.ended = self.epoch + 1, 0, True
+            self.epoch, self.position, self.ended, self._open = self.epoch + 1, 0, True, False
 
     def _opened(self) -> Iterator[Any]:
         """Return an iterator over the loader; a resumed pass goes on after its last batch."""
+        self._open = True
         if not self._resumes or self._began is None:
             self._began = self._random()
             return iterate(self.loader)
@@ -174,7 +177,8 @@ class LoaderPasses:
         batches = iterate(self.loader)
         for _ in range(self.position):
             next(batches)
-        set_random_states(now)
+        if self.position:  # otherwise the order is not drawn yet
+            set_random_states(now)
         return batches
 
     def _random(self) -> dict[str, Any]:
@@ -184,18 +188,19 @@ class LoaderPasses:
         }
 
     def begin_epoch(self, anew: bool) -> None:
-        if self.position and not self._resumes:
+        if self._open and not self._resumes:
+            self._open = False
             self.epoch, self.position = self.epoch + (not anew), 0
 
     def give_back(self) -> None:
-        raise BadRequest("a DataLoader of your own loop cannot take a batch back")
+        (self.epoch, self.position), self.step, self._open = self._given, self.step - 1, True
 
     def state(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "epoch": self.epoch,
             "position": self.position,
-            "began": self._began if self.position else self._random(),
+            "began": self._began if self._open else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -205,4 +210,5 @@ class LoaderPasses:
                 " the same"
             )
         self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
-        self._began, self._resumes = state["began"], bool(state["position"])
+        self._began = state["began"]
+        self._resumes = self._open = self._began is not None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.data.ahead import read_in_turn
 from paceline.data.base import Samples, some_of
 from paceline.data.batches import evaluation_slices
 from paceline.data.content import rows, to_device
@@ -78,10 +79,11 @@ class Evaluation:
         sums = torch.zeros(2, dtype=torch.float64)
         states = [m.start(samples) for m in self.metrics]
         with replica.evaluating(), torch.no_grad():
-            for indices in evaluation_slices(
+            slices = evaluation_slices(
                 samples, self.ctx.peers.size, self.ctx.peers.rank, EVALUATION_BATCH
-            ):
-                inputs, targets = to_device(self.job.split(test.batch(indices)), self.device)
+            )
+            for indices, batch in read_in_turn(test, slices):
+                inputs, targets = to_device(self.job.split(batch), self.device)
                 loss, outputs = replica.evaluate(inputs, targets)
                 count = rows(inputs if targets is None else targets)
                 sums += torch.tensor([float(loss) * count, count], dtype=torch.float64)
