@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import identical
+from tests.conftest import identical, make_pairs
 
 import paceline
 from paceline.callbacks import scalars
@@ -301,6 +301,29 @@ def test_a_callback_that_hangs_is_named_and_left_alone(
     released.set()
     assert "waiting for callback" in said
     assert "Hangs.on_end did not return within 0.05 s: the run has ended without it" in said
+
+
+def test_a_callback_that_is_behind_gets_its_end_after_a_failure(
+    run_inproc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "END_S", 1.0)
+
+    class Slow(Keep):
+        def on_step(self, event: Any) -> None:
+            super().on_step(event)
+            threading.Event().wait(0.05)
+
+    slow = Slow()
+    with pytest.raises(paceline.PacelineError, match="no loss"):
+        run_inproc(
+            steps=500,
+            loss=fails_at(400),
+            callbacks=[slow],
+            evaluate_every="1000",
+            data=make_pairs(60),
+        )
+    assert slow.kinds[-1] == "end"
+    assert 1 <= len(slow.of("step")) < 398
 
 
 @pytest.mark.parametrize(

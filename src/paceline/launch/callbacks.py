@@ -20,8 +20,7 @@ from paceline.errors import BadRequest
 from paceline.record.following import Tail
 
 POLL_S = 0.2
-# For all callbacks together, after a failure or Ctrl-C: the run does not wait longer for them.
-END_S = 10.0
+END_S = 10.0  # after a failure or Ctrl-C: for the events that are left, then for `on_end`
 METHODS = {"step": "on_step", "evaluation": "on_evaluation", "checkpoint": "on_checkpoint"}
 STOP = "stop"  # in the queue: call nothing more
 
@@ -61,6 +60,7 @@ class Calls:
         self._asked: SimpleQueue[threading.Event | dict[str, Any] | str] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._now = ""  # the method that is being called
+        self._behind = False  # the run has ended, and there is no time for the events that are left
 
     def begin(self) -> None:
         """Start to follow worker 0; does nothing the second time."""
@@ -85,7 +85,8 @@ class Calls:
     def end(self, record: dict[str, Any], hurry: Callable[[], bool]) -> BadRequest | None:
         """Call `on_end`, after the events that are left. Returns what a callback has raised.
 
-        Once `hurry()` holds, callbacks that take longer than END_S are left alone.
+        Once `hurry()` holds, events that are left after END_S are left out, and callbacks that
+        have not returned after another END_S are left alone.
         """
         self.begin()
         if self._thread is not None:
@@ -116,7 +117,9 @@ class Calls:
                 tell = float("inf")
             if hurry() and give_up == float("inf"):
                 give_up = now + END_S
-            if now > give_up:
+            if now > give_up and not self._behind:
+                self._behind, give_up = True, now + END_S
+            elif now > give_up:
                 self._say(
                     f"callback {self._now} did not return within {END_S:g} s: the run has ended"
                     " without it"
@@ -147,6 +150,8 @@ class Calls:
         self._tail.replaced()
         while self._tail.left_bytes:
             for event in self._tail.more():
+                if self._behind:
+                    return
                 if event["kind"] == "start":
                     self._start(event)
                 elif event["kind"] in METHODS:
