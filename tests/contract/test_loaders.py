@@ -127,7 +127,7 @@ def test_two_workers_see_what_a_plain_script_sees_in_every_step(how: str, drop_l
             seen.append([])
             for x, y in batches:
                 torch.rand(1)  # dropout, say: it must not change the order
-                seen[-1].append(y.tolist() if pace._batches._given.weight else [])
+                seen[-1].append(y.tolist() if batches.current.weight else [])
                 pace.step(model(x).mean())
         assert len(batches) == (len(seen[0]) if how != "numpy" else len(batches))
         return seen
@@ -215,7 +215,7 @@ def test_a_batch_sampler_of_ones_own_gives_one_batch_to_each_worker(run_inproc: 
         assert len(batches) == 3  # ceil(7 / 3)
         seen, weights = [], []
         for x, y in batches:
-            batch = pace._batches._given
+            batch = batches.current
             weights.append((batch.weight, batch.global_weight))
             seen += y.tolist() if batch.weight else []
             pace.step(model(x).mean())
@@ -514,7 +514,7 @@ def test_no_worker_has_a_lone_row_with_batch_norm() -> None:
         model, _, batches = pace.prepare(*made_quietly(lambda: net), loader, batch_size=8)
         seen = []
         for x, y in batches:
-            seen.append((pace._batches._given.weight, len(y)))
+            seen.append((batches.current.weight, len(y)))
             pace.step(model(x).mean())
         return seen
 

@@ -472,27 +472,6 @@ def test_08_passes_behave_as_a_dataloaders() -> None:
     )
 
 
-def test_08_a_second_prepare_raises() -> None:
-    pace = paceline.join("serial")
-    pace.prepare(*made(small_net))
-    with pytest.raises(BadRequest, match="make a second pace"):
-        pace.prepare(*made(small_net))
-
-
-def test_08_an_optimizers_own_step_raises() -> None:
-    pace = paceline.join("serial")
-    model, optimizer, batches = pace.prepare(*made(small_net), make_pairs(16), batch_size=8)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for x, y in batches:
-        pace.step(cross_entropy(model(x), y))
-    scheduler.step()
-    cross_entropy(model(x), y).backward()
-    with pytest.raises(BadRequest, match=r"beside pace\.step"):
-        optimizer.step()
-    pace.finish()
-    optimizer.step()  # what comes after the loop is the person's own
-
-
 def test_08_prepare_leaves_the_random_state_alone() -> None:
     class Augmented(Rows):
         def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:

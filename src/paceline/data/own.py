@@ -1,28 +1,33 @@
 """The batches of your own training loop: they behave like a DataLoader.
 
-A worker without samples in a step gets dummy samples with weight 0. Afterwards the model's buffers
+A worker without samples in a step gets dummy samples with weight 0. Afterwards the models' buffers
 and the random state are restored, as if the worker had not computed anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from torch import nn
 
 from paceline.common.seeding import random_states, set_random_states
 from paceline.data.batches import OwnPasses
+from paceline.errors import BadRequest
 from paceline.types import Batch
+
+Models = Callable[[], list[nn.Module]]  # the models as they are then: the loop may prepare more
 
 
 class Before:
-    """A copy of a model's buffers and of the random state, to restore after dummy samples."""
+    """A copy of the models' buffers and of the random state, to restore after dummy samples."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, models: list[nn.Module]) -> None:
         self._random = random_states()
         homes = [
             (module._buffers, name, b)
+            for model in models
             for module in model.modules()
             for name, b in module._buffers.items()
         ]
@@ -38,6 +43,14 @@ class Before:
             home[name] = buffer.copy_(content)
 
 
+class Watcher(Protocol):
+    """Follows the passes over batches."""
+
+    def begin_pass(self) -> None: ...
+    def begin_batch(self, batch: Batch) -> None: ...
+    def end_batch(self, batch: Batch) -> None: ...
+
+
 class OwnBatches:
     """This worker's batches; one pass is one epoch. All workers make the same number of steps.
 
@@ -45,11 +58,12 @@ class OwnBatches:
     such as `next(iter(batches))` on one of them, does not count: the next pass repeats its epoch.
     """
 
-    def __init__(self, inner: OwnPasses, model: nn.Module) -> None:
-        self._inner, self._model = inner, model
-        self._given: Batch | None = None  # the last batch, if it has not been used yet
-        self._before: Before | None = None  # set if the last batch is of dummy samples
-        self._used = False
+    def __init__(self, inner: OwnPasses, models: Models, watcher: Watcher) -> None:
+        self._inner, self._models, self._watcher = inner, models, watcher
+        self._given: Batch | None = None  # the batch that the loop works on
+        self._before: Before | None = None  # set if that batch is of dummy samples
+        self._used = self._current_used = False  # steps were made in this pass, with this batch
+        self._place: dict[str, Any] | None = None  # where the next pass goes on, after a restore
 
     def __len__(self) -> int:
         if self._inner.steps_per_epoch is None:
@@ -57,21 +71,63 @@ class OwnBatches:
         return self._inner.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        self._inner.begin_epoch(anew=not self._used)
+        self._end()
+        self._watcher.begin_pass()
+        if self._place is not None and not self._used:
+            self._inner.restore(self._place)
+        else:
+            self._place = None
+            self._inner.begin_epoch(anew=not self._used)
         self._used = False
         for batch in self._inner.one_pass():
-            self._given = batch
-            self._before = None if batch.weight else Before(self._model)
+            self._given, self._current_used = batch, False
+            self._before = None if batch.weight else Before(self._models())
+            self._watcher.begin_batch(batch)
             yield batch.inputs  # the whole batch, as the data gives it
-            self.forget_stand_in()
+            if self._given is batch:  # otherwise another pass has begun
+                self._end()
 
-    def take(self) -> Batch | None:
-        """Return the batch of which your loop has just computed the loss, and mark it as used."""
-        batch, self._given = self._given, None
-        self._used = self._used or batch is not None
-        return batch
+    def _end(self) -> None:
+        if self._given is not None:
+            self._watcher.end_batch(self._given)
+            self.forget_stand_in()
+            self._given = self._before = None
+
+    @property
+    def epoch(self) -> int:
+        """The number of whole passes so far."""
+        return self._inner.epochs_done
+
+    def state(self) -> dict[str, Any]:
+        """The place in the data, for a checkpoint. A batch that was not used comes again."""
+        inner = self._inner
+        if self._given is not None and not self._current_used:
+            inner = copy.copy(inner)
+            try:
+                inner.give_back()
+            except BadRequest:
+                raise BadRequest(
+                    "pace.save was called before a step was made with the present batch, which"
+                    " would be lost: call it after the step"
+                ) from None
+        return inner.state()
+
+    def restore(self, place: dict[str, Any]) -> None:
+        """Go on at this place: the next pass is the rest of its epoch."""
+        self._given = self._before = None
+        self._inner.restore(place)
+        self._place, self._used = place, False
+
+    @property
+    def current(self) -> Batch | None:
+        """The batch that the loop works on; None between two passes."""
+        return self._given
+
+    def use(self) -> None:
+        """Note that a step was made with the current batch."""
+        if self._given is not None:
+            self._used = self._current_used = True
 
     def forget_stand_in(self) -> None:
         if self._before is not None:
             self._before.restore()
-            self._before = None

@@ -77,7 +77,10 @@ def join(
                 " join(..., build='module:function')"
             )
         connected = meeting.connect(kind, deadline_s)
-    pace = Pace(chosen, connected, size - count, codec, seed, check_every, secret, build)
+    local_rank = seat.local_rank if seat else 0
+    pace = Pace(
+        chosen, connected, size - count, codec, seed, check_every, secret, build, local_rank
+    )
     if pace.ctx.role == "server":
         pace.serve()
         sys.stdout.flush()

@@ -13,7 +13,7 @@ worker whether any worker touched the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +159,18 @@ class FlatModel:
             place[(0,) * place.dim()] += 0.0  # -0 becomes +0: this gradient is touched
             if not self.incomplete:
                 self.buckets.complete(self._names[id(parameter)])
+
+    def take_gradients(self, muted: Collection[int] = ()) -> bool:
+        """Settle the gradients of a loop of the user's own; return whether all are touched.
+
+        As for a plain optimizer, a parameter whose `.grad` is None is untouched. So are those whose
+        ids are in `muted`.
+        """
+        self._touched = {
+            id(p) for p, _ in self.trainable if p.grad is not None and id(p) not in muted
+        }
+        self.settle_gradients()
+        return len(self._touched) == len(self.trainable)
 
     def settle_gradients(self) -> None:
         """After a backward pass, make every `.grad` its view and mark untouched ones by -0."""

@@ -49,6 +49,8 @@ class Replica:
         self.samples_seen = 0.0
         self.clip_norm = clip_norm  # clips the gradients after their exchange
         self._skips = False  # an update does nothing
+        # The optimizer's own step: a loop of the user's own replaces `optimizer.step`.
+        self._step: Callable[[], Any] = optimizer.step
         # The float buffers as all workers last agreed on them, and memory for their changes.
         self.common_buffers: list[Tensor] = []
         self.moved_buffers: list[Tensor] = []
@@ -229,9 +231,13 @@ class Replica:
             return
         if self.flat and marked:
             self.flat.skip_untouched()
+        self.apply()
+
+    def apply(self) -> None:
+        """Clip the gradients, if asked to, and take the optimizer's own step."""
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.optimizer.step()
+        self._step()
 
     @property
     def lrs(self) -> list[float]:

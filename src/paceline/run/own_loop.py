@@ -3,13 +3,13 @@
     pace = paceline.join("allreduce")
     model, optimizer, batches = pace.prepare(model, optimizer, dataset, batch_size=64)
     for x, y in batches:                        # one epoch of this worker's batches
-        pace.step(loss_fn(model(x), y))         # backward, synchronise, update
+        optimizer.zero_grad()
+        loss_fn(model(x), y).backward()
+        optimizer.step()                        # synchronise, update
     pace.finish()
 
-In pieces: `pace.backward(loss)` adds gradients as `loss.backward()` does,
-`pace.step(clip_norm=1.0)` synchronises, clips, updates; `pace.step(loss, weight=tokens)` where
-samples are not rows. Started by `paceline launch -n 4 script.py`, torchrun, mpirun or srun; started
-alone, it is one worker.
+`pace.step(loss)` does the three lines of the loop in one. Started by `paceline launch -n 4
+script.py`, torchrun, mpirun or srun; started alone, it is one worker. The parts are in run/loop/.
 """
 
 from __future__ import annotations
@@ -17,37 +17,33 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.common.seeding import random_states, set_random_states
+from paceline.common.seeding import derive, random_states, set_random_states
 from paceline.data.batches import OwnPasses
 from paceline.data.own import OwnBatches
 from paceline.data.passes import Asker, passes_of
 from paceline.errors import BadRequest
-from paceline.replica.flat import layout_of
-from paceline.replica.replica import Replica, has_batch_norm, refuse_closures
+from paceline.replica.replica import Replica, has_batch_norm
+from paceline.run.loop import optimizer as paced
+from paceline.run.loop import saving
+from paceline.run.loop.pair import Pair
+from paceline.run.loop.pairs import Pairs, Watcher, no_loss
+from paceline.run.loop.saving import Loaded
+from paceline.run.loop.talk import Talk, Unrecorded, say
 from paceline.run.own_server import Build, built, receive_model, send_model
 from paceline.run.rank import make_context
-from paceline.strategies.base import Strategy, distance_to, expect_identical
+from paceline.strategies.base import Context, Strategy, distance_to
 from paceline.transport.base import Transport
-from paceline.transport.together import assemble
-from paceline.types import Batch
 
 
-class Unrecorded:
-    """A recorder that writes nothing: your own loop leaves no record."""
-
-    def write(self, kind: str, **fields: Any) -> None:
-        return
-
-
-class Pace:
+class Pace(Talk):
     """One worker of your own loop. Made by `paceline.join`."""
 
     def __init__(
@@ -60,30 +56,50 @@ class Pace:
         check_every: int,
         secret: bytes = b"",
         build: Build | None = None,
+        local_rank: int = 0,
     ) -> None:
         end_quickly()
+        self.local_rank = local_rank
         self.strategy, self.check_every, self.seed = strategy, check_every, seed
-        self.ctx = make_context(
-            transport, strategy, workers, codec=codec, seed=seed, recorder=Unrecorded(), say=_say
-        )
-        self.steps = 0
+        self._transport, self._codec = transport, codec
+        self.ctx = self._context(strategy, workers, seed)
         self._secret, self._build = secret, build
-        self._batches: OwnBatches | None = None
-        self._parts: list[Batch] = []  # batches whose gradients were added since the last step
-        self._prepared = self._stepping = self._finished = False
+        self._pairs = Pairs(
+            strategy,
+            self.ctx,
+            lambda other, number: self._context(other, workers, derive(seed, "pair", number)),
+        )
+        self._finished = False
+        self._loaded: Loaded | None = None  # a checkpoint that `prepare` goes on from
+        self._resumed_at: int | None = None
+
+    def _context(self, strategy: Strategy, workers: int, seed: int) -> Context:
+        return make_context(
+            self._transport,
+            strategy,
+            workers,
+            codec=self._codec,
+            seed=seed,
+            recorder=Unrecorded(),
+            say=say,
+        )
 
     @property
-    def rank(self) -> int:
-        return self.ctx.worker_index
+    def steps(self) -> int:
+        """The steps so far; with several optimizers, of the one that made most."""
+        return max((pair.steps for pair in self._pairs), default=0)
 
     @property
-    def workers(self) -> int:
-        return self.ctx.workers
+    def epoch(self) -> int:
+        """The number of whole passes over the batches so far; `load` restores it."""
+        return next((p.batches.epoch for p in self._pairs if p.batches is not None), 0)
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the worker that prints and saves."""
-        return self.ctx.worker_index == 0
+    def replica(self) -> Replica:
+        return self._pairs.chosen(None).replica
+
+    def _models(self) -> list[nn.Module]:
+        return [pair.replica.model for pair in self._pairs]
 
     # --- before the loop
 
@@ -98,99 +114,86 @@ class Pace:
         """Return the model, the optimizer, and this worker's batches of the data.
 
         All workers start from worker 0's weights. The parameters move into flat buffers, but stay
-        the same objects with the same names on the same device. `batch_size` is per worker; the
-        default is that of your DataLoader, otherwise 64.
+        the same objects with the same names on the same device. From now on `optimizer.step()`
+        synchronises before it updates. `batch_size` is per worker; the default is that of your
+        DataLoader, otherwise 64. Call it once for each pair of model and optimizer.
         """
-        if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-            raise BadRequest(
-                "prepare takes a torch.nn.Module and an optimizer made from its parameters"
-            )
-        if self._prepared:
-            raise BadRequest(
-                "prepare was called twice on one pace, which keeps one model together: for another"
-                " model or optimizer make a second pace (second = paceline.join(...)), or put both"
-                " models into one Module"
-            )
-        refuse_closures(optimizer)
-        self._prepared, self._random = True, random_states()
+        paced.check(model, optimizer)
+        self._random, number, loaded = random_states(), len(self._pairs), self._loaded
         try:
-            return self._prepare(model, optimizer, data, batch_size, shard)
+            if self.leads and self._build is None and not self._pairs:
+                for server in self.ctx.servers:
+                    send_model(self.ctx.transport, server, self._secret, model, optimizer)
+            pair = self._pairs.add(model, optimizer, self._optimizer_step, loaded)
+            self._device = self._device or next(model.parameters()).device
+            if data is not None:
+                inner = self._cut(data, batch_size, shard, model)
+                pair.batches = OwnBatches(inner, self._models, Watcher(self._pairs, pair))
+            if loaded is not None:
+                loaded.set_batches(pair, number)
         finally:
             set_random_states(self._random)  # a seed that your script has set stays in force
-
-    def _prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data: Any,
-        batch_size: int | None,
-        shard: str | None,
-    ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-        if self.leads and self._build is None:
-            for server in self.ctx.servers:
-                send_model(self.ctx.transport, server, self._secret, model, optimizer)
-        self.replica = Replica(
-            model,
-            optimizer,
-            _no_loss,
-            flat=self.strategy.traits.flat,
-            allocate=self.ctx.transport.allocate,
-        )
-        self.ctx.codec.fits(layout_of(model))
-        self.strategy.setup(self.ctx, self.replica)
-        optimizer.register_step_pre_hook(self._refuse_own_step)
-        self.strategy.begin(self.replica, None)
-        device = next(model.parameters()).device
-        if data is not None:
-            self._batches = OwnBatches(self._cut(data, batch_size, shard, device), model)
-        forward = self.replica.forward
+        if loaded is not None:
+            self._go_on(loaded, tell=number == 0)
+        forward = pair.replica.forward
         # DDP's wrapper, under the model's own names
         if isinstance(forward, nn.Module) and forward is not model:
             for name in ("named_parameters", "state_dict", "load_state_dict"):
                 object.__setattr__(forward, name, getattr(model, name))
-            return forward, optimizer, self._batches
-        return model, optimizer, self._batches
+            return forward, optimizer, pair.batches
+        return model, optimizer, pair.batches
 
-    def _refuse_own_step(self, *_: Any) -> None:
-        if not self._stepping and not self._finished:
-            raise BadRequest(
-                "optimizer.step() was called beside pace.step(), so the workers would drift apart:"
-                " pace.step(loss) computes the gradients, synchronises and updates. Leave"
-                " loss.backward() and optimizer.step() out"
-            )
+    def optimizer(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer with a step that synchronises before it updates.
+
+        For a loop with batches of its own. Without the model, the workers exchange the optimizer's
+        parameters only, not the model's buffers (batch statistics).
+        """
+        if model is None and isinstance(optimizer, torch.optim.Optimizer):
+            if not self.strategy.traits.flat:
+                raise BadRequest(
+                    f"{self.strategy.name} wraps the model: use"
+                    " model, optimizer, _ = pace.prepare(model, optimizer)"
+                )
+            model = paced.Parameters(optimizer)
+        return self.prepare(model, optimizer)[1]
 
     def _cut(
-        self, data: Any, batch_size: int | None, shard: str | None, device: torch.device
+        self, data: Any, batch_size: int | None, shard: str | None, model: nn.Module
     ) -> OwnPasses:
         """Return this worker's part of the data."""
         asker = Asker(
             self.workers,
             self.rank,
             self.seed,
-            device,
+            next(model.parameters()).device,
             self.ctx.peers.uncounted().control,
             self._random,
             self.strategy.traits.shard,
-            has_batch_norm(self.replica.model),
-            _say if self.leads else lambda text: None,
+            has_batch_norm(model),
+            say if self.leads else lambda text: None,
         )
         return passes_of(data, batch_size, shard, asker)
 
     # --- in the loop
 
-    def backward(self, loss: Tensor, weight: float | None = None) -> None:
+    def backward(
+        self,
+        loss: Tensor,
+        weight: float | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         """Add the gradients of this loss to those since the last step, as `loss.backward()` does.
 
-        Within a worker losses add up, so a loop that accumulates over n batches divides each loss
-        by n, as always. Between workers each loss counts by its share of the rows of this batch (or
-        of `weight`).
+        The first call after a step begins with cleared gradients. Within a worker losses add up, so
+        a loop that accumulates over n batches divides each loss by n, as always. Between workers
+        each loss counts by its share of the rows of this batch (or of `weight`).
         """
-        if self.replica.flat is None:
-            raise BadRequest(
-                f"{self.strategy.name} synchronises inside each backward pass: hand every loss to"
-                " pace.step"
-            )
-        self._add(loss, weight)
+        pair = self._pairs.chosen(optimizer)
+        pair.add(loss, self._pairs.now(pair, weight))
+        self._pairs.use(pair)
 
     def step(
         self,
@@ -198,74 +201,51 @@ class Pace:
         *,
         weight: float | None = None,
         clip_norm: float | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Compute gradients (where a loss is given), synchronise, update."""
+        """Compute gradients (where a loss is given), synchronise, update.
+
+        `optimizer` says which one, where several were prepared.
+        """
         if self._finished:
             raise BadRequest("this loop has been finished: no step can follow")
+        pair = self._pairs.chosen(optimizer)
         if loss is not None:
-            self._add(loss, weight)
-        elif not self._parts:
+            pair.add(loss, self._pairs.now(pair, weight))
+        elif weight is not None:
             raise BadRequest(
-                "pace.step() without a loss needs gradients from pace.backward(loss) before it"
+                "pace.step(weight=...) needs the loss that it weighs: pace.step(loss, weight=...)"
+                " or pace.backward(loss, weight=...)"
             )
-        batch = self._together()
-        if self.replica.flat is not None:
-            self.replica.flat.settle_gradients()
-        self.replica.clip_norm = clip_norm
-        self.replica.samples_seen += batch.weight
-        self._stepping = True
-        try:
-            self.strategy.step(self.replica, batch)
-        finally:
-            self._stepping = False
-        # what schedulers look at; a server may have stepped
-        self.replica.optimizer._opt_called = True  # type: ignore[attr-defined]
-        self.steps += 1
-        self.strategy.begin(self.replica, None)  # the next forward pass reads weights from now on
-        if self.check_every and self.steps % self.check_every == 0:
-            self.check()
+        elif not pair.has_gradients:
+            raise BadRequest(
+                "pace.step() without a loss needs gradients from pace.backward(loss) or"
+                " loss.backward() before it"
+            )
+        self._step(pair, clip_norm)
 
-    def _add(self, loss: Tensor, weight: float | None) -> None:
-        """Add the gradients of one loss. A batch of weight 0 (an empty slice) changes nothing."""
-        flat, batch = self.replica.flat, self._weighed(weight)
-        if not self._parts:
-            if flat is not None:
-                flat.forget_gradients()
-            else:
-                self.replica.optimizer.zero_grad()
-        scale = self.strategy.scale(batch)
-        # DDP exchanges in the backward pass: every worker makes one
-        if batch.weight or flat is None:
-            (loss if scale == 1.0 else loss * scale).backward()
-        if self._batches is not None:
-            self._batches.forget_stand_in()
-        self._parts.append(batch)
+    def synchronize(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Exchange the gradients now, so that you can clip them; the next step only updates.
 
-    def _weighed(self, weight: float | None) -> Batch:
-        """Return the present batch with its weight on this worker and on all workers."""
-        current = self._batches.take() if self._batches is not None else None
-        epoch, ends = (current.epoch, current.ends_epoch) if current is not None else (0, False)
-        if weight is not None:
-            total = torch.tensor([float(weight)], dtype=torch.float64)
-            self.ctx.peers.uncounted().control.all_reduce(total)
-            return Batch(None, None, float(weight), float(total), epoch, self.steps, ends)
-        if current is not None:
-            return Batch(None, None, current.weight, current.global_weight, epoch, self.steps, ends)
-        return Batch(None, None, 1.0, float(self.workers), epoch, self.steps, ends)
+        Where workers exchange weights it does nothing: gradients are each worker's own. All workers
+        call it together.
+        """
+        pair = self._pairs.chosen(optimizer)
+        self._pairs.use(pair)
+        pair.synchronize(self._pairs.now(pair))
 
-    def _together(self) -> Batch:
-        """Return the batches since the last step as one."""
-        parts, self._parts = self._parts, []
-        own, total = sum(b.weight for b in parts), sum(b.global_weight for b in parts)
-        return Batch(
-            None, None, own, total, parts[-1].epoch, self.steps, any(b.ends_epoch for b in parts)
-        )
+    def _optimizer_step(self, pair: Pair) -> None:
+        """What `optimizer.step()` does."""
+        if pair.stepping or self._finished:  # what comes after the loop is the user's own
+            pair.replica.apply()
+        else:
+            self._step(pair, None)
 
-    def any(self, flag: bool) -> bool:
-        """Return whether `flag` is true on any worker: to stop early, all together."""
-        votes = torch.tensor([float(flag)])
-        self.ctx.peers.uncounted().control.all_reduce(votes, "max")
-        return bool(votes)
+    def _step(self, pair: Pair, clip_norm: float | None) -> None:
+        self._pairs.use(pair)
+        pair.step(self._pairs.now(pair), clip_norm)
+        if self.check_every and pair.steps % self.check_every == 0:
+            self._check(pair)
 
     def check(self) -> float:
         """Return how far this replica is from the mean of all replicas.
@@ -273,12 +253,15 @@ class Pace:
         Where a strategy keeps replicas identical the distance is 0, and a difference raises an
         error.
         """
-        if self.strategy.traits.replicas_identical or self.workers == 1:
+        return max((self._check(pair) for pair in self._pairs), default=0.0)
+
+    def _check(self, pair: Pair) -> float:
+        if pair.strategy.traits.replicas_identical or self.workers == 1:
             if self.workers > 1:
-                expect_identical(self.ctx, self.replica, f"after step {self.steps}")
+                pair.check()
             return 0.0
-        means = self._agree()
-        return distance_to(self.replica, means) if means is not None else 0.0
+        means = self._agree(pair)
+        return distance_to(pair.replica, means) if means is not None else 0.0
 
     # --- after the loop, or between epochs
 
@@ -288,14 +271,55 @@ class Pace:
 
         For evaluating and saving. All workers call it together.
         """
-        agreed = None if self._finished else self._agree()  # after finish() all workers hold them
-        with self.replica.holding(agreed):
+        with ExitStack() as held:
+            for pair in self._pairs if not self._finished else ():  # then all workers hold them
+                held.enter_context(pair.replica.holding(self._agree(pair)))
             yield
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the model's state dict of the consensus weights. All workers call it together."""
+    def state_dict(self, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+        """Return the model's state dict of the consensus weights. All workers call it together.
+
+        `optimizer` says of which model, where several were prepared.
+        """
+        replica = self._pairs.chosen(optimizer).replica
         with self.consensus():
-            return self.replica.state_dict()
+            return replica.state_dict()
+
+    def save(self, path: str | Path, **more: Any) -> Path:
+        """Write a checkpoint of the whole loop under this folder; return it.
+
+        It holds the models' consensus weights, each worker's optimizers and random state, the
+        strategy, the place in the data and the steps; and `more`, as in
+        `pace.save("out", scheduler=scheduler.state_dict())`. The last two checkpoints are kept.
+        All workers call it together.
+        """
+        if not len(self._pairs):
+            raise BadRequest("call pace.prepare(model, optimizer) before pace.save")
+        self._assemble()
+        resumed_at, self._resumed_at = self._resumed_at, None
+        return saving.save(self._pairs, Path(path), self.steps, more, resumed_at)
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Go on from the newest checkpoint under this folder; return what `save` got as `more`.
+
+        Call it after every `prepare`, or before the first one. With as many workers the loop goes
+        on exactly. With another number each worker takes worker 0's optimizer and new random
+        numbers, and a notice says so. All workers call it together.
+        """
+        self._assemble()
+        loaded = Loaded(Path(path), self._pairs, self.seed)
+        self._resumed_at = loaded.step
+        if not len(self._pairs):
+            self._loaded = loaded
+            return loaded.more
+        loaded.set_up_again(self._pairs)
+        self._go_on(loaded)
+        return loaded.more
+
+    def _go_on(self, loaded: Loaded, tell: bool = True) -> None:
+        loaded.set_random()
+        if tell and self.leads and (told := loaded.told()) is not None:
+            say(told)
 
     def finish(self) -> None:
         """Make the last exchange and leave. All workers call it together.
@@ -306,21 +330,19 @@ class Pace:
             return
         self._finished = True
         self._assemble()
-        self.strategy.finish(self.replica)
-        weights = self.strategy.consensus(self.replica)
-        for region, agreed in zip(self.replica.regions, weights or (), strict=False):
-            region.params.copy_(agreed)
+        for pair in self._pairs:
+            replica, strategy = pair.replica, pair.strategy
+            strategy.finish(replica)
+            weights = strategy.consensus(replica)
+            for region, agreed in zip(replica.regions, weights or (), strict=False):
+                region.params.copy_(agreed)
         self.ctx.peers.barrier()
-        self.strategy.leave()
+        for pair in self._pairs:
+            pair.strategy.leave()
 
-    def _agree(self) -> Sequence[Tensor] | None:
+    def _agree(self, pair: Pair) -> Sequence[Tensor] | None:
         self._assemble()
-        return self.strategy.consensus(self.replica)
-
-    def _assemble(self) -> None:
-        """Wait, without a deadline, for the workers of an asynchronous strategy."""
-        if self.workers > 1 and not self.strategy.traits.in_step:
-            assemble(self.ctx.transport, range(self.workers))
+        return pair.strategy.consensus(pair.replica)
 
     def __enter__(self) -> Pace:
         return self
@@ -338,7 +360,7 @@ class Pace:
             model, optimizer = built(self._build)
         else:
             model, optimizer = receive_model(self.ctx.transport, self._secret)
-        replica = Replica(model, optimizer, _no_loss, allocate=self.ctx.transport.allocate)
+        replica = Replica(model, optimizer, no_loss, allocate=self.ctx.transport.allocate)
         self.strategy.serve(self.ctx, replica)
 
 
@@ -350,11 +372,3 @@ def end_quickly() -> None:
     command whose training was over took tens of seconds to end.
     """
     atexit.register(gc.freeze)
-
-
-def _say(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
-
-
-def _no_loss(outputs: Any, targets: Any) -> Tensor:
-    raise BadRequest("your own loop computes the loss itself")

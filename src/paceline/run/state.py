@@ -21,7 +21,9 @@ from paceline.registry import Spec
 from paceline.strategies.parts.saved import Saved, on_device
 
 if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
     from paceline.run.worker import Worker
+    from paceline.strategies.base import Context, Strategy
 
 
 def save(worker: Worker, best: bool = False) -> Path:
@@ -127,7 +129,8 @@ def set_up(worker: Worker) -> None:
     memory = _read(worker) if worker.job.resume_from is not None else None
     if memory is not None:
         _load_replica(worker, memory)
-    _set_up_strategy(worker, _saved(worker, memory) if memory is not None else None)
+    saved = _saved(worker, memory) if memory is not None else None
+    set_up_strategy(worker.strategy, worker.ctx, worker.replica, saved)
     if memory is not None:
         _load_own(worker, memory)
         worker.resumed_at = worker.step = memory.said["step"]
@@ -223,8 +226,10 @@ def _refusal(worker: Worker, memory: Memory) -> str:
     )
 
 
-def _set_up_strategy(worker: Worker, saved: Saved | None) -> None:
-    strategy, ctx, replica = worker.strategy, worker.ctx, worker.replica
+def set_up_strategy(
+    strategy: Strategy, ctx: Context, replica: Replica, saved: Saved | None
+) -> None:
+    """Set a strategy up, new or with what a checkpoint remembers."""
     if saved is None:
         strategy.setup(ctx, replica)
     elif "saved" in inspect.signature(strategy.setup).parameters:

@@ -59,7 +59,10 @@ class AllReduce(Strategy):
                 " epoch, use local-sgd:every=epoch"
             )
         self.traits = replace(
-            self.traits, exchanges=self.exchange, noise_adds_up=self.exchange == "gradients"
+            self.traits,
+            exchanges=self.exchange,
+            noise_adds_up=self.exchange == "gradients",
+            update_last=(self.exchange, self.when) == ("gradients", "step"),
         )
 
     def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:

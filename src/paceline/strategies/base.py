@@ -63,6 +63,9 @@ class Traits:
     skips_empty: bool = True
     most_workers: int | None = None
     alone_is_serial: bool = True  # with one worker it is plain SGD, bit for bit
+    # `step` exchanges gradients and ends with `Replica.update`: a loop of the user's own may change
+    # them in between (`pace.synchronize`).
+    update_last: bool = False
     survives: bool = False  # the other workers go on when a worker (except the first) has died
     weighs_equally: bool = False  # its average weighs workers equally, whatever their batches
     decides_alone: bool = False  # a worker that has converged stops by itself

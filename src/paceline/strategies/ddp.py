@@ -38,6 +38,7 @@ class DDP(Strategy):
         flat=False,
         needs_processes=True,
         skips_empty=False,
+        update_last=True,
         not_private_because=(
             "it exchanges gradients inside the backward pass, before they can be clipped: use"
             " allreduce"

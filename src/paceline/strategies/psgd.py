@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from paceline.collectives.base import usual
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy, Traits
@@ -50,12 +52,15 @@ class PSGD(Strategy):
         self.ctx.transport.pause()
 
     def share(self) -> float:
-        return self._shares.share(self.ctx.workers)
+        """Ask the others how many samples they had: nothing was agreed on in the steps."""
+        own = self._shares.own
+        total = torch.tensor([own], dtype=torch.float64)
+        self.ctx.peers.uncounted().control.all_reduce(total)
+        return own / float(total) if float(total) else 1 / self.ctx.workers
 
     def finish(self, replica: Replica) -> None:
-        average_weights(
-            self.ctx, replica, self._shares.take(self.ctx.workers), usual(self.ctx.peers)
-        )
+        average_weights(self.ctx, replica, self.share(), usual(self.ctx.peers))
+        self._shares.take(self.ctx.workers)
 
     def state(self) -> dict[str, Any]:
         return {"shares": self._shares.state()}

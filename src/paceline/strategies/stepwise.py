@@ -54,7 +54,11 @@ class StepWise(Strategy):
     def __post_init__(self) -> None:
         if self.full_every < 0:
             raise BadRequest(f"stepwise: full_every={self.full_every}: it must be 0 or more")
-        self.traits = replace(self.traits, exchanges=self.exchange)
+        self.traits = replace(
+            self.traits,
+            exchanges=self.exchange,
+            update_last=self.exchange == "gradients" and not self.full_every,
+        )
 
     def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
         super().setup(ctx, replica, saved)
