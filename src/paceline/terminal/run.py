@@ -75,8 +75,9 @@ class Watch:
                 if content["accuracy"] is None
                 else f"  accuracy {100 * content['accuracy']:.2f}%"
             )
+            when = f"epoch {content['epoch']}" if content["epoch"] is not None else "at the end"
             self._say(
-                f"epoch {content['epoch']}, step {content['step']:,}: {content['on']} loss"
+                f"{when}, step {content['step']:,}: {content['on']} loss"
                 f" {content['loss']:.4f}{accuracy}"
             )
         elif kind == "chosen" and content["memory_format"] != "contiguous" and not self.label:
