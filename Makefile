@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Paceline needs Python 3.11 (set PYTHON=/path/to/python)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,mpi,privacy,data,spark,watch,pdf,tensorboard]' >$(VENV)/pip.log 2>&1; \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,mpi,privacy,data,spark,watch,pdf,tensorboard,notebook]' >$(VENV)/pip.log 2>&1; \
 	status=$$?; grep -v '^WARNING: Location' $(VENV)/pip.log; exit $$status
 	@$(BIN)/python -c "import paceline.api" || { echo "the installation is incomplete: see above"; exit 1; }
 	@touch $@

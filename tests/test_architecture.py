@@ -23,7 +23,7 @@ LAYERS = [
     ["run"],
     ["launch"],
     ["studies", "report"],
-    ["terminal", "watch"],
+    ["terminal", "watch", "results"],
     ["bench", "doctor"],
     ["api"],
     ["cli"],

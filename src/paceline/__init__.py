@@ -6,7 +6,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import Run, compare, load_data, render, study, train
+    from paceline.api import Run, compare, load, load_data, render, study, train
     from paceline.callbacks.base import Callback
     from paceline.data.prepare.anything import prepare
     from paceline.errors import BadRequest, PacelineError, RunFailed
@@ -22,6 +22,7 @@ __all__ = [
     "RunFailed",
     "compare",
     "join",
+    "load",
     "load_data",
     "prepare",
     "render",
@@ -36,6 +37,7 @@ _HOMES = {
     "study": "api",
     "render": "api",
     "compare": "api",
+    "load": "api",
     "load_data": "api",
     "Callback": "callbacks.base",
     "prepare": "data.prepare.anything",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from paceline.common.warned import warnings_once
 from paceline.data.adopt import adopt
@@ -19,9 +17,7 @@ from paceline.errors import BadRequest
 from paceline.launch.joined import Meeting
 from paceline.launch.run import Listen, run_in_folder
 from paceline.launch.seat import find as find_seat
-from paceline.record import checkpoint
 from paceline.record.lock import HELD, refuse_held
-from paceline.record.reader import read_run
 from paceline.registry import sources
 from paceline.report.compare import compare
 from paceline.report.lines import Study
@@ -32,64 +28,14 @@ from paceline.request.config import Config
 from paceline.request.earlier import load_config, run_folder
 from paceline.request.job import Job
 from paceline.request.prepare import prepare
+from paceline.results.run import Run
 from paceline.studies.grid import BUILTIN, StudySpec
 from paceline.studies.runner import run_study
 from paceline.terminal.run import Watch
 from paceline.terminal.study import StudyTable
 from paceline.watch.beside import page_beside
 
-__all__ = ["Run", "compare", "load_data", "render", "study", "train"]
-
-
-class Run:
-    """A finished run: its record, and its model with the trained weights."""
-
-    def __init__(
-        self, record: dict[str, Any], out: Path, make_model: Callable[[], nn.Module] | None = None
-    ) -> None:
-        self.record, self.out, self._make_model = record, out, make_model
-
-    @classmethod
-    def open(cls, folder: str | Path) -> Run:
-        """Read a run from its folder."""
-        return cls(read_run(folder), Path(folder))
-
-    @property
-    def model(self) -> nn.Module:
-        """The trained model (the strategy's consensus weights), on the CPU, in evaluation mode."""
-        if self._make_model is None:
-            raise BadRequest(
-                "this run was read from disk: build its model and load `run.weights` into it"
-            )
-        model = self._make_model()
-        inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
-        inner.load_state_dict(self.weights)
-        return model.eval()
-
-    @property
-    def weights(self) -> dict[str, Any]:
-        return checkpoint.load_weights(self.out / "model.safetensors")
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an entry of the record's `result`: `run.test_accuracy`, `run.samples_per_s`."""
-        if name.startswith("_") or name == "record":
-            raise AttributeError(name)
-        result = self.record["result"]
-        if name in result:
-            return result[name]
-        raise AttributeError(f"a run has no {name!r}; its results are {', '.join(result)}")
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.record["result"]]
-
-    def __repr__(self) -> str:
-        r, c = self.record["result"], self.record["config"]
-        accuracy = "" if r["test_accuracy"] is None else f", accuracy {r['test_accuracy']:.4f}"
-        rate = "" if r["samples_per_s"] is None else f", {r['samples_per_s']:,.0f} samples/s"
-        return (
-            f"<Run {c['strategy']} x {c['workers']}: {r['steps']} steps{accuracy}{rate}, in"
-            f" {self.out}>"
-        )
+__all__ = ["Run", "compare", "load", "load_data", "render", "study", "train"]
 
 
 def train(*, progress: bool | None = None, watch: bool = False, **options: Any) -> Run:
@@ -153,6 +99,18 @@ def study(
         run_study(spec, folder, table)
     render(folder)
     return read_study(folder)
+
+
+def load(folder: str | Path, model: Any = None) -> Run:
+    """Read a finished run: its record, its history, and its model with the trained weights.
+
+        run = paceline.load("runs/a")
+        run.model(inputs), run.test_accuracy, run.history
+
+    `model` is needed where the record cannot name it (a class in a notebook): a class, a function,
+    a Module or a name. Nothing in the folder is run: the weights are safetensors.
+    """
+    return Run.open(folder, model)
 
 
 def load_data(name: str, data_dir: str | None = None) -> tuple[Samples | Stream, Samples | None]:

@@ -11,54 +11,24 @@ from rich.table import Table
 
 from paceline.data.manifest import Manifest
 from paceline.data.prepare.report import as_text
+from paceline.report.run_rows import headline, number, result_rows, seconds
 from paceline.report.score import only_the_largest_class
 from paceline.report.words import size
 from paceline.terminal.fitting import Column, drop, fit_table
 from paceline.terminal.results import machine_line as machine_line
-from paceline.terminal.run import headline
 
 
 def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
     """Print the results of a run, its workers, and what qualifies the results."""
     console = Console(stderr=to_stderr)
-    result, config = record["result"], record["config"]
+    config, private = record["config"], record.get("privacy")
     if not console.is_terminal:  # on a terminal the headline is above the bar already
         console.print(headline(config, config["threads"]), style="bold", highlight=False)
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    rows = [
-        ("test accuracy", percent(result["test_accuracy"])),
-        ("test loss", number(result["test_loss"], ".4f")),
-        ("train loss, last epoch", number(result["train_loss"], ".4f")),
-        ("steps", f"{result['steps']:,}"),
-        ("samples", f"{result['samples']:,}"),
-        ("training time", f"{result['train_s']:.2f} s"),
-        ("samples per second", number(result["samples_per_s"], ",.0f")),
-        ("total (wall clock)", f"{result['wall_s']:.2f} s"),
-    ]
-    metric, private = result["metric"], record.get("privacy")
-    if private:
-        rows.insert(1, (f"epsilon at delta {private['delta']:g}", f"{private['epsilon']:.3g}"))
-    if metric and metric["name"] != "accuracy":  # the metric that was asked for is first
-        rows.insert(0, (f"test {metric['name']}", number(metric["value"], ".4g")))
-    target = config.get("target_accuracy") or config["until_accuracy"]
-    if target is not None:
-        reached = result["time_to_accuracy_s"]
-        goal = f"{100 * target:g}% accuracy after"
-        rows.append(
-            (
-                goal,
-                (
-                    "not reached"
-                    if reached is None
-                    else f"{reached:.2f} s, {result['steps_to_accuracy']:,} steps"
-                ),
-            )
-        )
-    for row in rows:
-        if row[1] != "-":
-            table.add_row(*row)
+    for row in result_rows(record):
+        table.add_row(*row)
     console.print(table)
     if config["workers"] > 1:
         console.print(_workers(record["workers"], console))
@@ -149,18 +119,6 @@ def _apart(workers: list[dict[str, Any]]) -> str:
     }
     found = {key: [w[key] for w in workers if w.get(key)] for key in names}
     return "; ".join(names[key].format(max(values)) for key, values in found.items() if values)
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}%"
-
-
-def number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} s"
 
 
 def show_prepared(manifest: Manifest, out: str, to_stderr: bool = False) -> None:

@@ -219,6 +219,10 @@ class Attempt:
         error, wall_s = str(failure) if failure else None, time.perf_counter() - job.started
         summary = summarise(events, config, environment(), status, error, wall_s)
         record = dict(clean_json(summary))
+        record["model"] = {
+            "input_shape": list(job.data.input_shape),
+            "classes": job.data.classes,
+        }
         if self.lost:
             record["lost"] = sorted(self.lost)
         if job.data.origin:

@@ -183,6 +183,7 @@ RUN: dict[str, Any] = {
         "steps_to_accuracy": OrNull(whole),
     },
     "workers": [_WORKER],
+    "model": Maybe({"input_shape": [whole], "classes": OrNull(whole)}),
     "machine": _MACHINE,
     "codec": Maybe({"message_bytes": number, "plain_bytes": number}),
     "lost": Maybe([whole]),

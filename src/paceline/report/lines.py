@@ -278,3 +278,15 @@ class Study:
     def confirmed(self) -> list[str]:
         """The ids of serial and the confirmed settings; empty where nothing was confirmed."""
         return list(self.blocks[0].samples_per_s) if len(self.blocks) >= 2 else []
+
+    def frame(self) -> Any:
+        """Return one row per run as a pandas DataFrame, with the columns of `results.csv`."""
+        from paceline.report.notebook import study_frame
+
+        return study_frame(self)
+
+    def _repr_html_(self) -> str:
+        """Show the answer and a table of the settings in a notebook."""
+        from paceline.report.notebook import study_html
+
+        return study_html(self)

@@ -40,15 +40,21 @@ WORKER = (
 
 def write_results(study: Study, path: Path) -> None:
     """Write the results of every run, completed or not."""
+    names, rows = run_table(study)
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(names)
+    writer.writerows(rows)
+    write_text(path, file.getvalue())
+
+
+def run_table(study: Study) -> tuple[list[str], list[list[Any]]]:
+    """Return the headings and the rows of `results.csv`: one row per run, completed or not."""
     varied = dict.fromkeys(k for line in study.lines for k in line.varied)
     options = [k for k in varied if k not in ("strategy", "threads")]
     lines = [*study.lines, *study.profiled]
     rows = [_row(study, line, run, options) for line in lines for run in line.runs]
-    file = io.StringIO(newline="")
-    writer = csv.writer(file)
-    writer.writerow([name for name, _ in rows[0]])
-    writer.writerows([value for _, value in row] for row in rows)
-    write_text(path, file.getvalue())
+    return [name for name, _ in rows[0]], [[value for _, value in row] for row in rows]
 
 
 def _row(study: Study, line: Line, run: RunRecord, options: list[str]) -> list[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from paceline.report.run_rows import headline
 from paceline.request.job import Job
 
 LINE_EVERY_S = 10.0
@@ -136,16 +137,4 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(compact=True),
         console=console,
         refresh_per_second=5,
-    )
-
-
-def headline(config: dict[str, Any], threads: int) -> str:
-    """Return a run's model, data, strategy, workers and transport in one line."""
-    workers = config["workers"]
-    codec = f" with {config['codec']}" if config.get("codec", "none") != "none" else ""
-    network = f" between hosts ({config['network']})" if config.get("network") else ""
-    return (
-        f"{config['model']} on {config['data']}: {config['strategy']}{codec}, {workers}"
-        f" worker{'s' if workers != 1 else ''} x {threads} thread{'s' if threads != 1 else ''},"
-        f" {config['transport']}{network}"
     )

@@ -1,0 +1,66 @@
+"""The results of one run as rows of (name, value): the terminal and the notebook show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def result_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the results of a run, the metric that was asked for first. What is unknown is left
+    out.
+    """
+    result, config = record["result"], record["config"]
+    rows = [
+        ("test accuracy", percent(result["test_accuracy"])),
+        ("test loss", number(result["test_loss"], ".4f")),
+        ("train loss, last epoch", number(result["train_loss"], ".4f")),
+        ("steps", f"{result['steps']:,}"),
+        ("samples", f"{result['samples']:,}"),
+        ("training time", f"{result['train_s']:.2f} s"),
+        ("samples per second", number(result["samples_per_s"], ",.0f")),
+        ("total (wall clock)", f"{result['wall_s']:.2f} s"),
+    ]
+    metric, private = result["metric"], record.get("privacy")
+    if private:
+        rows.insert(1, (f"epsilon at delta {private['delta']:g}", f"{private['epsilon']:.3g}"))
+    if metric and metric["name"] != "accuracy":  # the metric that was asked for is first
+        rows.insert(0, (f"test {metric['name']}", number(metric["value"], ".4g")))
+    target = config.get("target_accuracy") or config.get("until_accuracy")
+    if target is not None:
+        reached = result["time_to_accuracy_s"]
+        goal = f"{100 * target:g}% accuracy after"
+        rows.append(
+            (
+                goal,
+                (
+                    "not reached"
+                    if reached is None
+                    else f"{reached:.2f} s, {result['steps_to_accuracy']:,} steps"
+                ),
+            )
+        )
+    return [row for row in rows if row[1] != "-"]
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}%"
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def headline(config: dict[str, Any], threads: Any) -> str:
+    """Return a run's model, data, strategy, workers and transport in one line."""
+    workers = config["workers"]
+    codec = f" with {config['codec']}" if config.get("codec", "none") != "none" else ""
+    network = f" between hosts ({config['network']})" if config.get("network") else ""
+    return (
+        f"{config['model']} on {config['data']}: {config['strategy']}{codec}, {workers}"
+        f" worker{'s' if workers != 1 else ''} x {threads} thread{'s' if threads != 1 else ''},"
+        f" {config['transport']}{network}"
+    )

@@ -1,0 +1,78 @@
+"""A picture of a run's course: the loss and the test scores over its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.common.extras import need
+from paceline.look import LIGHT, WORKERS
+
+SMOOTH_FROM = 60  # steps; with fewer, each step's own loss can be read
+Row = dict[str, Any]
+
+
+def plot(rows: Sequence[Row], title: str, metric: str | None) -> Any:
+    """Draw the loss above the metric, both over the steps; return matplotlib's Figure.
+
+    `metric` is the column of the evaluations to draw; None draws the losses only.
+    """
+    need("matplotlib", "matplotlib", "notebook", "run.plot()")
+    from matplotlib.figure import Figure
+
+    steps = [r for r in rows if r["kind"] == "step" and r["loss"] is not None]
+    tests = [r for r in rows if r["kind"] == "evaluation"]
+    scored = [r for r in tests if metric is not None and r.get(metric) is not None]
+    figure = Figure(figsize=(7, 4.4 if scored else 2.8), layout="constrained", facecolor="white")
+    axes = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
+    losses = axes[0]
+    xs, ys = [r["step"] for r in steps], [r["loss"] for r in steps]
+    many = len(ys) >= SMOOTH_FROM
+    losses.plot(
+        xs,
+        ys,
+        color=WORKERS[0],
+        alpha=0.35 if many else 1,
+        linewidth=1,
+        label="training, each step" if many else "training",
+    )
+    if many:
+        width = max(2, len(ys) // 30)
+        label = f"training, mean of {width} steps"
+        losses.plot(xs, running_mean(ys, width), color=WORKERS[0], label=label)
+    known = [r for r in tests if r["test_loss"] is not None]
+    if known:
+        _points(losses, known, "test_loss", WORKERS[6], "test")
+    losses.set_ylabel("loss")
+    if steps or known:
+        losses.legend(frameon=False, labelcolor=LIGHT["ink"], fontsize=9)
+    if scored:
+        assert metric is not None
+        accuracy = metric == "test_accuracy"
+        shown = [{**r, metric: 100 * r[metric]} for r in scored] if accuracy else scored
+        _points(axes[1], shown, metric, WORKERS[6], "test")
+        axes[1].set_ylabel("test accuracy (%)" if accuracy else f"test {metric}")
+    for each in axes:
+        each.grid(color=LIGHT["line"], linewidth=0.6)
+        each.tick_params(colors=LIGHT["soft"])
+        for side, edge in each.spines.items():
+            edge.set_visible(side in ("left", "bottom"))
+            edge.set_color(LIGHT["line"])
+    axes[-1].set_xlabel("step")
+    losses.set_title(title, color=LIGHT["ink"], fontsize=10, loc="left")
+    return figure
+
+
+def _points(axes: Any, rows: Sequence[Row], key: str, colour: str, label: str) -> None:
+    xs, ys = [r["step"] for r in rows], [r[key] for r in rows]
+    axes.plot(xs, ys, color=colour, marker="o", markersize=4, linewidth=1.4, label=label)
+
+
+def running_mean(values: Sequence[float], width: int) -> list[float]:
+    """Return for each value the mean of it and of the `width - 1` values before it."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return [
+        (sums[i + 1] - sums[max(0, i + 1 - width)]) / min(i + 1, width) for i in range(len(values))
+    ]
