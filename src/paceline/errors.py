@@ -15,13 +15,78 @@ PacelineError
 
 KeyboardInterrupt
 └── Interrupted           Ctrl-C during a run, after its record was written (exit code 130)
+
+A sentence that says what to type is written for the command line: `use --transport gloo`. A reader
+in Python sees `use transport="gloo"`. `PacelineError.__str__` and `voiced` make the difference;
+`on_the_command_line` says which reader this process has.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+# A command line to type stays as it is: `paceline data fetch mnist`, `paceline report DIR --pdf`.
+_COMMAND = r"paceline [a-z]+(?: [^\s;,)`]+)*"
+_FLAG = r"(?<![\w-])--(?:set ([a-z_.]+)=([^\s,;:)`]+)|([a-z][a-z0-9-]*)(?:[ =]([^\s,;:)`]+))?)"
+# Words that go on with the sentence after a flag: they are not its value.
+_NO_VALUES = (
+    "and", "are", "as", "asked", "but", "for", "goes", "has", "in", "instead", "is", "it", "makes",
+    "needs", "or", "out", "repeats", "rule", "sets", "so", "takes", "that", "to", "which", "with",
+    "would",
+)  # fmt: skip
+_SWITCHES = ("compile", "force", "profile", "watch")  # flags without a value
+_reads_flags = False  # whether the reader has typed a command line
+
+
+@contextmanager
+def on_the_command_line() -> Iterator[None]:
+    """While the body runs, errors and notices speak of flags: the reader has typed a command."""
+    global _reads_flags
+    before, _reads_flags = _reads_flags, True
+    try:
+        yield
+    finally:
+        _reads_flags = before
+
+
+def voiced(text: str) -> str:
+    """Return a sentence in the words of this process's reader: flags, or arguments in Python."""
+    return text if _reads_flags else in_python(text)
+
+
+def in_python(text: str) -> str:
+    """Return a sentence with arguments in the place of flags.
+
+    `--workers 2` becomes `workers=2`, `--transport gloo` becomes `transport="gloo"`, and a flag
+    without a value its name in backticks. Commands to type (`paceline ...`) stay.
+    """
+    return re.sub(f"({_COMMAND})|{_FLAG}", _argument, text)
+
+
+def _argument(found: re.Match[str]) -> str:
+    command, setting, set_to, flag, value = found.groups()
+    if command:
+        return str(command)
+    if setting:
+        return f"{setting}={_literal(set_to)}"
+    name = flag.replace("-", "_")
+    if value is None or value in _NO_VALUES:
+        after = "" if value is None else f" {value}"
+        return f"{name}=True{after}" if name in _SWITCHES else f"`{name}`{after}"
+    if name in _SWITCHES:
+        return f"{name}=True {value}"
+    end = value[len(value.rstrip(".")) :]
+    return f"{name}={_literal(value.rstrip('.'))}{end}"
+
+
+def _literal(value: str) -> str:
+    """Write a value as Python has it; a placeholder such as FILE stays bare."""
+    number = re.fullmatch(r"-?[0-9][0-9_]*(\.[0-9]+)?(e-?[0-9]+)?", value)
+    return value if number or re.fullmatch("[A-Z]+", value) else f'"{value}"'
 
 
 class PacelineError(Exception):
@@ -29,6 +94,9 @@ class PacelineError(Exception):
 
     exit_code = 1
     told = False  # another rank reports this error to the user
+
+    def __str__(self) -> str:
+        return voiced(super().__str__())
 
 
 class BadRequest(PacelineError, ValueError):

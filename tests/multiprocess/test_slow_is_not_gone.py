@@ -209,7 +209,7 @@ def test_12_where_nothing_tells_that_a_rank_lives_the_sentence_does_not_say_that
     with (
         pytest.raises(
             PeerSlow,
-            match=r"no answer from rank 1 within 0 s, while waiting for a message.*--deadline-s",
+            match=r"no answer from rank 1 within 0 s, while waiting for a message.*`deadline_s`",
         ),
         patience.waiting("a message", 1) as look,
     ):

@@ -380,7 +380,7 @@ def test_03_resuming_a_folder_does_not_run_the_plugins_that_it_names(tmp_path: P
     paceline.train(**options, steps=4, checkpoint_every=2, out="run", plugin=str(plugin))
     (tmp_path / "plugin-ran").unlink()
     sys.modules.pop("paceline_plugin_plugin")
-    with pytest.raises(BadRequest, match=f"run only when you name it again: --plugin {plugin}"):
+    with pytest.raises(BadRequest, match=f'run only when you name it again: plugin="{plugin}"'):
         paceline.train(resume="run", steps=6, progress=False)
     assert not (tmp_path / "plugin-ran").exists()
     assert paceline.train(resume="run", steps=6, plugin=str(plugin), progress=False).steps == 6

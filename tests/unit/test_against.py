@@ -203,7 +203,7 @@ def test_a_version_that_cannot_run_it(
 
 
 def test_a_limit_needs_a_version(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="--fail-if needs --against CHECKOUT"):
+    with pytest.raises(BadRequest, match="`fail_if` needs against=CHECKOUT"):
         check_against(spec(**ONE), None, "slower=5%", tmp_path, quiet=True)
 
 

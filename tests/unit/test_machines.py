@@ -25,9 +25,9 @@ def aarch64(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shared_memory_is_refused_on_other_processors() -> None:
     said = "it relies on the memory order of x86-64, and this machine is aarch64"
     assert ShmTransport.missing() == said
-    with pytest.raises(BadRequest, match=f"shm is not available here: {said}; use --transport"):
+    with pytest.raises(BadRequest, match=f"shm is not available here: {said}; use transport"):
         transport_of(Config(workers=2, transport="shm"), AllReduce())
-    with pytest.raises(TransportError, match=f"{said}; use --transport gloo"):
+    with pytest.raises(TransportError, match=f'{said}; use transport="gloo"'):
         ShmTransport.connect(Rendezvous(0, 1, "127.0.0.1", 1, 1.0))
 
 

@@ -202,7 +202,7 @@ def test_load_says_to_pass_the_model_and_runs_no_code(
     record["config"]["plugin"] = [str(run.out / "evil.py")]
     path.write_text(json.dumps(record))
     again = paceline.load(run.out)
-    with pytest.raises(paceline.BadRequest, match=r"pass model=") as said:
+    with pytest.raises(paceline.BadRequest, match=r"give it with model=") as said:
         _ = again.model
     assert why in str(said.value)
     assert identical(paceline.load(run.out, model=Own).model.state_dict(), run.weights)
@@ -257,14 +257,16 @@ def test_an_evaluation_that_cannot_be_made_is_one_sentence(run_inproc) -> None:
     run = run_inproc(steps=1)
     with pytest.raises(paceline.BadRequest, match="has no test set"):
         run.evaluate(make_pairs(9))
-    with pytest.raises(paceline.BadRequest, match=r"given in Python .* pass data="):
+    with pytest.raises(paceline.BadRequest, match=r"given in Python .* give `data`"):
         run.evaluate()
-    with pytest.raises(paceline.BadRequest, match=r"no best.safetensors.*keep=best"):
+    with pytest.raises(paceline.BadRequest, match=r"no best.safetensors.*keep=\"best\""):
         run.evaluate((make_pairs(9), make_pairs(9)), which="best")
-    with pytest.raises(paceline.BadRequest, match="which=worst: last or best"):
+    with pytest.raises(paceline.BadRequest, match="which=worst: it must be last or best"):
         run.evaluate((make_pairs(9), make_pairs(9)), which="worst")
     own = run_inproc(steps=1, loss=lambda outputs, targets: outputs.square().mean())
-    with pytest.raises(paceline.BadRequest, match=r"the run's loss was given in Python .* loss="):
+    with pytest.raises(
+        paceline.BadRequest, match=r"the run's loss was given in Python .* give `loss`"
+    ):
         own.evaluate((make_pairs(9), make_pairs(9)))
     (run.out / "model.safetensors").write_bytes(b"junk")
     with pytest.raises(paceline.RunFailed, match="cannot be read"):

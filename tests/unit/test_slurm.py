@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 from tests.commands import SMALL_TRAIN, free_job
 
 from paceline.cli.launch import launch
-from paceline.errors import BadRequest, UnknownName
+from paceline.errors import BadRequest, UnknownName, on_the_command_line
 from paceline.launch.slurm import Allocation, batch_script
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,6 +33,13 @@ for ((task = 0; task < SLURM_NTASKS; task++)); do
 done
 exit $code
 """
+
+
+@pytest.fixture(autouse=True)
+def _flags() -> Iterator[None]:
+    """A batch script is asked for on a command line, so its errors speak of flags."""
+    with on_the_command_line():
+        yield
 
 
 def submit(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -434,7 +434,7 @@ def test_folders_and_ports_that_cannot_be_used(
         existing("a\0b")
     with listen(0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(BadRequest, match=rf"^port {port} is in use .* choose another --port"):
+        with pytest.raises(BadRequest, match=rf"^port {port} is in use .* choose another `port`"):
             listen(port)
 
     def refuse(self: socket.socket, address: Any) -> None:

@@ -11,13 +11,16 @@ import click
 
 from paceline import __version__
 from paceline.cli.groups import Group
-from paceline.errors import PacelineError, WorkerFailed
+from paceline.errors import PacelineError, WorkerFailed, on_the_command_line
 from paceline.launch.signals import ending, held_back, ignore
 
 COMMANDS = {
     "train": "paceline.cli.train:train",
     "study": "paceline.cli.study:study",
     "report": "paceline.cli.report:report",
+    "runs": "paceline.cli.runs:runs",
+    "show": "paceline.cli.runs:show",
+    "evaluate": "paceline.cli.runs:evaluate",
     "watch": "paceline.cli.watch:watch",
     "explain": "paceline.cli.explain:explain",
     "list": "paceline.cli.listing:listing",
@@ -68,7 +71,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line. An error of ours is one sentence; `--debug` shows its traceback."""
-    with ending() as end:
+    with ending() as end, on_the_command_line():
         code = _ended()
         if end.heard is not None:
             ignore()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from paceline.common.values import format_value
 from paceline.data.manifest import Manifest
 from paceline.data.prepare.report import as_text
 from paceline.report.run_rows import headline, number, result_rows, seconds
@@ -18,12 +19,37 @@ from paceline.terminal.fitting import Column, drop, fit_table
 from paceline.terminal.results import machine_line as machine_line
 
 
-def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
-    """Print the results of a run, its workers, and what qualifies the results."""
+def show_past(
+    record: dict[str, Any],
+    out: Path,
+    notices: list[str],
+    given: dict[str, Any],
+    decided: dict[str, Any],
+) -> None:
+    """Print a finished run: what `train` printed at its end, its notices, its options."""
+    console = Console()
+    show_run(record, out, to_stderr=False, headed=True)
+    for notice in notices:
+        console.print(f"note: {notice}", highlight=False, markup=False)
+    for title, options in (("options", given), ("given or decided", decided)):
+        words = " ".join(f"{name}={format_value(value)}" for name, value in options.items())
+        console.print(f"{title}: {words}", highlight=False, markup=False)
+
+
+def show_run(
+    record: dict[str, Any], out: Path, to_stderr: bool, headed: bool | None = None
+) -> None:
+    """Print the results of a run, its workers, and what qualifies the results.
+
+    `headed`: begin with the headline; None: unless this is a terminal, where it is above the bar.
+    """
     console = Console(stderr=to_stderr)
     config, private = record["config"], record.get("privacy")
-    if not console.is_terminal:  # on a terminal the headline is above the bar already
-        console.print(headline(config, config["threads"]), style="bold", highlight=False)
+    if not console.is_terminal if headed is None else headed:
+        console.print(headline(config, config.get("threads")), style="bold", highlight=False)
+    if record["status"] != "completed":
+        reason = record["error"] or "no reason was recorded"
+        console.print(f"{record['status']}: {reason}", style="red", markup=False, highlight=False)
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -57,7 +83,7 @@ def show_run(record: dict[str, Any], out: Path, to_stderr: bool) -> None:
             console.print(
                 "NOT PRIVATE: with secure=false the noise is derived from the seed", style="yellow"
             )
-    if config["oversubscribed"]:
+    if config.get("oversubscribed"):
         console.print(
             f"oversubscribed: more threads than the {record['environment']['cores']} cores of this"
             " machine",

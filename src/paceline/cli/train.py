@@ -78,9 +78,11 @@ def help_of(name: str, field: dataclasses.Field[Any]) -> str:
     return f"{text}  [default: {default}" if default else text
 
 
-def _completer(
+def completer(
     plural: str,
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return what completes the registered names of a kind in a shell."""
+
     def complete(
         ctx: click.Context, parameter: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
@@ -106,7 +108,7 @@ def options_from_config(command: Callable[..., None]) -> Callable[..., None]:
         if name == "compile":
             extra |= {"is_flag": False, "flag_value": "inductor"}
         if name in REGISTRIES:
-            extra["shell_complete"] = _completer(REGISTRIES[name])
+            extra["shell_complete"] = completer(REGISTRIES[name])
         if field.metadata["kind"] is bool:
             extra = {"is_flag": True}
         command = click.option(

@@ -77,7 +77,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
     top = f"<thead><tr>{titles}</tr></thead>" if head else ""
     return (
-        "<table style='border-collapse:collapse;border:0;margin:6px 0'>"
+        "<table style='border-collapse:collapse;border:0;margin:6px 0;font-size:inherit'>"
         f"{top}<tbody>{body}</tbody></table>"
     )
 

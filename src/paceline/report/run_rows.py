@@ -62,5 +62,5 @@ def headline(config: dict[str, Any], threads: Any) -> str:
     return (
         f"{config['model']} on {config['data']}: {config['strategy']}{codec}, {workers}"
         f" worker{'s' if workers != 1 else ''} x {threads} thread{'s' if threads != 1 else ''},"
-        f" {config['transport']}{network}"
+        f" {config.get('transport', '?')}{network}"
     )

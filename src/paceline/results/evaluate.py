@@ -85,4 +85,4 @@ def _again(name: str, given: Any, saved: dict[str, Any], registry: Any) -> Any:
         return None
     if str(own) in ("auto", "none") or Spec.of(str(own)).name in registry:
         return own
-    raise BadRequest(f"the run's {name} was given in Python ({own}): pass it again with {name}=")
+    raise BadRequest(f"the run's {name} was given in Python ({own}): give --{name}")

@@ -59,7 +59,8 @@ def saved_model(record: dict[str, Any], out: Path) -> Make:
                 return make_model(name, record)
     raise BadRequest(
         f"the model of {out} cannot be built from its record: {name} is not a name that can be"
-        f" imported here ({why}): pass model=, as a class, a function or package.module:factory"
+        f" imported here ({why}): give it with --model package.module:factory, or in Python as a"
+        " class, a function or a Module"
     )
 
 

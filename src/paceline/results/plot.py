@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from paceline.common.extras import need
@@ -60,7 +62,14 @@ def plot(rows: Sequence[Row], title: str, metric: str | None) -> Any:
             edge.set_color(LIGHT["line"])
     axes[-1].set_xlabel("step")
     losses.set_title(title, color=LIGHT["ink"], fontsize=10, loc="left")
+    figure._repr_png_ = partial(_png, figure)  # a notebook draws it, whatever backend is chosen
     return figure
+
+
+def _png(figure: Any) -> bytes:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=100)
+    return drawn.getvalue()
 
 
 def _points(axes: Any, rows: Sequence[Row], key: str, colour: str, label: str) -> None:

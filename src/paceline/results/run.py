@@ -61,11 +61,11 @@ class Run:
 
     def _weights(self, which: str) -> dict[str, Any]:
         if which not in WEIGHTS:
-            raise BadRequest(f"which={which}: last or best")
+            raise BadRequest(f"which={which}: it must be last or best")
         path = self.out / WEIGHTS[which]
         if not path.is_file():
             why = (
-                "a run keeps them with keep=best"
+                "a run keeps them with --keep best"
                 if which == "best"
                 else f"the run was {self.record['status']}"
             )
@@ -92,7 +92,7 @@ class Run:
         """
         given = data if data is not None else self.record["config"].get("data")
         if data is None and "<" in str(given):
-            raise BadRequest(f"the run's data was given in Python ({given}): pass data=")
+            raise BadRequest(f"the run's data was given in Python ({given}): give --data")
         model = self._with(self._weights(which))
         return evaluate(model, self.record, given, data_dir=data_dir, metric=metric, loss=loss)
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from paceline.errors import voiced
 from paceline.report.run_rows import headline
 from paceline.request.job import Job
 
@@ -63,7 +64,7 @@ class Watch:
         if self.quiet:
             return
         if kind == "notice":
-            self._say(f"note: {content['text']}")
+            self._say(f"note: {voiced(content['text'])}")
         elif kind == "progress":
             self._on_progress(content)
         elif not (self.live or self.lines):

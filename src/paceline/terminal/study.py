@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.errors import voiced
 from paceline.launch.run import Listen
 from paceline.record.blocks import Block
 from paceline.report.words import count, workers
@@ -117,7 +118,7 @@ class StudyTable(Listener):
         self._say(f"[block {block.number + 1}/{confirmation.wanted}] {told}{marked}")
 
     def notice(self, text: str) -> None:
-        self._say(f"note: {text}")
+        self._say(f"note: {voiced(text)}")
 
     def _hear(self, kind: str, content: dict[str, Any]) -> None:
         if kind == "progress":
