@@ -122,9 +122,10 @@ def test_evaluate_repeats_the_last_evaluation(cli, monkeypatch) -> None:
         "loss": run.test_loss, "accuracy": run.test_accuracy, "samples": 1000,
     }  # fmt: skip
     assert f"{100 * run.test_accuracy:.2f}%" in cli("evaluate", "a", "--data", "fashion-mini")[1]
-    code, _, err = cli("evaluate", "a", "--which", "best")
+    assert json.loads(cli("evaluate", "a", "--which", "best", "--json")[1])["samples"] == 1000
+    code, _, err = cli("evaluate", "a", "--which", "ema")
     assert code == 2
-    assert "a has no best.safetensors" in err
+    assert "a has no model-ema.safetensors: a run writes it with --ema 0.999" in err
     assert "Did you mean 'best'" in cli("evaluate", "a", "--which", "bset")[2]
     assert "unknown metric 'nosuch'" in cli("evaluate", "a", "--metric", "nosuch")[2]
 

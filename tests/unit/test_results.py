@@ -81,7 +81,7 @@ def test_history_leaves_out_what_a_resume_has_undone(run_inproc) -> None:
 
 def test_another_metric_has_a_column_of_its_own(run_inproc) -> None:
     run = run_inproc(steps=2, **TWO_CLASSES)
-    assert run.history[-1]["auc"] == run.metric["value"]
+    assert run.history[-1]["test_auc"] == run.metric["value"]
 
 
 def test_frame(run_inproc) -> None:
@@ -99,7 +99,7 @@ def test_plot(run_inproc) -> None:
     figure = run.plot()
     losses, scores = figure.axes
     assert list(losses.lines[0].get_ydata()) == [r["loss"] for r in steps_of(run)]
-    assert (losses.get_ylabel(), scores.get_ylabel()) == ("loss", "test accuracy (%)")
+    assert (losses.get_ylabel(), scores.get_ylabel()) == ("loss", "accuracy (%)")
     assert scores.get_xlabel() == "step"
     assert scores.lines[0].get_ydata()[-1] == 100 * run.test_accuracy
     figure.savefig("course.png")
@@ -254,15 +254,18 @@ def test_evaluating_other_data_with_another_metric(run_inproc) -> None:
 
 
 def test_an_evaluation_that_cannot_be_made_is_one_sentence(run_inproc) -> None:
-    run = run_inproc(steps=1)
+    run = run_inproc(steps=2, evaluate_every=1, lr=100.0)
+    assert run.best["step"] == 1
     with pytest.raises(paceline.BadRequest, match="has no test set"):
         run.evaluate(make_pairs(9))
     with pytest.raises(paceline.BadRequest, match=r"given in Python .* give `data`"):
         run.evaluate()
-    with pytest.raises(paceline.BadRequest, match=r"no best.safetensors.*keep=\"best\""):
+    with pytest.raises(paceline.BadRequest, match=r"no checkpoints.best.*keep=\"best\""):
         run.evaluate((make_pairs(9), make_pairs(9)), which="best")
-    with pytest.raises(paceline.BadRequest, match="which=worst: it must be last or best"):
+    with pytest.raises(paceline.BadRequest, match="which=worst: it must be last, best or ema"):
         run.evaluate((make_pairs(9), make_pairs(9)), which="worst")
+    with pytest.raises(paceline.BadRequest, match=r"no model-ema.safetensors.*ema=0.999"):
+        run.evaluate((make_pairs(9), make_pairs(9)), which="ema")
     own = run_inproc(steps=1, loss=lambda outputs, targets: outputs.square().mean())
     with pytest.raises(
         paceline.BadRequest, match=r"the run's loss was given in Python .* give `loss`"
@@ -271,3 +274,31 @@ def test_an_evaluation_that_cannot_be_made_is_one_sentence(run_inproc) -> None:
     (run.out / "model.safetensors").write_bytes(b"junk")
     with pytest.raises(paceline.RunFailed, match="cannot be read"):
         _ = run.model
+
+
+@pytest.mark.parametrize("steps", [4, 6])  # the second evaluation is the worst, the third the best
+def test_evaluating_the_best_weights_and_the_moving_average(run_inproc, steps: int) -> None:
+    data = (make_pairs(60), make_pairs(40, seed=1))
+    run = run_inproc(
+        data=data, steps=steps, evaluate_every=2, keep="best", ema=0.5, lr=5.0, best_by="loss"
+    )
+    tested = {r["step"]: r["test_loss"] for r in run.history if r["kind"] == "evaluation"}
+    best = run.record["result"]["best"]
+    assert run.evaluate(data, which="best")["loss"] == tested[best["step"]] == min(tested.values())
+    averaged = run.evaluate(data, which="ema")
+    assert averaged["loss"] == run.ema["loss"] == run.history[-1]["test_ema_loss"]
+    assert averaged["loss"] != run.evaluate(data)["loss"]
+
+
+def test_several_metrics_and_a_validation_set(run_inproc) -> None:
+    options = {**TWO_CLASSES, "metric": "auc,accuracy", "validation": 0.25}
+    run = run_inproc(steps=4, evaluate_every=2, **options)
+    kinds = [sorted(r) for r in run.history if r["kind"] == "evaluation"]
+    assert "validation_auc" in kinds[0]
+    assert "test_loss" not in kinds[0]
+    assert "test_auc" in kinds[-1]
+    found = paceline.load(run.out).evaluate(TWO_CLASSES["data"])
+    assert found["auc"] == run.metrics["auc"]
+    shown = run._repr_html_()
+    assert "validation loss" in shown
+    assert "best auc on validation set" in shown

@@ -114,8 +114,8 @@ def show(run: str, as_json: bool, debug: bool) -> None:
 @click.option(
     "--which",
     default="last",
-    type=Choice("kind of weights", ["last", "best"]),
-    help="the weights at the end of the run, or the best ones  [default: last]",
+    type=Choice("kind of weights", ["last", "best", "ema"]),
+    help="the weights: of the end, of the best evaluation, or averaged  [default: last]",
 )
 @click.option("--json", "as_json", is_flag=True, help="print the scores as JSON")
 @click.option("--debug", is_flag=True, help="show tracebacks")

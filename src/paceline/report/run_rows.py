@@ -21,6 +21,7 @@ def result_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
         ("total (wall clock)", f"{result['wall_s']:.2f} s"),
     ]
     metric, private = result["metric"], record.get("privacy")
+    rows[2:2] = _further(result, metric)
     if private:
         rows.insert(1, (f"epsilon at delta {private['delta']:g}", f"{private['epsilon']:.3g}"))
     if metric and metric["name"] != "accuracy":  # the metric that was asked for is first
@@ -40,6 +41,26 @@ def result_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
             )
         )
     return [row for row in rows if row[1] != "-"]
+
+
+def _further(result: dict[str, Any], metric: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the other metrics, the moving average's loss, the validation set, the best step."""
+    said = ("accuracy", (metric or {}).get("name"))
+    rows = [
+        (f"test {name}", number(value, ".4g"))
+        for name, value in (result.get("metrics") or {}).items()
+        if name not in said
+    ]
+    ema, held, best = (result.get(name) or {} for name in ("ema", "validation", "best"))
+    rows += [
+        ("test accuracy, moving average", percent(ema.get("accuracy"))),
+        ("test loss, moving average", number(ema.get("loss"), ".4f")),
+        ("validation accuracy", percent(held.get("accuracy"))),
+        ("validation loss", number(held.get("loss"), ".4f")),
+    ]
+    if best and held:
+        rows.append((f"best {best['by']} on {best['on']} set", f"at step {best['step']:,}"))
+    return rows
 
 
 def percent(value: float | None) -> str:

@@ -48,6 +48,7 @@ def evaluate(
         "data_dir": data_dir,
         "metric": _again("metric", metric, saved, metrics),
         "loss": _again("loss", loss, saved, losses),
+        "precision": saved.get("precision"),
         "memory_format": saved.get("memory_format") or "contiguous",
         "batch_size": batch_size or 1,
         "lr": 0.0,
@@ -83,6 +84,8 @@ def _again(name: str, given: Any, saved: dict[str, Any], registry: Any) -> Any:
     own = saved.get(name)
     if own is None:
         return None
-    if str(own) in ("auto", "none") or Spec.of(str(own)).name in registry:
+    # `accuracy,auc`: parts with an equals sign and no colon are options of the one before
+    parts = [p for p in str(own).split(",") if ":" in p or "=" not in p]
+    if all(p in ("auto", "none") or Spec.of(p).name in registry for p in parts):
         return own
     raise BadRequest(f"the run's {name} was given in Python ({own}): give --{name}")

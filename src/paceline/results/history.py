@@ -51,17 +51,19 @@ def _step(number: int, events: Sequence[Event], samples: float) -> Row:
 
 
 def _evaluation(event: Event) -> Row:
-    """Return the scores of an evaluation under the names that `run.json` gives them."""
-    row: Row = {
-        "kind": "evaluation",
-        "step": event["step"],
-        "train_s": event["train_s"],
-        "test_loss": event.get("loss"),
-        "test_accuracy": event.get("accuracy"),
-    }
-    metric = event.get("metric") or {}
-    if metric and metric["name"] != "accuracy":
-        row[metric["name"]] = metric.get("value")
+    """Return the scores of an evaluation, with the set that they are of: `test_loss`,
+    `validation_auc`, and `test_ema_loss` for the moving average of the weights.
+    """
+    on = event.get("on", "test")
+    row: Row = {"kind": "evaluation", "step": event["step"], "train_s": event["train_s"]}
+    for which, scores in ((on, event), (f"{on}_ema", event.get("ema"))):
+        if scores is None:
+            continue
+        row[f"{which}_loss"] = scores.get("loss")
+        row[f"{which}_accuracy"] = scores.get("accuracy")
+        metric = scores.get("metric") or {}
+        named = scores.get("metrics") or ({metric["name"]: metric.get("value")} if metric else {})
+        row |= {f"{which}_{name}": value for name, value in named.items()}
     return row
 
 

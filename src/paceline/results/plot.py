@@ -11,20 +11,18 @@ from paceline.common.extras import need
 from paceline.look import LIGHT, WORKERS
 
 SMOOTH_FROM = 60  # steps; with fewer, each step's own loss can be read
+SETS = {"test": WORKERS[6], "validation": WORKERS[2]}
 Row = dict[str, Any]
 
 
-def plot(rows: Sequence[Row], title: str, metric: str | None) -> Any:
-    """Draw the loss above the metric, both over the steps; return matplotlib's Figure.
-
-    `metric` is the column of the evaluations to draw; None draws the losses only.
-    """
+def plot(rows: Sequence[Row], title: str, metric: str) -> Any:
+    """Draw the loss above the metric, both over the steps; return matplotlib's Figure."""
     need("matplotlib", "matplotlib", "notebook", "run.plot()")
     from matplotlib.figure import Figure
 
     steps = [r for r in rows if r["kind"] == "step" and r["loss"] is not None]
     tests = [r for r in rows if r["kind"] == "evaluation"]
-    scored = [r for r in tests if metric is not None and r.get(metric) is not None]
+    scored = any(r.get(f"{on}_{metric}") is not None for on in SETS for r in tests)
     figure = Figure(figsize=(7, 4.4 if scored else 2.8), layout="constrained", facecolor="white")
     axes = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
     losses = axes[0]
@@ -42,19 +40,17 @@ def plot(rows: Sequence[Row], title: str, metric: str | None) -> Any:
         width = max(2, len(ys) // 30)
         label = f"training, mean of {width} steps"
         losses.plot(xs, running_mean(ys, width), color=WORKERS[0], label=label)
-    known = [r for r in tests if r["test_loss"] is not None]
-    if known:
-        _points(losses, known, "test_loss", WORKERS[6], "test")
+    for on, colour in SETS.items():
+        _points(losses, tests, f"{on}_loss", colour, on)
+        if scored:
+            percent = 100 if metric == "accuracy" else 1
+            _points(axes[1], tests, f"{on}_{metric}", colour, on, percent)
     losses.set_ylabel("loss")
-    if steps or known:
-        losses.legend(frameon=False, labelcolor=LIGHT["ink"], fontsize=9)
     if scored:
-        assert metric is not None
-        accuracy = metric == "test_accuracy"
-        shown = [{**r, metric: 100 * r[metric]} for r in scored] if accuracy else scored
-        _points(axes[1], shown, metric, WORKERS[6], "test")
-        axes[1].set_ylabel("test accuracy (%)" if accuracy else f"test {metric}")
+        axes[1].set_ylabel("accuracy (%)" if metric == "accuracy" else metric)
     for each in axes:
+        if each.lines:
+            each.legend(frameon=False, labelcolor=LIGHT["ink"], fontsize=9)
         each.grid(color=LIGHT["line"], linewidth=0.6)
         each.tick_params(colors=LIGHT["soft"])
         for side, edge in each.spines.items():
@@ -72,9 +68,13 @@ def _png(figure: Any) -> bytes:
     return drawn.getvalue()
 
 
-def _points(axes: Any, rows: Sequence[Row], key: str, colour: str, label: str) -> None:
-    xs, ys = [r["step"] for r in rows], [r[key] for r in rows]
-    axes.plot(xs, ys, color=colour, marker="o", markersize=4, linewidth=1.4, label=label)
+def _points(
+    axes: Any, rows: Sequence[Row], key: str, colour: str, label: str, scale: float = 1
+) -> None:
+    known = [r for r in rows if r.get(key) is not None]
+    if known:
+        xs, ys = [r["step"] for r in known], [scale * r[key] for r in known]
+        axes.plot(xs, ys, color=colour, marker="o", markersize=4, linewidth=1.4, label=label)
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:

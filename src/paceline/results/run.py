@@ -20,8 +20,7 @@ from paceline.results import history, plot
 from paceline.results.evaluate import evaluate
 from paceline.results.model import Make, filled, make_model, saved_model
 
-Which = Literal["last", "best"]
-WEIGHTS = {"last": "model.safetensors", "best": "best.safetensors"}
+Which = Literal["last", "best", "ema"]
 
 
 class Run:
@@ -60,16 +59,19 @@ class Run:
         return self._weights("last")
 
     def _weights(self, which: str) -> dict[str, Any]:
-        if which not in WEIGHTS:
-            raise BadRequest(f"which={which}: it must be last or best")
-        path = self.out / WEIGHTS[which]
+        if which not in ("last", "best", "ema"):
+            raise BadRequest(f"which={which}: it must be last, best or ema")
+        path, why = self.out / "model.safetensors", f"the run was {self.record['status']}"
+        best = (self.record["result"].get("best") or {}).get("step")
+        if which == "best" and best != self.record["result"]["steps"]:
+            # the last weights are not the best: those are in a checkpoint, if it was kept
+            kept = checkpoint.best_of(self.out / "checkpoints")
+            why = "a run keeps the best checkpoint with --keep best"
+            path = (kept or self.out / "checkpoints" / checkpoint.BEST) / path.name
+        elif which == "ema":
+            path, why = self.out / "model-ema.safetensors", "a run writes it with --ema 0.999"
         if not path.is_file():
-            why = (
-                "a run keeps them with --keep best"
-                if which == "best"
-                else f"the run was {self.record['status']}"
-            )
-            raise BadRequest(f"{self.out} has no {path.name}: {why}")
+            raise BadRequest(f"{self.out} has no {path.relative_to(self.out)}: {why}")
         return checkpoint.load_weights(path)
 
     def _with(self, weights: dict[str, Any]) -> nn.Module:
@@ -88,7 +90,8 @@ class Run:
         """Return the loss and the metrics of the saved weights on the test set of `data`.
 
         `data` is anything that `train` takes (default: the data of the run); `metric` and `loss`
-        are those of the run unless others are given; `which`: the weights at the end, or the best.
+        are those of the run unless others are given; `which`: the weights at the end (last), of the
+        best evaluation (best), or their moving average (ema).
         """
         given = data if data is not None else self.record["config"].get("data")
         if data is None and "<" in str(given):
@@ -103,8 +106,8 @@ class Run:
         """One dict per step and per evaluation of the whole run, in order.
 
         Steps have `loss` (the mean over all workers' samples), evaluations `test_loss`,
-        `test_accuracy` and the metric under its own name. Steps that a resume has undone are left
-        out.
+        `test_accuracy` and every metric, or the same of the validation set (`validation_loss`).
+        Steps that a resume has undone are left out.
         """
         return history.history(self.out)
 
@@ -120,12 +123,10 @@ class Run:
 
     def plot(self) -> Any:
         """Draw the loss and the metric over the steps; return matplotlib's Figure."""
-        rows, metric = self.history, self.record["result"]["metric"]
-        name = metric["name"] if metric else "accuracy"
-        column = "test_accuracy" if name == "accuracy" else name
+        metric = self.record["result"]["metric"]
         config = self.record["config"]
         title = f"{config['model']} on {config['data']}: {config['strategy']} x {config['workers']}"
-        return plot.plot(rows, title, column)
+        return plot.plot(self.history, title, metric["name"] if metric else "accuracy")
 
     @property
     def workers(self) -> list[dict[str, Any]]:
