@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup study test test-slow mutants check lint types format bench clean help
+.PHONY: setup study test test-slow mutants written check lint types format bench clean help
 
 help:
 	@echo "make study      compare 8 strategies on MNIST (fetches it), to a report, in ten minutes; FULL=1: whole"
@@ -54,6 +54,10 @@ types: $(STAMP)
 format: $(STAMP)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+# What is made from the code: the lists in the documentation, the signatures for editors.
+written: $(STAMP)
+	@PACELINE_WRITE_DOCS=1 $(BIN)/python -m pytest -q tests/test_docs.py tests/test_signatures.py
 
 check: lint types test
 

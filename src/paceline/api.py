@@ -28,6 +28,7 @@ from paceline.request.config import Config
 from paceline.request.earlier import load_config, run_folder
 from paceline.request.job import Job
 from paceline.request.prepare import prepare
+from paceline.request.signature import with_options
 from paceline.results.run import Run
 from paceline.studies.grid import BUILTIN, StudySpec
 from paceline.studies.runner import run_study
@@ -38,8 +39,9 @@ from paceline.watch.beside import page_beside
 __all__ = ["Run", "compare", "load", "load_data", "render", "study", "train"]
 
 
+@with_options
 def train(*, progress: bool | None = None, watch: bool = False, **options: Any) -> Run:
-    """Train a model with several workers. Options have the names of `paceline train --help`.
+    """Train a model with several workers. Return the finished run.
 
     Besides names, `model` may be a Module, a class or a function that makes one; `data` a pair of
     tensors, a Dataset, a DataLoader, an IterableDataset, or a pair (train, test) of them; `loss` a
@@ -63,6 +65,7 @@ def train(*, progress: bool | None = None, watch: bool = False, **options: Any) 
             return start(job, shown.listen, meeting=meeting)
 
 
+@with_options
 def study(
     file: str | Path | dict[str, Any] | None = None,
     *,

@@ -34,6 +34,9 @@ def join(
 
     On a server's rank this call serves until the workers have left, then exits the process.
 
+    `strategy`: a name with options (`local-sgd:every=8`) or a Strategy; `codec`: what encodes the
+    messages; `transport`: what moves them; `seed`: of the strategy's random choices.
+    `deadline_s`: seconds after which a wait for a slow rank is reported.
     `servers`: how many of the ranks are servers, the last ones (1 for `ps`).
     `check_every`: steps between checks that identical replicas are still identical.
     `build`: a function, or its name as `module:function`, that returns (model, optimizer). Servers
