@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from paceline.errors import voiced
 from paceline.report.run_rows import headline
 from paceline.request.job import Job
+from paceline.terminal.notebook import NotebookBar
 
 LINE_EVERY_S = 10.0
 
@@ -40,6 +41,8 @@ class Watch:
         ) and not quiet
         self.lines = lines and not quiet and not self.live
         self._progress: Progress | None = None
+        self._notebook: NotebookBar | None = None
+        self._seen: dict[str, Any] = {}  # the last progress that was told
         self._task: TaskID | None = None
         self._last_line = time.monotonic()
 
@@ -54,6 +57,8 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._notebook is not None:
+            self._show_in_notebook(force=True)
         if self._progress is not None:
             if error is None and self._task is not None:
                 task = self._progress.tasks[0]
@@ -90,7 +95,10 @@ class Watch:
 
     def _on_progress(self, content: dict[str, Any]) -> None:
         rate = f"{content['samples_per_s']:,.0f} samples/s"
-        if self.live:
+        if self.live and self.console.is_jupyter:
+            self._seen = content
+            self._show_in_notebook()
+        elif self.live:
             if self._progress is None:  # it runs a thread: the workers must be forked before
                 self._progress = _bar(self.console)
                 self._progress.start()
@@ -115,6 +123,12 @@ class Watch:
             of = f"/{content['total']}" if content["total"] else ""
             label = f"{self.label}: " if self.label else ""
             self._say(f"{label}step {content['step']}{of}  {_shown(content)}  {rate}")
+
+    def _show_in_notebook(self, force: bool = False) -> None:
+        if self._notebook is None:
+            self._notebook = NotebookBar(self.label or "training")
+        words = f"{_shown(self._seen)}  {self._seen['samples_per_s']:,.0f} samples/s".strip()
+        self._notebook.update(self._seen["step"], self._seen["total"], words, force)
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -39,7 +39,9 @@ class StudyTable(Listener):
     def __init__(self, *, quiet: bool = False, live: bool | None = None) -> None:
         self.console = Console(stderr=True)
         self.quiet = quiet
-        self.live = (self.console.is_terminal if live is None else live) and not quiet
+        # In a notebook a line per run: the table would need ipywidgets.
+        shown = (self.console.is_terminal if live is None else live) and not quiet
+        self.live = shown and not self.console.is_jupyter
         self._display: Live | None = None
         self._records: dict[str, dict[str, Any]] = {}
         self._planned: list[PlannedRun] = []
