@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +25,7 @@ from paceline.request.callbacks import refuse_objects
 from paceline.request.config import Config
 from paceline.request.earlier import load_config, run_folder
 from paceline.request.job import Job
+from paceline.request.naming import default_out
 from paceline.request.prepare import prepare
 from paceline.request.signature import with_options
 from paceline.results.run import Run
@@ -250,15 +249,3 @@ def seated(options: dict[str, Any]) -> dict[str, Any] | None:
     with Watch(job, quiet=silent(meeting), live=False, headed=False) as watch:
         record = start(job, watch.listen, clean=True, meeting=meeting).record
     return record if meeting.leads else None
-
-
-def default_out(config: Config) -> Path:
-    """Name a folder after the time and the run: runs/20261115-203012-cnn-mnist-allreduce-2."""
-    described = config.described()
-    parts = [described["model"], described["data"], described["strategy"]]
-    parts = [str(p).removeprefix("__main__:") for p in parts]
-    words = [
-        re.sub(r"[^A-Za-z0-9._-]+", "-", str(p).split(":")[0].strip("<>()"))[:24] for p in parts
-    ]
-    stem = "-".join([time.strftime("%Y%m%d-%H%M%S"), *words, str(config.workers)])
-    return Path("runs") / stem

@@ -1,0 +1,54 @@
+"""The name of the folder of a run that was given none: the time and the run."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from paceline.registry import Registry, Spec, models, sources, strategies
+from paceline.request.config import Config
+
+LONGEST = 24  # characters of each part
+
+
+def default_out(config: Config) -> Path:
+    """Return runs/20261115-203012-cnn-mnist-allreduce-2, or runs/...-Net-tensors-... for a model
+    and data that were given in Python.
+    """
+    parts = [
+        _word(config.model, models),
+        _word(config.data, sources),
+        _word(config.strategy, strategies),
+        str(config.workers),
+    ]
+    return Path("runs") / "-".join([time.strftime("%Y%m%d-%H%M%S"), *(p for p in parts if p)])
+
+
+def _word(value: Any, registry: Registry[Any]) -> str:
+    """Return one word for what was chosen; "" where it has no name (a lambda)."""
+    if isinstance(value, (Spec, str)):
+        value = Spec.of(value)
+        # `mynet:Net:hidden=5` is called Net
+        own = value.rest.partition(":")[0].partition(",")[0]
+        name = value.name if value.name in registry or not own else own
+    else:
+        name = _name_of(value)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:LONGEST]
+
+
+def _name_of(value: Any) -> str:
+    """Return the name of an object: of a function or class its own, of data that of its content."""
+    if isinstance(value, (tuple, list)) and value:
+        return _name_of(value[0])  # (train, test), or (inputs, targets)
+    if isinstance(value, (DataLoader, Subset)):
+        return _name_of(value.dataset)
+    if isinstance(value, Tensor):
+        return "tensors"
+    name = getattr(value, "__name__", None) or getattr(value, "name", None)
+    name = name if isinstance(name, str) else type(value).__name__
+    return "" if name == "<lambda>" else name
