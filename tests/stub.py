@@ -12,6 +12,12 @@ from paceline.request.signature import ALIASES, expanded, type_of
 
 PATH = Path(paceline.__file__).with_suffix(".pyi")
 
+USED = {  # by the types of options
+    "Metric": "objectives.metrics",
+    "LRSchedule": "optim.schedules",
+    "Study": "report.lines",
+    "Strategy": "strategies.base",
+}
 HEAD = '''"""What `import paceline` gives, with every option of `train` and `study`.
 
 Written from `Config` by tests/test_signatures.py: do not edit it.
@@ -23,28 +29,16 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-
-from paceline.api import Run as Run
-from paceline.api import compare as compare
-from paceline.api import load as load
-from paceline.api import load_data as load_data
-from paceline.api import render as render
-from paceline.data.prepare.anything import prepare as prepare
-from paceline.errors import BadRequest as BadRequest
-from paceline.errors import PacelineError as PacelineError
-from paceline.errors import RunFailed as RunFailed
-from paceline.launch.join import join as join
-from paceline.objectives.metrics import Metric
-from paceline.optim.schedules import LRSchedule
-from paceline.report.lines import Study
-from paceline.run.own_loop import Pace as Pace
-from paceline.strategies.base import Strategy
 '''
 
 
 def written() -> str:
     """Return the content of the stub."""
-    parts = [HEAD, "__version__: str\n"]
+    homes = {n: h for n, h in paceline._HOMES.items() if n not in ("train", "study")}
+    lines = [f"from paceline.{home} import {name} as {name}" for name, home in homes.items()]
+    lines += [f"from paceline.{home} import {name}" for name, home in USED.items()]
+    imports = sorted(lines, key=lambda line: (line.split()[1], line.split()[3]))
+    parts = ["\n".join([HEAD, *imports, ""]), "__version__: str\n"]
     parts += [f"{name}: TypeAlias = {value}\n" for name, value in ALIASES.items()]
     parts += [_function("train", "Run"), _function("study", "Study")]
     return "\n".join([parts[0], "".join(parts[1:-2]), *parts[-2:]])

@@ -15,6 +15,7 @@ from paceline.api import compare as compare
 from paceline.api import load as load
 from paceline.api import load_data as load_data
 from paceline.api import render as render
+from paceline.callbacks.base import Callback as Callback
 from paceline.data.prepare.anything import prepare as prepare
 from paceline.errors import BadRequest as BadRequest
 from paceline.errors import PacelineError as PacelineError
@@ -42,6 +43,7 @@ def train(
     data_dir: _Folder | None = None,
     data_share: float = 1.0,
     loss: _Loss = "auto",
+    step: str | Callable[..., Any] | None = None,
     metric: _Metrics = "auto",
     validation: Any = None,
     strategy: str | Strategy | None = None,
@@ -90,6 +92,7 @@ def train(
     out: _Folder | None = None,
     sample_every_s: float = 0.5,
     profile: bool = False,
+    callbacks: Sequence[str | Callback] = (),
     checkpoint_every: int | str | None = None,
     keep: int | str | None = None,
     resume: _Folder | None = None,
@@ -116,6 +119,7 @@ def train(
         data_dir: where data sets are looked for first (then ./data, then the cache)
         data_share: train on this part of the training set (0 to 1)
         loss: the loss, or package.module:factory
+        step: module:function of (model, batch) that returns the loss
         metric: the metric, or package.module:factory; several: accuracy,auc
         validation: a share of the training set to decide on when to stop and what is best
     How:
@@ -175,6 +179,8 @@ def train(
         out: folder for the records (default: runs/...)
         sample_every_s: seconds between two looks at CPU, memory, network, disk; 0: none
         profile: tables of operators and functions; disturbs the times
+        callbacks: what is called with the run's events, or package.module:Class (may be
+            repeated)
         checkpoint_every: steps between checkpoints, epoch, or a time (10min)
         keep: which checkpoints: best, last, all, a number, or several (best,3)
         resume: go on from the last checkpoint of this run's folder
@@ -189,6 +195,7 @@ def study(
     data_dir: _Folder | None = None,
     data_share: float = 1.0,
     loss: _Loss = "auto",
+    step: str | Callable[..., Any] | None = None,
     metric: _Metrics = "auto",
     validation: Any = None,
     strategy: str | Strategy | None = None,
@@ -236,6 +243,7 @@ def study(
     seed: int = 0,
     sample_every_s: float = 0.5,
     profile: bool = False,
+    callbacks: Sequence[str | Callback] = (),
     checkpoint_every: int | str | None = None,
     keep: int | str | None = None,
     resume: _Folder | None = None,
@@ -263,6 +271,7 @@ def study(
         data_dir: where data sets are looked for first (then ./data, then the cache)
         data_share: train on this part of the training set (0 to 1)
         loss: the loss, or package.module:factory
+        step: module:function of (model, batch) that returns the loss
         metric: the metric, or package.module:factory; several: accuracy,auc
         validation: a share of the training set to decide on when to stop and what is best
     How:
@@ -321,6 +330,8 @@ def study(
     Records:
         sample_every_s: seconds between two looks at CPU, memory, network, disk; 0: none
         profile: tables of operators and functions; disturbs the times
+        callbacks: what is called with the run's events, or package.module:Class (may be
+            repeated)
         checkpoint_every: steps between checkpoints, epoch, or a time (10min)
         keep: which checkpoints: best, last, all, a number, or several (best,3)
         resume: go on from the last checkpoint of this run's folder

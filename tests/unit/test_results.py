@@ -290,6 +290,19 @@ def test_evaluating_the_best_weights_and_the_moving_average(run_inproc, steps: i
     assert averaged["loss"] != run.evaluate(data)["loss"]
 
 
+def own_step(model: nn.Module, batch) -> torch.Tensor:
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model(inputs), targets, label_smoothing=0.1)
+
+
+def test_a_step_of_ones_own_is_given_again(run_inproc) -> None:
+    data = (make_pairs(60), make_pairs(40, seed=1))
+    run = run_inproc(data=data, steps=2, step=own_step)
+    with pytest.raises(paceline.BadRequest, match=r"a step of your own .*: give `step`"):
+        run.evaluate(data)
+    assert run.evaluate(data, step=own_step)["loss"] == run.test_loss
+
+
 def test_several_metrics_and_a_validation_set(run_inproc) -> None:
     options = {**TWO_CLASSES, "metric": "auc,accuracy", "validation": 0.25}
     run = run_inproc(steps=4, evaluate_every=2, **options)

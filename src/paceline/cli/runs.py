@@ -105,6 +105,12 @@ def show(run: str, as_json: bool, debug: bool) -> None:
     help="the loss, or package.module:factory  [default: the run's own]",
 )
 @click.option(
+    "--step",
+    default=None,
+    metavar="MODULE:FUNCTION",
+    help="the training step of your own that the run had",
+)
+@click.option(
     "--model",
     default=None,
     metavar=NAME_WITH_OPTIONS,
@@ -125,6 +131,7 @@ def evaluate(
     data_dir: str | None,
     metric: str | None,
     loss: str | None,
+    step: str | None,
     model: str | None,
     which: Any,
     as_json: bool,
@@ -144,7 +151,7 @@ def evaluate(
     from paceline.results.run import Run
 
     found = Run.open(run, model).evaluate(
-        data, metric=metric, loss=loss, which=which, data_dir=data_dir
+        data, metric=metric, loss=loss, step=step, which=which, data_dir=data_dir
     )
     if as_json:
         click.echo(json.dumps(found, indent=2))

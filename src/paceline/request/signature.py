@@ -47,6 +47,8 @@ TYPES = {
     "faults": "_Names",
     "groups": "_Names",
     "plugin": "_Names",
+    "callbacks": "Sequence[str | Callback]",
+    "step": "str | Callable[..., Any] | None",
     "batch_size": "int | str | Sequence[int] | None",
     "global_batch_size": "int | str | None",
     "threads": "int | str",

@@ -34,14 +34,18 @@ def evaluate(
     data_dir: str | None = None,
     metric: Any = None,
     loss: Any = None,
-    batch_size: int | None = None,
+    step: Any = None,
 ) -> dict[str, Any]:
     """Return the loss and the metrics of a model on the test set of some data.
 
     It is the evaluation that a run with one worker makes at its end. `metric` and `loss` are those
-    of the run unless others are given.
+    of the run unless others are given; `step` must be given where the run had one of its own.
     """
     saved = record["config"]
+    if saved.get("step") is not None and step is None:
+        raise BadRequest(
+            f"the run's loss came from a step of your own ({saved['step']}): give --step"
+        )
     options = {
         "model": model,
         "data": data,
@@ -50,7 +54,8 @@ def evaluate(
         "loss": _again("loss", loss, saved, losses),
         "precision": saved.get("precision"),
         "memory_format": saved.get("memory_format") or "contiguous",
-        "batch_size": batch_size or 1,
+        "batch_size": 1,
+        "step": step,
         "lr": 0.0,
         "optimizer": "sgd",
         "transport": "inproc",

@@ -84,6 +84,7 @@ class Run:
         *,
         metric: Any = None,
         loss: Any = None,
+        step: Any = None,
         which: Which = "last",
         data_dir: str | None = None,
     ) -> dict[str, Any]:
@@ -91,13 +92,16 @@ class Run:
 
         `data` is anything that `train` takes (default: the data of the run); `metric` and `loss`
         are those of the run unless others are given; `which`: the weights at the end (last), of the
-        best evaluation (best), or their moving average (ema).
+        best evaluation (best), or their moving average (ema); `step`: the training step of your own
+        that the run had, if any.
         """
         given = data if data is not None else self.record["config"].get("data")
         if data is None and "<" in str(given):
             raise BadRequest(f"the run's data was given in Python ({given}): give --data")
         model = self._with(self._weights(which))
-        return evaluate(model, self.record, given, data_dir=data_dir, metric=metric, loss=loss)
+        return evaluate(
+            model, self.record, given, data_dir=data_dir, metric=metric, loss=loss, step=step
+        )
 
     # --- its course
 
