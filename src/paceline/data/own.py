@@ -51,6 +51,20 @@ class Watcher(Protocol):
     def end_batch(self, batch: Batch) -> None: ...
 
 
+class Sampler:
+    """Takes the `set_epoch` of a script that was written for a DistributedSampler.
+
+    Passes count epochs by themselves; a sampler of the user's own that has it is told, too.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self._own, "set_epoch"):
+            self._own.set_epoch(epoch)
+
+
 class OwnBatches:
     """This worker's batches; one pass is one epoch. All workers make the same number of steps.
 
@@ -58,8 +72,18 @@ class OwnBatches:
     such as `next(iter(batches))` on one of them, does not count: the next pass repeats its epoch.
     """
 
-    def __init__(self, inner: OwnPasses, models: Models, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        inner: OwnPasses,
+        models: Models,
+        watcher: Watcher,
+        source: Any = None,
+        batch_size: int | None = None,
+    ) -> None:
         self._inner, self._models, self._watcher = inner, models, watcher
+        self.dataset: Any = getattr(source, "dataset", source)
+        self.batch_size = batch_size  # of this worker; None: the data decides
+        self.sampler = Sampler(getattr(source, "sampler", None))
         self._given: Batch | None = None  # the batch that the loop works on
         self._before: Before | None = None  # set if that batch is of dummy samples
         self._used = self._current_used = False  # steps were made in this pass, with this batch
@@ -112,11 +136,15 @@ class OwnBatches:
                 ) from None
         return inner.state()
 
+    state_dict = state
+
     def restore(self, place: dict[str, Any]) -> None:
         """Go on at this place: the next pass is the rest of its epoch."""
         self._given = self._before = None
         self._inner.restore(place)
         self._place, self._used = place, False
+
+    load_state_dict = restore
 
     @property
     def current(self) -> Batch | None:

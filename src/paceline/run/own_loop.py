@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from paceline.common.seeding import derive, random_states, set_random_states
 from paceline.data.batches import OwnPasses
 from paceline.data.own import OwnBatches
-from paceline.data.passes import Asker, passes_of
+from paceline.data.passes import DEFAULT_BATCH, Asker, passes_of
+from paceline.data.source import SourcePasses, makes_batches
 from paceline.errors import BadRequest
 from paceline.replica.replica import Replica, has_batch_norm
 from paceline.run.loop import optimizer as paced
@@ -70,6 +71,8 @@ class Pace(Talk):
             lambda other, number: self._context(other, workers, derive(seed, "pair", number)),
         )
         self._finished = False
+        if self.ctx.role == "worker":
+            transport.patience.progress = self._pairs.step_in_progress
         self._loaded: Loaded | None = None  # a checkpoint that `prepare` goes on from
         self._resumed_at: int | None = None
 
@@ -128,7 +131,10 @@ class Pace(Talk):
             self._device = self._device or next(model.parameters()).device
             if data is not None:
                 inner = self._cut(data, batch_size, shard, model)
-                pair.batches = OwnBatches(inner, self._models, Watcher(self._pairs, pair))
+                usual = None if makes_batches(data) else DEFAULT_BATCH
+                size = batch_size or getattr(data, "batch_size", usual)
+                watcher = Watcher(self._pairs, pair)
+                pair.batches = OwnBatches(inner, self._models, watcher, data, size)
             if loaded is not None:
                 loaded.set_batches(pair, number)
         finally:
@@ -164,6 +170,13 @@ class Pace(Talk):
         self, data: Any, batch_size: int | None, shard: str | None, model: nn.Module
     ) -> OwnPasses:
         """Return this worker's part of the data."""
+        if makes_batches(data):
+            if batch_size is not None or shard is not None:
+                raise BadRequest(
+                    "your own code makes the batches, so batch_size= and shard= mean nothing here:"
+                    " leave them out"
+                )
+            return SourcePasses(data, self.workers, next(model.parameters()).device)
         asker = Asker(
             self.workers,
             self.rank,
@@ -328,6 +341,7 @@ class Pace(Talk):
         """
         if self._finished:
             return
+        self._pairs.check_end()
         self._finished = True
         self._assemble()
         for pair in self._pairs:

@@ -60,6 +60,8 @@ class Patience:
         self._store: Any = None
         self.say: Callable[[str], None] = lambda text: None
         self.name: Callable[[int], str] = lambda rank: f"rank {rank}"
+        # The number of the step in which this rank waits, if it knows.
+        self.progress: Callable[[], int | None] = lambda: None
         self._blocked: Wait | None = None  # a wait inside a blocking call of a library
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -146,7 +148,9 @@ class Patience:
                 self._store = self._connect()
             if not wait.posted:
                 wait.posted = True
-                self._store.set(f"waits/{self.rank}", json.dumps({"idle": wait.idle}))
+                self._store.set(
+                    f"waits/{self.rank}", json.dumps({"idle": wait.idle, "step": self.progress()})
+                )
             if waited_s > self.deadline_s and not wait.told and not wait.idle:
                 wait.told = True
                 wait.tells = (
@@ -178,19 +182,29 @@ class Patience:
             f" run waits on{end} (--deadline-s {self.deadline_s:g})"
         )
 
+    def steps_of_waiting(self) -> dict[int, int]:
+        """The step in which each other rank waits that has posted a wait in a step."""
+        with self._lock, suppress(RuntimeError, TransportError):
+            if self._store is not None:
+                said = {rank: self._said(rank) for rank in range(self.size) if rank != self.rank}
+                return {r: s["step"] for r, s in said.items() if s.get("step") is not None}
+        return {}
+
     def _posted(self) -> dict[int, bool]:
         """The ranks that have posted a wait on the store, and whether each wait is idle."""
         found = {self.rank: False}
         for rank in range(self.size):
-            key = f"waits/{rank}"
-            with suppress(ValueError, LookupError, TypeError):
-                if (
-                    rank != self.rank
-                    and self._store.check([key])
-                    and (said := self._store.get(key))
-                ):
-                    found[rank] = bool(json.loads(said)["idle"])
+            if rank != self.rank and (said := self._said(rank)):
+                found[rank] = bool(said["idle"])
         return dict(sorted(found.items()))
+
+    def _said(self, rank: int) -> dict[str, Any]:
+        """What a rank has posted about its wait; empty if it has posted none."""
+        key = f"waits/{rank}"
+        with suppress(ValueError, LookupError, TypeError):
+            if self._store.check([key]) and (said := self._store.get(key)):
+                return {"idle": False, **json.loads(said)}
+        return {}
 
 
 def _listed(names: list[str]) -> str:

@@ -41,7 +41,8 @@ class Pair:
         self._untouched = False  # this worker has not touched all of its parameters
         self._synchronized: Batch | None = None  # exchanged, but the update is still to come
         self.stepping = False
-        self._known = self._count()
+        self.has_come = self.has_ever_come = False  # gradients have come: in this pass, at all
+        self._known, self._parameters = self._count(), _identities(replica)
         self.taken: list[dict[str, Any]] = []  # options that the strategy took out of it
         if self.gradients is None:
             self._factor = 1.0  # on each gradient, before DDP exchanges it
@@ -133,6 +134,7 @@ class Pair:
         if self.gradients is None or not self.gradients.arrived:
             return False
         self.gradients.arrived = False
+        self.has_come = self.has_ever_come = True
         if self._by_pace and self._parts:
             raise BadRequest(
                 "loss.backward() and pace.backward(loss) were mixed in one step: use one of them"
@@ -160,8 +162,9 @@ class Pair:
         """The loop has zeroed the gradients."""
         self._parts.clear()
         self._unit, self._by_pace, self._synchronized = 1.0, False, None
-        if self.gradients is not None:
+        if self.gradients is not None and self.gradients.arrived:
             self.gradients.arrived = False
+            self.has_come = self.has_ever_come = True
 
     def restore(self, steps: int) -> None:
         """Go on after so many steps, without gradients."""
@@ -270,7 +273,7 @@ class Pair:
 
     def step(self, now: Batch, clip_norm: float | None = None) -> None:
         """Exchange and update; after `synchronize` only update."""
-        self._refuse_new_parameters()
+        self._refuse_new_groups()
         self.replica.clip_norm = clip_norm
         with scaler.taken(self.optimizer) as scaling:
             if scaling is not None and self._skips(scaling):
@@ -339,7 +342,7 @@ class Pair:
         self.ctx.peers.uncounted().control.all_reduce(votes, "max")
         return bool(votes)
 
-    def _refuse_new_parameters(self) -> None:
+    def _refuse_new_groups(self) -> None:
         if self._count() != self._known:
             raise BadRequest(
                 "the optimizer has other parameters than at pace.prepare (add_param_group?), which"
@@ -347,6 +350,21 @@ class Pair:
                 " pace.prepare"
             )
 
+    def refuse_new_parameters(self) -> None:
+        """Refuse parameters that came, or began to be trained, after `prepare`."""
+        new = _identities(self.replica) - self._parameters
+        for name, parameter in self.replica.model.named_parameters():
+            if (id(parameter), parameter.requires_grad) in new and parameter.requires_grad:
+                raise BadRequest(
+                    f"{name} was added to the model, or began to be trained, after pace.prepare, so"
+                    " the workers do not exchange it: add and unfreeze parameters before"
+                    " pace.prepare"
+                )
+
     def check(self) -> None:
         """Raise unless all workers hold the same bits."""
         expect_identical(self.ctx, self.replica, f"after step {self.steps}")
+
+
+def _identities(replica: Replica) -> set[tuple[int, bool]]:
+    return {(id(p), p.requires_grad) for p in replica.model.parameters()}

@@ -14,10 +14,16 @@ from paceline.errors import BadRequest
 from paceline.replica.flat import layout_of
 from paceline.replica.replica import Replica
 from paceline.run.loop import optimizer as paced
+from paceline.run.loop.ending import agree_on_steps
 from paceline.run.loop.pair import Pair
 from paceline.run.loop.saving import Loaded
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.types import Batch
+
+FORGOTTEN = (
+    "gradients were computed in {}, but no step was made: call optimizer.step() after"
+    " loss.backward(), or pace.step(loss) instead of both"
+)
 
 
 class Pairs:
@@ -105,6 +111,27 @@ class Pairs:
                 return pair
         raise BadRequest("optimizer= is not one that was given to pace.prepare")
 
+    # --- mistakes
+
+    @property
+    def steps(self) -> int:
+        """The steps of all pairs."""
+        return sum(pair.steps for pair in self)
+
+    def step_in_progress(self) -> int | None:
+        """The number of the step that this worker is making; None: it makes none."""
+        return self.steps + 1 if any(pair.stepping for pair in self) else None
+
+    def check_end(self) -> None:
+        """Before the last exchange: refuse a loop that would end wrongly or wait for ever."""
+        for pair in self:
+            pair.refuse_new_parameters()
+            pair.end_batch(self.now(pair))
+        if not self.steps and any(pair.has_ever_come for pair in self):
+            raise BadRequest(FORGOTTEN.format("the whole loop"))
+        if self._all and self.strategy.traits.in_step and self.ctx.workers > 1:
+            agree_on_steps(self.ctx.transport, self.ctx.workers, self.steps)
+
     # --- batches
 
     def batches_of(self, pair: Pair) -> OwnBatches | None:
@@ -142,12 +169,20 @@ class Watcher:
 
     def __init__(self, pairs: Pairs, owner: Pair) -> None:
         self._pairs, self._owner = pairs, owner
+        self._steps_before: int | None = None  # when the last pass began
 
     def _fed(self) -> list[Pair]:
         return [p for p in self._pairs if self._pairs.batches_of(p) is self._owner.batches]
 
     def begin_pass(self) -> None:
-        return
+        """Refuse a pass after one in which the loop has made no step."""
+        came = False
+        for pair in self._fed():
+            pair.refuse_new_parameters()
+            came, pair.has_come = came or pair.has_come, False
+        if came and self._steps_before == self._pairs.steps:
+            raise BadRequest(FORGOTTEN.format("a whole pass over the batches"))
+        self._steps_before = self._pairs.steps
 
     def begin_batch(self, batch: Batch) -> None:
         for pair in self._fed():
