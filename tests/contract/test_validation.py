@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.contract.test_resume import SPECS
 from tests.contract.test_train_options import BATCH, ROWS, STEPS, batches, options
 from tests.small import identical, make_pairs, small_net, weights_distance
 from torch import Tensor, nn
@@ -17,9 +18,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from paceline import Run
 from paceline.common.seeding import seed_everything
 from paceline.errors import BadRequest
+from paceline.objectives.metrics import Accuracy
 from paceline.record import checkpoint
 from paceline.record.reader import read_worker_events
-from paceline.registry import schedules
+from paceline.registry import metrics, schedules
 from paceline.run.minutes import Minutes
 from paceline.transport.inproc import Hub, InprocTransport
 
@@ -241,3 +243,31 @@ def test_minutes_are_counted_by_worker_0(run_inproc: RunInproc) -> None:
 def test_bad_values_are_refused(run_inproc: RunInproc, more: dict[str, Any], says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         run_inproc(**{**options(), **more})
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_strategy_honours_them_all(run_inproc: RunInproc, spec: str) -> None:
+    run = run_inproc(
+        **options(
+            spec, validation=0.2, evaluate_every=4, patience=9, keep="best,last", ema=0.9,
+            lr_schedule="plateau:patience=0", groups="*bias:lr=0.01", metric=["auc2", "accuracy"],
+            best_by="loss", checkpoint_every="10min",
+        )
+    )  # fmt: skip
+    assert run.steps == STEPS
+    assert set(run.metrics) == {"auc2", "accuracy"}
+    assert run.best["on"] == "validation"
+    assert run.validation["ema"]["loss"] is not None
+    assert (Path(run.out) / "model-ema.safetensors").is_file()
+    assert checkpoint.best_of(Path(run.out) / "checkpoints") is not None
+
+
+@pytest.fixture(autouse=True)
+def _another_metric() -> None:
+    """A metric that nothing else registers."""
+
+    class Halved(Accuracy):
+        def value(self, state: Tensor) -> float:
+            return super().value(state) / 2
+
+    metrics.register("auc2")(Halved)
