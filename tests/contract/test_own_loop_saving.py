@@ -10,6 +10,7 @@ from tests.contract.test_own_loop_pairs import data as gan_data
 from tests.contract.test_own_loop_pairs import gan, losses
 from tests.small import make_pairs, small_net
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.errors import BadRequest
@@ -138,6 +139,37 @@ def test_other_workers_go_on_and_are_told(
     for start in on_paces(workers, again, strategy):
         torch.testing.assert_close(start, at_the_end[0])
     assert f"going on from step 5: {workers} workers instead of 2" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_epochs_that_are_left_by_break_go_on_exactly(loader: bool, tmp_path: Path) -> None:
+    """Three of five batches an epoch, saved after the second: the next pass is a whole epoch."""
+
+    def body(resumes: bool) -> Tensor:
+        pace = paceline.join("serial")
+        data: Any = make_pairs(20)
+        if loader:
+            data = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True)
+        torch.manual_seed(8)
+        model, optimizer, batches = pace.prepare(
+            *momentous(), data, **({} if loader else {"batch_size": 4})
+        )
+        if resumes:
+            pace.load(tmp_path)
+            assert pace.epoch == 2
+        for epoch in range(pace.epoch, 4):
+            for number, (x, y) in enumerate(batches):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if number == 2:
+                    break
+            if epoch == 1 and not resumes:
+                pace.save(tmp_path)
+        assert pace.steps == 12
+        return weights(model)
+
+    assert torch.equal(body(resumes=False), body(resumes=True))
 
 
 def test_a_gan_goes_on_exactly(tmp_path: Path) -> None:

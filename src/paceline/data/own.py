@@ -87,6 +87,8 @@ class OwnBatches:
         self._given: Batch | None = None  # the batch that the loop works on
         self._before: Before | None = None  # set if that batch is of dummy samples
         self._used = self._current_used = False  # steps were made in this pass, with this batch
+        self._pass: object = None  # the pass that began last
+        self._left = False  # the loop has left that pass by a `break`
         self._place: dict[str, Any] | None = None  # where the next pass goes on, after a restore
 
     def __len__(self) -> int:
@@ -102,14 +104,19 @@ class OwnBatches:
         else:
             self._place = None
             self._inner.begin_epoch(anew=not self._used)
-        self._used = False
-        for batch in self._inner.one_pass():
-            self._given, self._current_used = batch, False
-            self._before = None if batch.weight else Before(self._models())
-            self._watcher.begin_batch(batch)
-            yield batch.inputs  # the whole batch, as the data gives it
-            if self._given is batch:  # otherwise another pass has begun
-                self._end()
+        self._used = self._left = False
+        this = self._pass = object()
+        try:
+            for batch in self._inner.one_pass():
+                self._given, self._current_used = batch, False
+                self._before = None if batch.weight else Before(self._models())
+                self._watcher.begin_batch(batch)
+                yield batch.inputs  # the whole batch, as the data gives it
+                if self._given is batch:  # otherwise another pass has begun
+                    self._end()
+        except GeneratorExit:  # a `break`
+            self._left = self._pass is this
+            raise
 
     def _end(self) -> None:
         if self._given is not None:
@@ -125,7 +132,10 @@ class OwnBatches:
     def state(self) -> dict[str, Any]:
         """The place in the data, for a checkpoint. A batch that was not used comes again."""
         inner = self._inner
-        if self._given is not None and not self._current_used:
+        if self._left:
+            inner = copy.copy(inner)
+            inner.begin_epoch(anew=not self._used)
+        elif self._given is not None and not self._current_used:
             inner = copy.copy(inner)
             try:
                 inner.give_back()
@@ -142,7 +152,7 @@ class OwnBatches:
         """Go on at this place: the next pass is the rest of its epoch."""
         self._given = self._before = None
         self._inner.restore(place)
-        self._place, self._used = place, False
+        self._place, self._used, self._left = place, False, False
 
     load_state_dict = restore
 
