@@ -141,6 +141,46 @@ def test_other_workers_go_on_and_are_told(
     assert f"going on from step 5: {workers} workers instead of 2" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("at", [2, 6], ids=["in an epoch", "between epochs"])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (2, 1), (2, 3)])
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own generator"])
+def test_a_loaders_order_goes_on_with_any_number_of_workers(
+    own: bool, before: int, after: int, at: int, tmp_path: Path
+) -> None:
+    """The samples of two epochs: those before the checkpoint and those after it, each once."""
+    data = TensorDataset(torch.arange(24.0).view(24, 1), torch.arange(24))
+
+    def body(pace: Pace, resumes: bool) -> list[int]:
+        torch.manual_seed(11)
+        generator = torch.Generator().manual_seed(5) if own else None
+        loader = DataLoader(data, batch_size=2, shuffle=True, generator=generator)
+        model, _, batches = pace.prepare(*made(lambda: nn.Linear(1, 24)), loader)
+        if resumes:
+            pace.load(tmp_path)
+        seen: list[int] = []
+        for _ in range(pace.epoch, 2):
+            for x, y in batches:
+                pace.step(cross_entropy(model(x), y))
+                seen += [int(v) for v in y] if batches.current.weight else []
+                if pace.steps * before == 2 * at == 4 and not resumes:
+                    pace.save(tmp_path)
+                    return seen
+            if not resumes:
+                pace.save(tmp_path)
+                return seen
+        return seen
+
+    first = [i for part in on_paces(before, lambda pace: body(pace, False)) for i in part]
+    second = [i for part in on_paces(after, lambda pace: body(pace, True)) for i in part]
+    assert len(first) == 4 * at
+    assert sorted(first + second) == sorted(2 * list(range(24)))
+    if own and at == 6 and (before, after) == (1, 1):
+        whole = DataLoader(
+            data, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(5)
+        )
+        assert first + second == [int(v) for _ in range(2) for _, y in whole for v in y]
+
+
 @pytest.mark.parametrize("loader", [False, True])
 def test_epochs_that_are_left_by_break_go_on_exactly(loader: bool, tmp_path: Path) -> None:
     """Three of five batches an epoch, saved after the second: the next pass is a whole epoch."""

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from paceline.common.seeding import random_states, set_random_states
-from paceline.data.batches import OwnPasses
+from paceline.data.batches import OwnPasses, ShardBatches
+from paceline.data.passes import LoaderPasses
 from paceline.errors import BadRequest
 from paceline.types import Batch
 
@@ -151,7 +152,14 @@ class OwnBatches:
     def restore(self, place: dict[str, Any]) -> None:
         """Go on at this place: the next pass is the rest of its epoch."""
         self._given = self._before = None
-        self._inner.restore(place)
+        place = _for_other_workers(place, self._inner)
+        try:
+            self._inner.restore(place)
+        except (KeyError, TypeError):
+            raise BadRequest(
+                "the checkpoint's place in the data was saved with data of another kind: load it"
+                " with the same data"
+            ) from None
         self._place, self._used, self._left = place, False, False
 
     load_state_dict = restore
@@ -169,3 +177,32 @@ class OwnBatches:
     def forget_stand_in(self) -> None:
         if self._before is not None:
             self._before.restore()
+
+
+def _for_other_workers(place: dict[str, Any], inner: OwnPasses) -> dict[str, Any]:
+    """Translate a place in a DataLoader's order between one worker and several.
+
+    One worker iterates the loader itself; several have batches in the loader's order. Both count
+    the loader's batches, and both know the random states with which the epoch began.
+    """
+    if isinstance(inner, LoaderPasses) and place.get("shards", {}).get("kind") == "loader":
+        order = place["shards"]
+        began = {"default": order["default"], "generators": order["generators"]}
+        return {
+            "step": place["step"],
+            "epoch": order["epoch"],
+            "position": order["position"],
+            "began": began if order["default"] is not None else None,
+            "generators": order["generators"],
+        }
+    if isinstance(inner, ShardBatches) and "began" in place:
+        between = {"default": None, "generators": place["generators"]}
+        shards = {
+            "kind": "loader",
+            "epoch": place["epoch"],
+            "position": place["position"],
+            "batch_size": getattr(inner.shards, "size", None),
+            **(place["began"] or between),
+        }
+        return {"step": place["step"], "shards": shards}
+    return place

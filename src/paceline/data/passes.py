@@ -201,6 +201,7 @@ class LoaderPasses:
             "epoch": self.epoch,
             "position": self.position,
             "began": self._began if self._open else None,
+            "generators": [g.get_state() for g in self._generators],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -212,3 +213,5 @@ class LoaderPasses:
         self.step, self.epoch, self.position = state["step"], state["epoch"], state["position"]
         self._began = state["began"]
         self._resumes = self._open = self._began is not None
+        for generator, kept in zip(self._generators, state.get("generators", ()), strict=False):
+            generator.set_state(kept)
