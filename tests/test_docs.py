@@ -176,6 +176,9 @@ def check_command(line: str) -> None:
         ("lr_schedule", "schedules"),
     ]:
         value = given.get(name) or "auto"
+        module = re.fullmatch(r"([a-z_.]+):[A-Za-z_]+", value)  # a reader's own: mynet:MyNet
+        if module and module[1] not in ALL[plural]:
+            continue
         if value != "auto" and not given.get("plugin") and not re.search("[A-Z]{2}", value):
             ALL[plural].resolve(value)
 
