@@ -209,6 +209,15 @@ def test_load_says_to_pass_the_model_and_runs_no_code(
     assert identical(paceline.Run.open(run.out, Own()).model.state_dict(), run.weights)
 
 
+def test_load_imports_nothing_from_inside_the_runs_folder(run_inproc, monkeypatch) -> None:
+    run = run_inproc(model=Own, steps=1)
+    (run.out / "tests").mkdir()
+    (run.out / "tests" / "__init__.py").write_text("raise SystemExit('this code must not run')")
+    monkeypatch.chdir(run.out)
+    with pytest.raises(paceline.BadRequest, match="would run code from the run's folder"):
+        _ = paceline.load(".").model
+
+
 def test_a_class_with_options_is_built_from_its_saved_name(run_inproc) -> None:
     run = run_inproc(model="tests.unit.test_results:Own:hidden=9", steps=1)
     assert paceline.load(run.out).model.layers[0].out_features == 9

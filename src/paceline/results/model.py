@@ -74,17 +74,17 @@ def _not_importable(spec: Spec, out: Path) -> str | None:
         return "it was given in a script or a notebook"
     if package in sys.stdlib_module_names:
         return "it is in Python's standard library"
+    # A name is also looked for in the current folder, which comes first on the path.
+    here, folder = Path.cwd(), out.resolve()
     try:
         found = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         found = None
-    if found is None and (Path.cwd() / package).with_suffix(".py").is_file():
-        places = [str(Path.cwd())]  # the command line has no current folder on its path yet
-    elif found is None:
+    places = [str(here)]
+    if found is not None:
+        places += [found.origin or "", *(found.submodule_search_locations or ())]
+    elif not (here / f"{package}.py").is_file() and not (here / package).is_dir():
         return f"there is no module {package}"
-    else:
-        places = [found.origin or "", *(found.submodule_search_locations or ())]
-    folder = out.resolve()
     if any(place and Path(place).resolve().is_relative_to(folder) for place in places):
         return "that would run code from the run's folder"
     return None

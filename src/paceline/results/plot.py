@@ -23,7 +23,8 @@ def plot(rows: Sequence[Row], title: str, metric: str) -> Any:
     steps = [r for r in rows if r["kind"] == "step" and r["loss"] is not None]
     tests = [r for r in rows if r["kind"] == "evaluation"]
     scored = any(r.get(f"{on}_{metric}") is not None for on in SETS for r in tests)
-    figure = Figure(figsize=(7, 4.4 if scored else 2.8), layout="constrained", facecolor="white")
+    size = (7, 4.4 if scored else 2.8)
+    figure: Any = Figure(figsize=size, layout="constrained", facecolor="white")
     axes = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
     losses = axes[0]
     xs, ys = [r["step"] for r in steps], [r["loss"] for r in steps]
