@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from tests.commands import PACELINE
+from tests import commands
 from tests.small import make_pairs, small_net
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
@@ -71,7 +70,8 @@ def test_one_worker_has_the_numbers_of_the_plain_loop(settings: dict[str, Any]) 
         torch.manual_seed(4)
         model = small_net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches: Any = DataLoader(Traced(20), batch_size=8, shuffle=True, **settings)
+        loader = DataLoader(Traced(20), batch_size=8, shuffle=True, **settings)
+        batches: Any = loader
         pace = paceline.join("serial") if paced else None
         if pace is not None:
             model, optimizer, batches = pace.prepare(model, optimizer, batches)
@@ -86,11 +86,11 @@ def test_one_worker_has_the_numbers_of_the_plain_loop(settings: dict[str, Any]) 
                     optimizer.step()
                 if epoch == 1:
                     break
+        loader._iterator = None  # ends persistent processes
         return [p.detach().clone() for p in model.parameters()]
 
     for a, b in zip(weights(True), weights(False), strict=True):
         assert torch.equal(a, b)
-    gc.collect()  # persistent processes end with their loader
     assert multiprocessing.active_children() == []
 
 
@@ -140,10 +140,11 @@ def test_a_test_loaders_processes_read_the_test_set(tmp_path: Path) -> None:
     assert sorted(i for _, _, i in lines(trace)) == list(range(30))
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     script = Path(__file__).parent.parent.parent / "benchmarks" / "loader.py"
     small = ["--rounds", "1", "--samples", "8", "--epochs", "1", "--batch-size", "4"]
-    said = subprocess.run(
+    said = commands.run(
         [sys.executable, str(script), *small, "--delay-ms", "0", "--json"],
         capture_output=True,
         text=True,
@@ -185,16 +186,8 @@ def test_a_sampler_with_processes_in_ones_own_loop(tmp_path: Path) -> None:
             """
         )
     )
-    said = subprocess.run(
-        [str(PACELINE), "launch", "-n", "2", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert said.returncode == 0, said.stderr
+    ranks = started("script.py", 2, tmp_path)
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
     seen: dict[tuple[int, int], list[int]] = {}
     for file in tmp_path.glob("saw-*"):
         for line in file.read_text().splitlines():
@@ -208,6 +201,20 @@ def test_a_sampler_with_processes_in_ones_own_loop(tmp_path: Path) -> None:
         for step, batch in enumerate(plain)
     }
     assert {at: sorted(labels) for at, labels in seen.items()} == expected
+
+
+def started(script: str, size: int, folder: Path) -> list[commands.Popen]:
+    """The ranks of a script, as a launcher starts them."""
+    place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    place["MASTER_PORT"] = str(commands.free_port())
+    return [
+        commands.Popen(
+            [sys.executable, script],
+            cwd=folder,
+            env={**os.environ, **(place | {"RANK": str(rank)} if size > 1 else {})},
+        )
+        for rank in range(size)
+    ]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -282,7 +289,6 @@ model = torch.nn.Linear(3, 2)
 opt = torch.optim.SGD(model.parameters(), 0.1)
 loader = DataLoader(Stuck(), 1, num_workers=2)
 model, opt, batches = pace.prepare(model, opt, loader)
-pathlib.Path(f"rank-{os.getpid()}").touch()
 for x, y in batches:
     pace.step(model(x).sum())
 """
@@ -292,14 +298,10 @@ for x, y in batches:
 def test_loader_processes_die_with_their_rank(tmp_path: Path, ranks: int) -> None:
     """Processes that are busy in `__getitem__` cannot look whether their rank still lives."""
     (tmp_path / "stuck.py").write_text(STUCK)
-    command = [sys.executable, "stuck.py"]
-    if ranks > 1:
-        command = [str(PACELINE), "launch", "-n", str(ranks), "stuck.py"]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    running = subprocess.Popen(command, cwd=tmp_path, **silent)  # type: ignore[call-overload]
+    running = started("stuck.py", ranks, tmp_path)
 
-    def pids(kind: str) -> list[int]:
-        return [int(file.name.split("-")[1]) for file in tmp_path.glob(f"{kind}-*")]
+    def loaders() -> list[int]:
+        return [int(file.name.split("-")[1]) for file in tmp_path.glob("loader-*")]
 
     def until(what: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + 60
@@ -308,14 +310,15 @@ def test_loader_processes_die_with_their_rank(tmp_path: Path, ranks: int) -> Non
         return what()
 
     try:
-        assert until(lambda: len(pids("rank")) == ranks and len(pids("loader")) == 2 * ranks)
-        for rank in pids("rank"):
-            os.kill(rank, signal.SIGKILL)
-        assert until(lambda: not any(map(_alive, pids("loader"))))
+        assert until(lambda: len(loaders()) == 2 * ranks)
+        for rank in running:
+            rank.kill()
+        assert until(lambda: not any(map(_alive, loaders())))
     finally:
-        running.kill()
-        running.wait()
-        for pid in filter(_alive, pids("loader")):
+        for rank in running:
+            rank.kill()
+            rank.wait()
+        for pid in filter(_alive, loaders()):
             os.kill(pid, signal.SIGKILL)
 
 
