@@ -203,7 +203,7 @@ def test_join_gives_batches_as_the_collate_function_makes_them(workers: int, loa
             assert type(batch) is Sample
             assert type(batch.boxes) is dict
             assert len(batch.image) == len(batch.boxes["kind"]) == len(batch.name)
-            names += batch.name if pace._batches._given.weight else []
+            names += batch.name if batches.current.weight else []
             pace.step(nn.functional.cross_entropy(model(batch.image), batch.boxes["kind"]))
         return names
 
@@ -221,7 +221,7 @@ def test_join_takes_lists_of_samples_of_any_size() -> None:
         seen = 0
         for inputs, targets in batches:
             assert len(inputs) == len(targets) == 2
-            seen += len(inputs) if pace._batches._given.weight else 0
+            seen += len(inputs) if batches.current.weight else 0
             pace.step(sum(model(image).mean() for image in inputs))
         return seen
 
