@@ -414,6 +414,17 @@ def test_dummy_samples_leave_a_buffer_where_it_is() -> None:
     assert all(on_paces(3, body))
 
 
+def test_workers_with_loaders_of_different_lengths_are_told() -> None:
+    """A script that cuts the data itself and hands each worker its own part."""
+
+    def body(pace: Pace) -> None:
+        loader = DataLoader(Numbered(10 + pace.rank), batch_size=2)
+        pace.prepare(*made_quietly(lambda: nn.Linear(1, 1)), loader)
+
+    with pytest.raises(BadRequest, match="10 samples in 5 batches, and this worker's has 11 in 6"):
+        on_paces(2, body)
+
+
 def test_no_worker_has_a_lone_row_with_batch_norm() -> None:
     """17 rows in batches of 8: the second worker would have one row in the last step."""
 

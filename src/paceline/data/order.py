@@ -91,9 +91,8 @@ class LoaderOrder:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        try:
-            batches = len(self.batches)
-        except (TypeError, NotImplementedError):
+        batches = _length(self.batches)
+        if batches < 0:
             return None
         return batches // self.workers if self._full_rounds else -(-batches // self.workers)
 
@@ -294,7 +293,8 @@ def worker_0s(loader: DataLoader[Any], states: dict[str, Any], peers: Broadcasts
     _, keys, at, has_gauss, kept = states["numpy"]
     own = [g.get_state() for g in generators_of(loader)]
     floats = struct.unpack("<qq", struct.pack("<dd", gauss or 0.0, kept))
-    words = [version, *internal, gauss is not None, at, has_gauss, *floats]
+    size = [len(loader.dataset), _length(loader.batch_sampler)]  # type: ignore[arg-type]
+    words = [version, *internal, gauss is not None, at, has_gauss, *floats, *size]
     parts = [
         torch.tensor(words, dtype=torch.int64),
         torch.as_tensor(keys.astype("int64")),
@@ -303,7 +303,13 @@ def worker_0s(loader: DataLoader[Any], states: dict[str, Any], peers: Broadcasts
     message = torch.cat(parts)
     peers.broadcast(message)
     found, numbers, torch_state, *others = message.split([len(part) for part in parts])
-    version, *internal, has, at, has_gauss, one, two = found.tolist()
+    version, *internal, has, at, has_gauss, one, two, samples, batches = found.tolist()
+    if size != [samples, batches]:
+        raise BadRequest(
+            f"worker 0's DataLoader has {samples} samples in {batches} batches, and this worker's"
+            f" has {size[0]} in {size[1]}: give all workers the same DataLoader over the whole data"
+            " set; Paceline deals its batches out"
+        )
     gauss, kept = struct.unpack("<dd", struct.pack("<qq", one, two))
     default = {
         "torch": torch_state.to(torch.uint8),
@@ -311,6 +317,14 @@ def worker_0s(loader: DataLoader[Any], states: dict[str, Any], peers: Broadcasts
         "numpy": ("MT19937", numbers.numpy().astype("uint32"), at, has_gauss, kept),
     }
     return Start(default, tuple(other.to(torch.uint8) for other in others))
+
+
+def _length(batches: Any) -> int:
+    """Return the number of batches of an epoch; -1 where the sampler does not know it."""
+    try:
+        return len(batches)
+    except (TypeError, NotImplementedError):
+        return -1
 
 
 def _cuda(states: dict[str, Any]) -> dict[str, Any]:
