@@ -163,5 +163,8 @@ def test_what_is_not_used_is_told(
     told = " ".join(capsys.readouterr().err.split())
     assert "privacy deals samples out in its own way and reads them in the training process" in told
     assert "not used: num_workers=2, worker_init_fn, shuffle=False" in told
+    run_inproc(**options, balance="measured", strategy="allreduce", workers=2)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "balance deals samples out in its own way and reads them in the training process" in told
     run_inproc(**{**options, "data": (DataLoader(Rows(20), batch_size=4), None)}, shard="static")
     assert "not used: shuffle=False" in " ".join(capsys.readouterr().err.split())

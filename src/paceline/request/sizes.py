@@ -61,12 +61,14 @@ def _instead_of_loader(config: Config) -> str:
         return f"partition={config.partition}"
     if isinstance(config.batch_size, (tuple, str)):
         return "batch_size with several sizes, or all"
-    for name in ("privacy", "shard", "balance", "global_batch_size"):
+    for name in ("privacy", "balance", "global_batch_size"):
         if getattr(config, name) is not None:
             return name
     if isinstance(config.validation, float):
         return "validation"
-    return "" if config.data_share == 1.0 else "data_share"
+    if config.data_share != 1.0:
+        return "data_share"
+    return "shard" if config.shard is not None else ""  # last: the other options decide it, too
 
 
 def _check_loader(config: Config, data: Data) -> None:
