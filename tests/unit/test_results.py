@@ -152,6 +152,7 @@ def test_a_study_shows_itself_and_is_a_frame(tmp_path: Path) -> None:
     ]
     found = read_study(write_study(tmp_path / "s", records))
     shown = found._repr_html_()
+    assert repr(found) == f"<Study Made up: 2 settings, 4 runs, in {tmp_path / 's'}>"
     assert "allreduce" in shown
     assert "as fast as serial" in shown
     frame = found.frame()

@@ -279,6 +279,12 @@ class Study:
         """The ids of serial and the confirmed settings; empty where nothing was confirmed."""
         return list(self.blocks[0].samples_per_s) if len(self.blocks) >= 2 else []
 
+    def __repr__(self) -> str:
+        return (
+            f"<Study {self.title}: {len(self.lines)} settings, {len(self.runs)} runs, in"
+            f" {self.folder}>"
+        )
+
     def frame(self) -> Any:
         """Return one row per run as a pandas DataFrame, with the columns of `results.csv`."""
         from paceline.report.notebook import study_frame
