@@ -569,6 +569,7 @@ def test_help_is_quick_and_needs_no_torch() -> None:
     check = """
 import sys
 import paceline.cli.train
+import paceline.terminal.past  # the list of `paceline runs`
 from paceline.cli.main import cli
 for words in (["--help"], ["train", "--help"], ["bench", "--help"], ["bench", "codecs", "--help"]):
     cli.main(words, standalone_mode=False)

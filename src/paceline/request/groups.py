@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from paceline.common.values import parse_pairs
 from paceline.errors import BadRequest
+
+if TYPE_CHECKING:  # importing torch takes seconds, which `paceline train --help` should not
+    import torch
+    from torch import nn
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ TYPES = {
     "resume": "_Folder | None",
     "privacy": "str | Mapping[str, Any] | None",
     "faults": "_Names",
-    "groups": "_Names",
+    "groups": "_Names | Mapping[str, Mapping[str, float]]",
     "plugin": "_Names",
     "callbacks": "Sequence[str | Callback]",
     "step": "str | Callable[..., Any] | None",
