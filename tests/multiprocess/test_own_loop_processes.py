@@ -39,6 +39,16 @@ pace.finish()
 """
 
 
+ONE_SAVES = """
+model, optimizer, _ = pace.prepare(model, optimizer)
+for _ in range(3):
+    pace.step(nn.functional.cross_entropy(model(x), y))
+    if pace.leads:
+        pace.save("out")
+pace.finish()
+"""
+
+
 def output(path: Path, script: str, *command: str, code: int = 0) -> str:
     path = path / "script.py"
     path.write_text(HEAD + script)
@@ -78,3 +88,10 @@ def test_a_rank_that_finishes_while_another_steps_does_not_hang(
     launch = (PACELINE, "launch", "-n", "2", "SCRIPT", "allreduce", transport)
     said = output(tmp_path, UNEQUAL, *launch, code=1)
     assert "worker 0 has finished after 3, and worker 1 waits in step 4" in said
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_worker_saves_alone_does_not_hang(tmp_path: Path) -> None:
+    launch = (PACELINE, "launch", "-n", "2", "SCRIPT", "allreduce")
+    said = output(tmp_path, ONE_SAVES, *launch, code=1)
+    assert "worker 0 called pace.save after step 1, and worker 1 did not" in said

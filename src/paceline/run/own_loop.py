@@ -284,6 +284,8 @@ class Pace(Talk):
 
         For evaluating and saving. All workers call it together.
         """
+        if not self._finished:
+            self._pairs.meet("pace.consensus")
         with ExitStack() as held:
             for pair in self._pairs if not self._finished else ():  # then all workers hold them
                 held.enter_context(pair.replica.holding(self._agree(pair)))
@@ -309,6 +311,7 @@ class Pace(Talk):
         if not len(self._pairs):
             raise BadRequest("call pace.prepare(model, optimizer) before pace.save")
         self._assemble()
+        self._pairs.meet("pace.save")
         resumed_at, self._resumed_at = self._resumed_at, None
         return saving.save(self._pairs, Path(path), self.steps, more, resumed_at)
 

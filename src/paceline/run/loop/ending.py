@@ -1,4 +1,4 @@
-"""The end of a loop of the user's own: all workers must have made the same number of steps."""
+"""Calls that all workers make together, after the same number of steps: finish, save, consensus."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REMEDY = (
 )
 
 
-def agree_on_steps(transport: Transport, workers: int, steps: int) -> None:
-    """Raise BadRequest unless all workers have made as many steps.
+def agree_on_steps(transport: Transport, workers: int, steps: int, call: str) -> None:
+    """Raise BadRequest unless all workers make this call, after as many steps.
 
     A worker that is still making steps waits in an exchange for this one, and this one waits here
     for it. It posts its wait, with the number of its step; by that this worker notices.
@@ -28,14 +28,14 @@ def agree_on_steps(transport: Transport, workers: int, steps: int) -> None:
         heard = [torch.zeros_like(counts) for _ in range(workers - 1)]
         awaited = [line.irecv(h, rank, STEPS_TAG) for rank, h in enumerate(heard, start=1)]
         for work in awaited:
-            _await(line, work, steps, workers)
+            _await(line, work, steps, workers, call)
         counts += sum(heard, torch.zeros_like(counts))
         for rank in range(1, workers):
             line.send(counts, rank, STEPS_TAG)
     else:
         all_counts = torch.zeros_like(counts)
         said, answer = line.isend(counts, 0, STEPS_TAG), line.irecv(all_counts, 0, STEPS_TAG)
-        _await(line, answer, steps, workers)
+        _await(line, answer, steps, workers, call)
         said.wait()
         counts = all_counts
     _compare(counts)
@@ -47,15 +47,24 @@ def _compare(counts: Tensor) -> None:
         raise BadRequest(f"the workers have made different numbers of steps: {told}. {REMEDY}")
 
 
-def _await(line: Transport, work: Work, steps: int, workers: int) -> None:
+def _await(line: Transport, work: Work, steps: int, workers: int, call: str) -> None:
     patience = line.patience
-    with patience.waiting("all to finish", gives_up=False) as look:
+    with patience.waiting(f"all to call {call}", gives_up=False) as look:
         while line.wait_any([work], patience.post_s) is None:
             look()
             for rank, step in patience.steps_of_waiting().items():
                 if rank < workers and step > steps:
-                    raise BadRequest(
-                        f"the workers make different numbers of steps: worker {line.rank} has"
-                        f" finished after {steps}, and worker {rank} waits in step {step}. {REMEDY}"
-                    )
+                    raise BadRequest(_apart(call, line.rank, steps, rank, step))
     work.wait()
+
+
+def _apart(call: str, rank: int, steps: int, other: int, step: int) -> str:
+    if call == "pace.finish":
+        return (
+            f"the workers make different numbers of steps: worker {rank} has finished after"
+            f" {steps}, and worker {other} waits in step {step}. {REMEDY}"
+        )
+    return (
+        f"worker {rank} called {call} after step {steps}, and worker {other} did not: it waits in"
+        f" step {step}. All workers call {call} together; `if pace.leads:` belongs inside"
+    )

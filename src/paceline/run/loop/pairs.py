@@ -129,8 +129,12 @@ class Pairs:
             pair.end_batch(self.now(pair))
         if not self.steps and any(pair.has_ever_come for pair in self):
             raise BadRequest(FORGOTTEN.format("the whole loop"))
+        self.meet("pace.finish")
+
+    def meet(self, call: str) -> None:
+        """Refuse a call that not all workers make after the same number of steps."""
         if self._all and self.strategy.traits.in_step and self.ctx.workers > 1:
-            agree_on_steps(self.ctx.transport, self.ctx.workers, self.steps)
+            agree_on_steps(self.ctx.transport, self.ctx.workers, self.steps, call)
 
     # --- batches
 
