@@ -309,6 +309,8 @@ class Worker:
         if self.leads and self.resumed_at is not None:
             checkpoint.forget_after(self.session.out / "checkpoints", self.resumed_at)
         looking.evaluate(self, None)
+        if self.leads and self.stopping.improved:  # the final weights are the best
+            (self.session.out / "checkpoints" / checkpoint.BEST).unlink(missing_ok=True)
         if self.profile is not None:
             self.recorder.write("profile", **self.profile.tables())
         for notice in self.replica.flat.notices if self.replica.flat else ():
