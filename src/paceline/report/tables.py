@@ -133,6 +133,7 @@ def curve_rows(study: Study) -> list[Row]:
                     "accuracy": _round(e.get("accuracy")),
                     "metric": _round((e.get("metric") or {}).get("value")),
                     "loss": _round(e.get("loss")),
+                    "on": e.get("on", "test"),
                 }
                 for e in deciding(run.events[0])
             ]

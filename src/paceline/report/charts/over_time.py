@@ -27,10 +27,12 @@ BETWEEN = 14  # pixels: the least distance between two names
 def curve_charts(data: ChartData) -> list[Chart]:
     """Return the curves that the runs have evaluations for."""
     bands = data.tables["bands"] = band_rows(data.tables["curves"])
+    held = {row.get("on", "test") for row in data.tables["curves"]} == {"validation"}
+    accuracy, loss = ("Validation accuracy", "Validation") if held else ("Accuracy", "Test")
     wanted = [
-        ("accuracy", "train_s", "Accuracy over training time", SECONDS, ".1%"),
-        ("accuracy", "samples", "Accuracy over samples", SAMPLES, ".1%"),
-        ("loss", "train_s", "Test loss over training time", SECONDS, ".3f"),
+        ("accuracy", "train_s", f"{accuracy} over training time", SECONDS, ".1%"),
+        ("accuracy", "samples", f"{accuracy} over samples", SAMPLES, ".1%"),
+        ("loss", "train_s", f"{loss} loss over training time", SECONDS, ".3f"),
     ]
     if data.score != "accuracy":
         wanted.insert(0, ("metric", "train_s", f"{data.score} over training time", SECONDS, ".4g"))
