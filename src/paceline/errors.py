@@ -31,7 +31,10 @@ from typing import Any
 
 # A command line to type stays as it is: `paceline data fetch mnist`, `paceline report DIR --pdf`.
 _COMMAND = r"paceline [a-z]+(?: [^\s;,)`]+)*"
-_FLAG = r"(?<![\w-])--(?:set ([a-z_.]+)=([^\s,;:)`]+)|([a-z][a-z0-9-]*)(?:[ =]([^\s,;:)`]+))?)"
+_FLAG = (
+    r"(?<![\w-])--(?:set ([a-z_.]+)=([^\s,;:)`]+)"
+    r"|([a-z][a-z0-9-]*)(?:[ =]([^\s,;:()`][^\s,;:)`]*))?)"
+)
 # Words that go on with the sentence after a flag: they are not its value.
 _NO_VALUES = (
     "and", "are", "as", "asked", "but", "for", "goes", "has", "in", "instead", "is", "it", "makes",

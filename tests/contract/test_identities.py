@@ -235,7 +235,7 @@ def test_bytes_are_those_of_the_schedule(run_inproc: RunInproc, workers: int) ->
         ({"strategy": "diloco:outer_momentum=1"}, "outer_momentum=1"),
         ({"strategy": "gossip:every=0"}, "every=0"),
         ({"strategy": "stepwise:full_every=-1"}, "full_every=-1"),
-        ({"strategy": "hogwild", "transport": "gloo"}, "--transport shm"),
+        ({"strategy": "hogwild", "transport": "gloo"}, 'transport="shm"'),
     ],
 )
 def test_impossible_requests(run_inproc: RunInproc, options: dict[str, object], words: str) -> None:

@@ -729,8 +729,8 @@ def test_the_calculator(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "no gain from" in capsys.readouterr().out
     for wrong, says in (
-        (["--epochs", "1"], "--noise .* or --epsilon"),
-        (["--noise", "1"], "--epochs or --steps"),
+        (["--epochs", "1"], "`noise` .* or `epsilon`"),
+        (["--noise", "1"], "`epochs` or `steps`"),
         (["--noise", "1", "--epochs", "1", "--delta", "1"], "delta=1"),
     ):
         with pytest.raises(BadRequest, match=says):

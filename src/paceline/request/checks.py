@@ -46,8 +46,11 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
     if name == "groups":
         return read_groups(value)
     if name == "compile":
-        words = {True: "inductor", "true": "inductor", False: None, "false": None}
-        return words.get(value, str(value))
+        if not isinstance(value, (str, bool)):
+            raise BadRequest(f"compile={shortened(value)}: it must be true, or a backend's name")
+        return {"True": "inductor", "true": "inductor"}.get(
+            str(value), None if str(value).lower() == "false" else str(value)
+        )
     if name in ("plugin", "faults"):
         if not isinstance(value, (str, list, tuple)):
             raise BadRequest(f"{name}={value!r} is not text or a list of texts")
@@ -73,7 +76,14 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
 
 def _validation(value: Any) -> Any:
     """Return a share of the training set as a number; a data set, given in Python, as it is."""
-    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+    plain = (type(None), bool, int, float, str, date, time)
+    listed = isinstance(value, (list, tuple)) and all(isinstance(each, plain) for each in value)
+    if listed or isinstance(value, (Mapping, bool)):
+        raise BadRequest(
+            f"validation={shortened(value)}: it must be a share of the training set, or, in Python,"
+            " a data set"
+        )
+    if not isinstance(value, (str, int, float)):
         return value
     share = convert(value, float, "validation")
     if not 0.0 < share < 1.0:

@@ -43,6 +43,8 @@ def read_groups(value: Any) -> tuple[str, ...]:
                     f"groups: {pattern!r} needs a dict of options, such as {{'lr': 0.1}}"
                 )
             texts.append(f"{pattern}:{','.join(f'{k}={v}' for k, v in options.items())}")
+    elif not isinstance(value, (str, list, tuple)):
+        raise BadRequest(f"groups={value}: it must be a text, a list of texts, or a dict")
     else:
         texts = [value] if isinstance(value, str) else [str(each) for each in value]
     for text in texts:
