@@ -276,12 +276,17 @@ def test_given_back_batches_come_again_also_across_epochs() -> None:
     assert batches.cursor == Cursor(1, 0)
 
 
-def test_the_pass_of_one_worker_goes_on_after_a_restore() -> None:
-    """What `pace.save` and `pace.load` need: also a batch that was not used comes again."""
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own generator"])
+def test_the_pass_of_one_worker_goes_on_after_a_restore(own: bool) -> None:
+    """What `pace.save` and `pace.load` need: also a batch that was not used comes again.
+
+    A sampler draws once more from a generator of its own when its pass ends.
+    """
 
     def passes() -> LoaderPasses:
         torch.manual_seed(8)
-        return LoaderPasses(DataLoader(Numbered(10), 3, shuffle=True), CPU)
+        generator = torch.Generator().manual_seed(9) if own else None
+        return LoaderPasses(DataLoader(Numbered(12), 3, shuffle=True, generator=generator), CPU)
 
     whole = passes()
     expected = [b.inputs[1].tolist() for b, _ in zip(whole, range(8), strict=False)]

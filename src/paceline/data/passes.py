@@ -133,6 +133,7 @@ class LoaderPasses:
         self._open = False  # a pass has begun and not ended
         self._resumes = False  # the next pass goes on in the middle
         self._given = (0, 0)
+        self._last: Iterator[Any] | None = None  # of a pass whose last batch was given
 
     @property
     def epochs_done(self) -> int:
@@ -160,7 +161,9 @@ class LoaderPasses:
             self.step += 1
             if self.ended:
                 self.epoch, self.position, self._open = self.epoch + 1, 0, False
+                self._last = batches
             yield batch
+        self._last = None
         if self.position:  # the loader did not know its length
             self.epoch, self.position, self.ended, self._open = self.epoch + 1, 0, True, False
 
@@ -196,6 +199,8 @@ class LoaderPasses:
         (self.epoch, self.position), self.step, self._open = self._given, self.step - 1, True
 
     def state(self) -> dict[str, Any]:
+        if self._last is not None and not self._open and self._generators:
+            next(self._last, None)  # a sampler draws once more from its generator when it ends
         return {
             "step": self.step,
             "epoch": self.epoch,
