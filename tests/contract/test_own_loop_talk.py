@@ -26,16 +26,28 @@ def test_means_of_numbers_and_tensors(strategy: str) -> None:
             pace.mean(torch.tensor([[rank, 1.0]], dtype=torch.float16), weight=3),
             pace.mean(torch.tensor([rank, rank + 1])),
             pace.any(rank == 2),
+            pace.sum(rank),
+            (pace.sum(0.5), pace.sum(torch.tensor([rank > 0, True])), pace.sum(torch.ones(()))),
         )
 
-    for number, weighted, tensor, integers, found in on_paces(3, body, strategy):
+    for number, weighted, tensor, integers, found, total, sums in on_paces(3, body, strategy):
         assert number == 1.0
         assert weighted == pytest.approx((1 * 2.0 + 2 * 4.0) / 3)
         assert torch.equal(tensor, torch.tensor([[1.0, 1.0]], dtype=torch.float16))
         assert torch.equal(integers, torch.tensor([1.0, 2.0]))
         assert found is True
+        assert (total, type(total)) == (3, int)
+        assert (sums[0], sums[1].tolist(), sums[2]) == (1.5, [2, 3], torch.tensor(3.0))
     with pytest.raises(BadRequest, match=r"pace\.mean\(weight=-1\)"):
         paceline.join("serial").mean(1.0, weight=-1)
+
+
+def test_the_mean_of_one_worker_is_its_number() -> None:
+    """Bit for bit: 0.1 * 3 / 3 is not 0.1."""
+    pace = paceline.join("serial")
+    assert 0.1 * 3 / 3 != 0.1
+    assert pace.mean(0.1, weight=3) == 0.1
+    assert pace.mean(torch.tensor(0.1, dtype=torch.float64), weight=3).item() == 0.1
 
 
 @pytest.mark.parametrize(

@@ -79,20 +79,34 @@ class Talk:
         """
         if not 0 <= weight < float("inf"):
             raise BadRequest(f"pace.mean(weight={weight}): it must be a number of 0 or more")
-        if isinstance(value, Tensor):
-            wide = torch.complex128 if value.is_complex() else torch.float64
-            own = value.detach().to("cpu", wide)
-        else:
-            own = torch.tensor(float(value), dtype=torch.float64)
+        own, weight = _wide(value), float(weight > 0) if self.workers == 1 else weight
         own = own * weight if weight else torch.zeros_like(own)
         table = torch.cat([own.reshape(-1), torch.tensor([float(weight)], dtype=own.dtype)])
-        self._assemble()
-        self.ctx.peers.uncounted().control.all_reduce(table)
+        self._add_up(table)
         mean = (table[:-1] / table[-1]).reshape(own.shape)
         if not isinstance(value, Tensor):
             return float(mean)
         exact = value.is_floating_point() or value.is_complex()
         return mean.to(value.device, value.dtype if exact else torch.get_default_dtype())
+
+    def sum(self, value: float | Tensor) -> Any:
+        """Return the sum over the workers of a number or of a tensor, such as right answers.
+
+        The sum of integers is one, too.
+        """
+        if isinstance(value, Tensor):
+            floating = value.is_floating_point() or value.is_complex()
+            own = _wide(value) if floating else value.detach().to("cpu", torch.int64, copy=True)
+            dtype = value.dtype if floating else torch.int64
+            return self._add_up(own.reshape(-1)).reshape(own.shape).to(value.device, dtype)
+        kind = torch.int64 if isinstance(value, int) else torch.float64
+        return self._add_up(torch.tensor([value], dtype=kind)).item()
+
+    def _add_up(self, own: Tensor) -> Tensor:
+        """Add up a tensor over the workers, in place."""
+        self._assemble()
+        self.ctx.peers.uncounted().control.all_reduce(own)
+        return own
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return all workers' tensors in the order of their ranks. Their shapes may differ."""
@@ -157,6 +171,14 @@ class Talk:
         """Wait, without a deadline, for the workers of an asynchronous strategy."""
         if self.workers > 1 and not self.strategy.traits.in_step:
             assemble(self.ctx.transport, range(self.workers))
+
+
+def _wide(value: float | Tensor) -> Tensor:
+    """A copy on the CPU in double precision."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(float(value), dtype=torch.float64)
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    return value.detach().to("cpu", wide, copy=True)
 
 
 class Unrecorded:
