@@ -137,6 +137,8 @@ def _serve(line: socket.socket) -> None:
     """Fork a child for every request, until the tests' process is gone."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
+    import torch._dynamo  # noqa: F401  (the first optimizer of a process imports it: 1 s)
+
     from paceline.privacy import native
     from paceline.registry import ALL
 
