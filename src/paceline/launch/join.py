@@ -88,10 +88,14 @@ def join(
         pace.serve()
         sys.stdout.flush()
         sys.exit(0)
-    atexit.register(_close, connected)
+    atexit.register(_end, pace, connected)
     return pace
 
 
-def _close(transport: Transport) -> None:
+def _end(pace: Pace, transport: Transport) -> None:
+    """At the end of the script, which need not have called `finish`; servers wait for its leave."""
     with suppress(Exception):  # the process ends anyway
+        if getattr(sys, "last_value", None) is None:  # otherwise an exception has ended it
+            pace.leave()
+    with suppress(Exception):
         transport.close()

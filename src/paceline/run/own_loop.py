@@ -357,6 +357,15 @@ class Pace(Talk):
         for pair in self._pairs:
             pair.strategy.leave()
 
+    def leave(self) -> None:
+        """Tell servers that this worker sends no more requests, if it has not finished.
+
+        The end of a script calls it. It exchanges nothing, unlike `finish`.
+        """
+        for pair in self._pairs if not self._finished else ():
+            pair.strategy.leave()
+        self._finished = True
+
     def _agree(self, pair: Pair) -> Sequence[Tensor] | None:
         self._assemble()
         return pair.strategy.consensus(pair.replica)
