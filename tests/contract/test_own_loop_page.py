@@ -97,6 +97,16 @@ def test_the_calls_of_the_page_exist() -> None:
     assert inspectable(paceline.Pace)
 
 
+def test_the_options_for_those_who_come_from_lightning_exist() -> None:
+    import inspect
+    import re
+
+    rows = PAGE.split("| Lightning |")[1].split("\n\n")[0].splitlines()[2:]
+    ours = [name for row in rows for name in re.findall(r"(\w+)=", row.split("|")[2])]
+    assert len(ours) > 10
+    assert set(ours) <= inspect.signature(paceline.train).parameters.keys()
+
+
 def inspectable(kind: type) -> bool:
     """Every public method is documented."""
     return all(

@@ -125,6 +125,10 @@ def test_at_most_8_lines_are_changed(task: str) -> None:
     changed = [line[2:] for line in difflib.ndiff(old, new) if line.startswith("+ ")]
     assert 1 <= len(changed) <= 8, changed
     assert all("pace" in line for line in changed), changed
+    if task == "gpt":
+        page = (EXAMPLES.parent / "docs" / "own_loop.md").read_text()
+        shown = [line for line in difflib.ndiff(old, new) if line[0] in "+-"]
+        assert "\n".join(shown) in page
     assert "paceline" not in "".join(line for line in old if not line.startswith("paceline launch"))
 
 
