@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 import paceline
+from paceline.common.exits import end_quickly
 from paceline.data.adopt import adopt
 from paceline.data.shards import Cursor, Cuts, GlobalShards, StaticShards
 from paceline.errors import BadRequest
@@ -32,7 +33,7 @@ from paceline.replica.buckets import Buckets
 from paceline.replica.memory_format import measure_memory_format
 from paceline.replica.replica import Replica
 from paceline.request.config import Config
-from paceline.run.own_loop import Pace, end_quickly
+from paceline.run.own_loop import Pace
 from paceline.transport.base import Transport
 from paceline.transport.inproc import Hub
 from paceline.types import Batch

@@ -39,11 +39,41 @@ def claim(
         if not same_folder(out, earlier) and (earlier / "events").is_dir():
             # The record of the resumed run covers its whole history.
             shutil.copytree(earlier / "events", out / "events", dirs_exist_ok=True)
-    sessions = (event["session"] for own in read_worker_events(out) for event in own)
-    number = 1 + max(sessions, default=-1)
+    number = _next_session(out)
     if job.protection is not None:
         number = begin_session(out, job.protection, number)
     return Session(job, out, number)
+
+
+def claim_own(out: Path, resume: bool, restarted: Callable[[Path], bool], held: ExitStack) -> int:
+    """Claim the folder of a loop of the user's own; return the number of its session there.
+
+    `resume`: the folder may hold a record, which then goes on.
+    """
+    clear = False
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "events").mkdir()
+    except FileExistsError:
+        if not (resume or restarted(out)):
+            if not _nothing_happened(out):
+                raise BadRequest(
+                    f"out={out} holds a run already: choose another folder, or go on with that run"
+                    f" by join(out=..., resume=True) and pace.load(...)"
+                ) from None
+            clear = True
+    except OSError as error:
+        raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
+    held.enter_context(alone_in(out, HELD))
+    if clear:
+        shutil.rmtree(out / "events")
+        (out / "events").mkdir()
+    return _next_session(out)
+
+
+def _next_session(out: Path) -> int:
+    sessions = (event["session"] for own in read_worker_events(out) for event in own)
+    return 1 + max(sessions, default=-1)
 
 
 def _take(job: Job, restarted: Callable[[Path], bool]) -> tuple[Path, bool]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import atexit
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from paceline.common.allocator import keep_freed_memory
 from paceline.errors import BadRequest
 from paceline.launch.joined import Meeting
+from paceline.launch.own_record import Folder
 from paceline.launch.seat import find as find_seat
 from paceline.registry import strategies, transports
+from paceline.run.loop.saving import described
 from paceline.run.own_loop import Pace
 from paceline.run.own_server import Build
 from paceline.strategies.base import Strategy
@@ -29,6 +32,8 @@ def join(
     deadline_s: float = 30.0,
     check_every: int = 0,
     build: Build | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
 ) -> Pace:
     """Make this process one of the ranks that a launcher has started; alone it is the only rank.
 
@@ -42,6 +47,8 @@ def join(
     `build`: a function, or its name as `module:function`, that returns (model, optimizer). Servers
     call it instead of receiving the model from worker 0. Launchers that hand over no secret
     (torchrun, srun) need it.
+    `out`: a folder for a record like that of `train`, which `paceline report` reads. `resume`: go
+    on with the record in that folder, if there is one. Those of worker 0 count.
     """
     chosen: Strategy = strategies.build(strategy) if isinstance(strategy, str) else strategy
     keep_freed_memory()
@@ -61,6 +68,7 @@ def join(
         )
     secret = b""
     if seat is None:
+        folder = Folder(out, resume, None)
         connected: Transport = Alone(deadline_s)
     else:
         name = transport
@@ -79,23 +87,46 @@ def join(
                 " PACELINE_SECRET_FILE on all hosts, or let the servers build the model:"
                 " join(..., build='module:function')"
             )
+        folder = Folder(out, resume, meeting)
         connected = meeting.connect(kind, deadline_s)
-    local_rank = seat.local_rank if seat else 0
+    if connected.rank < size - count:
+        atexit.register(_close, connected)
+    known = {
+        "strategy": described(chosen),
+        "workers": size - count,
+        "servers": count or None,
+        "codec": codec,
+        "transport": connected.name,
+        "seed": seed,
+        "deadline_s": deadline_s,
+    }
     pace = Pace(
-        chosen, connected, size - count, codec, seed, check_every, secret, build, local_rank
+        chosen,
+        connected,
+        size - count,
+        codec,
+        seed,
+        check_every,
+        secret,
+        build,
+        seat.local_rank if seat else 0,
+        folder.record(connected, seat, known),
     )
     if pace.ctx.role == "server":
         pace.serve()
         sys.stdout.flush()
         sys.exit(0)
-    atexit.register(_end, pace, connected)
+    atexit.register(_leave, pace)
     return pace
 
 
-def _end(pace: Pace, transport: Transport) -> None:
+def _leave(pace: Pace) -> None:
     """At the end of the script, which need not have called `finish`; servers wait for its leave."""
     with suppress(Exception):  # the process ends anyway
         if getattr(sys, "last_value", None) is None:  # otherwise an exception has ended it
             pace.leave()
-    with suppress(Exception):
+
+
+def _close(transport: Transport) -> None:
+    with suppress(Exception):  # the process ends anyway
         transport.close()

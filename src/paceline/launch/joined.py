@@ -245,6 +245,26 @@ class Meeting:
         out, number = self._get("folder", lambda content: (Path(content[0]), int(content[1])))
         return Session(job, out, number, hosts)
 
+    def claim_own(self, claim: Callable[[], tuple[Path, int] | None]) -> tuple[Path, int] | None:
+        """Claim the folder of a loop's record on rank 0, for all ranks; None without a record."""
+        if self.leads:
+            try:
+                claimed = claim()
+            except PacelineError as error:
+                self._put("folder", {"refused": to_plain(error)})
+                self._leave("folder")
+                raise
+            if claimed is not None:
+                self.mark(claimed[0])
+            said = None if claimed is None else (str(claimed[0]), claimed[1])
+            self._put("folder", {"claimed": said})
+            return claimed
+        refused, folder = self._get("folder", _read_claim)
+        if refused is not None:
+            self._leave("folder")
+            raise refused
+        return (folder[0], folder[1]) if folder is not None else None
+
     def connect(self, kind: Any, deadline_s: float) -> Transport:
         """Connect all ranks by a transport of this kind, for a user's own loop."""
         # A loop that uses CUDA already has chosen its device.
@@ -298,6 +318,16 @@ class Meeting:
         else:
             self._get("recorded")
         self._leave("recorded")
+
+
+def _read_claim(
+    content: dict[str, Any],
+) -> tuple[PacelineError | None, tuple[Path, int] | None]:
+    """Read what rank 0 says about the folder: why it was refused, or where it is."""
+    if content.get("refused") is not None:
+        return from_plain(content["refused"]), None
+    said = content["claimed"]
+    return None, None if said is None else (Path(said[0]), int(said[1]))
 
 
 def _print_slow_ranks(kind: str, content: dict[str, Any]) -> None:

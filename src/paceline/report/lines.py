@@ -86,6 +86,11 @@ class Line:
         return given if isinstance(given, int) else 1
 
     @property
+    def own_loop(self) -> bool:
+        """Whether a script with a loop of its own made the runs (`join`), not `train`."""
+        return any(r.record["config"].get("own_loop") for r in self.runs)
+
+    @property
     def oversubscribed(self) -> bool:
         return any(r.record["config"].get("oversubscribed") for r in self.runs)
 

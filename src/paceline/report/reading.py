@@ -27,6 +27,11 @@ def read_study(folder: str | Path) -> Study:
     if (folder / "run.json").is_file():
         return _from_runs(folder, [folder])
     found = sorted(p.parent for p in folder.glob("*/run.json")) if folder.is_dir() else []
+    if not found and (folder / "events").is_dir():
+        raise BadRequest(
+            f"{folder} holds a run that is not finished: it has events and no run.json, so it is"
+            f" still going on or was killed. `paceline watch {folder}` shows what it has written"
+        )
     if not found:
         raise BadRequest(
             f"{folder} is not a study and holds no run: it has neither study.json nor run.json"

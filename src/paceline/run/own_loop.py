@@ -14,9 +14,6 @@ script.py`, torchrun, mpirun or srun; started alone, it is one worker. The parts
 
 from __future__ import annotations
 
-import atexit
-import functools
-import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -25,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.common.exits import end_quickly
 from paceline.common.seeding import derive, random_states, set_random_states
 from paceline.data.batches import OwnPasses
 from paceline.data.own import OwnBatches
@@ -34,17 +32,20 @@ from paceline.errors import BadRequest
 from paceline.replica.replica import Replica, has_batch_norm
 from paceline.run.loop import optimizer as paced
 from paceline.run.loop import saving
+from paceline.run.loop.conclusion import Failure
 from paceline.run.loop.pair import Pair
 from paceline.run.loop.pairs import Pairs, Watcher, no_loss
+from paceline.run.loop.record import Record, Unrecorded
+from paceline.run.loop.results import Results
 from paceline.run.loop.saving import Loaded
-from paceline.run.loop.talk import Talk, Unrecorded, say
-from paceline.run.own_server import Build, built, receive_model, send_model
+from paceline.run.loop.talk import Talk, say
+from paceline.run.own_server import Build, receive_or_build, send_model
 from paceline.run.rank import make_context
 from paceline.strategies.base import Context, Strategy, distance_to
 from paceline.transport.base import Transport
 
 
-class Pace(Talk):
+class Pace(Talk, Results):
     """One worker of your own loop. Made by `paceline.join`."""
 
     def __init__(
@@ -58,11 +59,13 @@ class Pace(Talk):
         secret: bytes = b"",
         build: Build | None = None,
         local_rank: int = 0,
+        record: Record | None = None,
     ) -> None:
         end_quickly()
+        self._record = record or Unrecorded()
         self.local_rank = local_rank
         self.strategy, self.check_every, self.seed = strategy, check_every, seed
-        self._transport, self._codec = transport, codec
+        self._transport, self._codec = self._record.metered(transport), codec
         self.ctx = self._context(strategy, workers, seed)
         self._secret, self._build = secret, build
         self._pairs = Pairs(
@@ -83,7 +86,7 @@ class Pace(Talk):
             workers,
             codec=self._codec,
             seed=seed,
-            recorder=Unrecorded(),
+            recorder=self._record,
             say=say,
         )
 
@@ -122,6 +125,7 @@ class Pace(Talk):
         DataLoader, otherwise 64. Call it once for each pair of model and optimizer.
         """
         paced.check(model, optimizer)
+        self._record.preparing()
         self._random, number, loaded = random_states(), len(self._pairs), self._loaded
         try:
             if self.leads and self._build is None and not self._pairs:
@@ -133,7 +137,7 @@ class Pace(Talk):
                 inner = self._cut(data, batch_size, shard, model)
                 usual = None if makes_batches(data) else DEFAULT_BATCH
                 size = batch_size or getattr(data, "batch_size", usual)
-                watcher = Watcher(self._pairs, pair)
+                watcher = self._record.watch(Watcher(self._pairs, pair))
                 pair.batches = OwnBatches(inner, self._models, watcher, data, size)
             if loaded is not None:
                 loaded.set_batches(pair, number)
@@ -141,6 +145,7 @@ class Pace(Talk):
             set_random_states(self._random)  # a seed that your script has set stays in force
         if loaded is not None:
             self._go_on(loaded, tell=number == 0)
+        self._record.prepared(pair)
         forward = pair.replica.forward
         # DDP's wrapper, under the model's own names
         if isinstance(forward, nn.Module) and forward is not model:
@@ -206,6 +211,7 @@ class Pace(Talk):
         """
         pair = self._pairs.chosen(optimizer)
         pair.add(loss, self._pairs.now(pair, weight))
+        self._record.add_loss(pair, loss)
         self._pairs.use(pair)
 
     def step(
@@ -225,6 +231,7 @@ class Pace(Talk):
         pair = self._pairs.chosen(optimizer)
         if loss is not None:
             pair.add(loss, self._pairs.now(pair, weight))
+            self._record.add_loss(pair, loss)
         elif weight is not None:
             raise BadRequest(
                 "pace.step(weight=...) needs the loss that it weighs: pace.step(loss, weight=...)"
@@ -245,6 +252,7 @@ class Pace(Talk):
         """
         pair = self._pairs.chosen(optimizer)
         self._pairs.use(pair)
+        self._record.arrive(pair)
         pair.synchronize(self._pairs.now(pair))
 
     def _optimizer_step(self, pair: Pair) -> None:
@@ -256,7 +264,9 @@ class Pace(Talk):
 
     def _step(self, pair: Pair, clip_norm: float | None) -> None:
         self._pairs.use(pair)
+        self._record.arrive(pair)
         pair.step(self._pairs.now(pair), clip_norm)
+        self._record.step(pair)
         if self.check_every and pair.steps % self.check_every == 0:
             self._check(pair)
 
@@ -271,9 +281,11 @@ class Pace(Talk):
     def _check(self, pair: Pair) -> float:
         if pair.strategy.traits.replicas_identical or self.workers == 1:
             if self.workers > 1:
-                pair.check()
+                with self._record.aside("check"):
+                    pair.check()
             return 0.0
-        means = self._agree(pair)
+        with self._record.aside("check"):
+            means = self._agree(pair)
         return distance_to(pair.replica, means) if means is not None else 0.0
 
     # --- after the loop, or between epochs
@@ -286,7 +298,7 @@ class Pace(Talk):
         """
         if not self._finished:
             self._pairs.meet("pace.consensus")
-        with ExitStack() as held:
+        with self._record.aside("evaluation"), ExitStack() as held:
             for pair in self._pairs if not self._finished else ():  # then all workers hold them
                 held.enter_context(pair.replica.holding(self._agree(pair)))
             yield
@@ -312,8 +324,12 @@ class Pace(Talk):
             raise BadRequest("call pace.prepare(model, optimizer) before pace.save")
         self._assemble()
         self._pairs.meet("pace.save")
-        resumed_at, self._resumed_at = self._resumed_at, None
-        return saving.save(self._pairs, Path(path), self.steps, more, resumed_at)
+        at, self._resumed_at = self._resumed_at, None
+        with self._record.aside("checkpoint"):
+            spent = self._record.train_s
+            made = saving.save(self._pairs, Path(path), self.steps, more, at, spent)
+        self._record.saved(made)
+        return made
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Go on from the newest checkpoint under this folder; return what `save` got as `more`.
@@ -334,6 +350,7 @@ class Pace(Talk):
 
     def _go_on(self, loaded: Loaded, tell: bool = True) -> None:
         loaded.set_random()
+        self._record.loaded(loaded.train_s)
         if tell and self.leads and (told := loaded.told()) is not None:
             say(told)
 
@@ -346,6 +363,7 @@ class Pace(Talk):
             return
         self._pairs.check_end()
         self._finished = True
+        self._record.finishing()
         self._assemble()
         for pair in self._pairs:
             replica, strategy = pair.replica, pair.strategy
@@ -356,6 +374,7 @@ class Pace(Talk):
         self.ctx.peers.barrier()
         for pair in self._pairs:
             pair.strategy.leave()
+        self._record.finished(self._pairs)
 
     def leave(self) -> None:
         """Tell servers that this worker sends no more requests, if it has not finished.
@@ -373,28 +392,17 @@ class Pace(Talk):
     def __enter__(self) -> Pace:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if error is None:
             self.finish()
         else:
+            with suppress(Exception):
+                self._record.failed(Failure.of(error))
             with suppress(Exception):
                 self.ctx.transport.close()
 
     def serve(self) -> None:
         """Hold the weights for the workers until all of them have left. For a server's rank."""
-        if self._build is not None:
-            model, optimizer = built(self._build)
-        else:
-            model, optimizer = receive_model(self.ctx.transport, self._secret)
-        replica = Replica(model, optimizer, no_loss, allocate=self.ctx.transport.allocate)
-        self.strategy.serve(self.ctx, replica)
-
-
-@functools.cache
-def end_quickly() -> None:
-    """At exit, keep the garbage collector from searching all of torch's objects several times.
-
-    That takes most of a second of CPU per rank. With more ranks than cores on a busy machine, a
-    command whose training was over took tens of seconds to end.
-    """
-    atexit.register(gc.freeze)
+        made = receive_or_build(self.ctx.transport, self._secret, self._build)
+        replica = Replica(*made, no_loss, allocate=self.ctx.transport.allocate)
+        self._record.serve(self.strategy, self.ctx, replica)

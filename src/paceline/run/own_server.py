@@ -41,6 +41,13 @@ def receive_model(transport: Transport, secret: bytes) -> tuple[nn.Module, torch
     return received
 
 
+def receive_or_build(
+    transport: Transport, secret: bytes, build: Build | None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the server's model and optimizer."""
+    return receive_model(transport, secret) if build is None else built(build)
+
+
 def built(build: Build) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Build the model and the optimizer on the server itself."""
     make: Any = build

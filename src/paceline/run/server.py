@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-import socket
-import time
+from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.record.machine import boot_id
 from paceline.record.sampler import NetBytes, Sampler
 from paceline.record.writer import Recorder
 from paceline.request.session import Session
 from paceline.run.rank import Notify, Rank
+from paceline.run.step_log import place_of, summary_of
+from paceline.strategies.base import Context, Strategy
 from paceline.strategies.parts.serving import served
 from paceline.transport.base import Transport
+from paceline.transport.metered import Meter
+
+if TYPE_CHECKING:
+    from paceline.replica.replica import Replica
 
 
 def run_server(
     session: Session, transport: Transport, recorder: Recorder, notify: Notify, sampler: Sampler
 ) -> None:
     torch.set_num_threads(1)
-    net = NetBytes(sampler)
     rank = Rank.of(session, transport, recorder, notify)
     replica = rank.replica()
+    record_serving(rank.strategy, rank.ctx, replica, recorder, sampler, rank.meter)
+
+
+def record_serving(
+    strategy: Strategy,
+    ctx: Context,
+    replica: Replica,
+    recorder: Recorder,
+    sampler: Sampler,
+    meter: Meter,
+) -> None:
+    """Serve as a server does, between a `start` and a `summary`."""
+    net = NetBytes(sampler)
     recorder.write(
         "start",
-        host=socket.gethostname(),
-        boot=boot_id(),
-        role="server",
-        threads=1,
-        clock=time.perf_counter(),
+        **place_of("server", torch.get_num_threads(), ctx.transport.traits),
         parameters=replica.parameter_count,
-        over_network=transport.traits.over_network,
     )
     net.start()
-    rank.strategy.serve(rank.ctx, replica)
+    strategy.serve(ctx, replica)
     net.stop()
-    recorder.write(
-        "summary",
-        **sampler.summary(),
-        net_sent_bytes=net.sent,
-        net_received_bytes=net.received,
-        setup_sent_bytes=rank.meter.total("setup").sent_bytes,
-        **served(rank.meter.total("train")),
-        traffic=rank.meter.described(),
-    )
+    recorder.write("summary", **summary_of(sampler, net, meter), **served(meter.total("train")))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.privacy.times import SummedTimes
 from paceline.privacy.worker import Private
-from paceline.run.rank import Rank
+from paceline.record.machine import boot_id
+from paceline.record.sampler import NetBytes, Sampler
+from paceline.run.rank import Notify
 from paceline.run.timer import StepTimer
-from paceline.strategies.base import Context
-from paceline.types import Batch, RecorderLike
+from paceline.strategies.base import Context, Strategy
+from paceline.transport.base import Traits
+from paceline.transport.metered import Meter
+from paceline.types import Batch, RecorderLike, Role
 
 if TYPE_CHECKING:
     from paceline.replica.flat import Region
@@ -22,16 +27,27 @@ NOTIFY_EVERY_S = 0.2
 RATE_OVER_STEPS = 200
 
 
+class Place(Protocol):
+    """Where steps are made: what a log of them looks at."""
+
+    strategy: Strategy
+    ctx: Context
+    meter: Meter
+
+    @property
+    def notify(self) -> Notify: ...
+
+
 class StepLog:
     """Writes step events. The traffic of a step is what the meter counted since the step before."""
 
     def __init__(
         self,
-        rank: Rank,
+        rank: Place,
         recorder: RecorderLike,
         timer: StepTimer,
-        private: Private | None,
-        total_steps: int | None,
+        private: Private | None = None,
+        total_steps: int | None = None,
     ) -> None:
         self.rank, self.recorder, self.timer = rank, recorder, timer
         self.private, self.total_steps = private, total_steps
@@ -48,7 +64,13 @@ class StepLog:
         self._before = replace(self.rank.meter.totals["train"])
 
     def write(
-        self, step: int, batch: Batch, loss: float, began: float, arrived: float, seconds: float
+        self,
+        step: int,
+        batch: Batch,
+        loss: float | None,
+        began: float,
+        arrived: float,
+        seconds: float,
     ) -> float:
         """Record one step. Returns the seconds that this worker did not wait for others.
 
@@ -84,8 +106,9 @@ class StepLog:
         self._before = replace(now)
         return seconds - sync_s
 
-    def _shown(self, batch: Batch, loss: float) -> dict[str, Any]:
+    def _shown(self, batch: Batch, loss: float | None) -> dict[str, Any]:
         if self.private is not None:
+            assert loss is not None
             return self.private.revealed(batch, loss)
         return {"n": batch.weight, "loss": loss}
 
@@ -113,6 +136,31 @@ class StepLog:
         if last_s > first_s:
             return (sum(samples for _, samples in self._recent) - first) / (last_s - first_s)
         return first / max(1e-9, first_s)
+
+
+def place_of(role: Role, threads: int, traits: Traits) -> dict[str, Any]:
+    """What the first event of every rank says."""
+    return {
+        "host": socket.gethostname(),
+        "boot": boot_id(),
+        "role": role,
+        "threads": threads,
+        "clock": time.perf_counter(),
+        "over_network": traits.over_network,
+    }
+
+
+def summary_of(sampler: Sampler | None, net: NetBytes, meter: Meter) -> dict[str, Any]:
+    """What the last event of every rank says: the resources used, and the traffic."""
+    return {
+        **(sampler.summary() if sampler else {}),
+        "net_sent_bytes": net.sent,
+        "net_received_bytes": net.received,
+        "setup_sent_bytes": meter.total("setup").sent_bytes,
+        "evaluate_sent_bytes": meter.total("evaluate").sent_bytes,
+        "finish_sent_bytes": meter.total("finish").sent_bytes,
+        "traffic": meter.described(),
+    }
 
 
 def message_bytes(ctx: Context, regions: Sequence[Region]) -> dict[str, int]:

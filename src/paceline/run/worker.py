@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from paceline.optim.schedules import Plateau
 from paceline.privacy.worker import Private
 from paceline.record import checkpoint
 from paceline.record.keep import Keep
-from paceline.record.machine import boot_id
 from paceline.record.network import Interface
 from paceline.record.profile import Profile
 from paceline.record.resources import Task, reset_rss_peak
@@ -34,7 +32,13 @@ from paceline.run.ema import Ema
 from paceline.run.minutes import Minutes
 from paceline.run.rank import Notify, Rank
 from paceline.run.server import run_server
-from paceline.run.step_log import StepLog, mean_message_bytes, message_bytes
+from paceline.run.step_log import (
+    StepLog,
+    mean_message_bytes,
+    message_bytes,
+    place_of,
+    summary_of,
+)
 from paceline.run.stopping import Stopping
 from paceline.run.timer import StepTimer
 from paceline.transport.base import Transport
@@ -136,16 +140,11 @@ class Worker:
             notify("ready", {})
         recorder.write(
             "start",
-            host=socket.gethostname(),
-            boot=boot_id(),
-            role="worker",
-            threads=job.threads,
+            **place_of("worker", job.threads, transport.traits),
             from_step=self.step,
             total_steps=self.total_steps,
-            clock=time.perf_counter(),
             parameters=self.replica.parameter_count,
             memory_format="channels_last" if self.replica.channels_last else "contiguous",
-            over_network=transport.traits.over_network,
             **message_bytes(self.ctx, self.replica.regions),
         )
 
@@ -317,15 +316,9 @@ class Worker:
             self.notify("notice", {"text": notice})
         self.recorder.write(
             "summary",
-            **(self.sampler.summary() if self.sampler else {}),
-            net_sent_bytes=self.net.sent,
-            net_received_bytes=self.net.received,
-            setup_sent_bytes=self.meter.total("setup").sent_bytes,
-            evaluate_sent_bytes=self.meter.total("evaluate").sent_bytes,
-            finish_sent_bytes=self.meter.total("finish").sent_bytes,
+            **summary_of(self.sampler, self.net, self.meter),
             times_known=self.meter.times_known,
             **mean_message_bytes(self.ctx, self.replica.regions),
-            traffic=self.meter.described(),
         )
         self.ctx.peers.barrier()
         self.strategy.leave()

@@ -22,9 +22,14 @@ FIRST = ("model", "data", "strategy", "workers")  # the order of the flags; then
 
 
 def command_of(study: Study, line: Line) -> str:
-    """Return the `paceline train` command of a setting; "" where an option was a Python object."""
+    """Return the command that trains with a setting; "" where an option was a Python object.
+
+    It is `paceline train`, or for a loop of the user's own what starts that script.
+    """
     run = (line.completed or line.runs)[0]
     config, known = run.record["config"], Config.options()
+    if config.get("own_loop"):
+        return str(run.record["environment"].get("command") or "")
     names = _asked(study, run.name, config)
     words = ["paceline", "train"]
     for name in [*FIRST, *(n for n in known if n not in FIRST)]:

@@ -29,6 +29,7 @@ def answer_section(study: Study) -> str:
             lead=sentences[:LEAD],
             rest=sentences[LEAD:],
             command=command,
+            own_loop=best is not None and best.own_loop,
             table=main_table(study),
         )
     )

@@ -33,6 +33,7 @@ class Pair:
         self.ctx, self.strategy, self.replica = ctx, strategy, replica
         self.batches: OwnBatches | None = None  # where its batches come from
         self.steps = 0
+        self.last = Batch(None, None, 0.0, 0.0, 0, 0)  # that of the last step
         self.gradients = OwnGradients(replica.flat) if replica.flat is not None else None
         self._parts: list[Batch] = []  # batches whose gradients were added since the last step
         # The factor on the gradients that is still to be applied, at the step.
@@ -330,6 +331,7 @@ class Pair:
     def _count_step(self, batch: Batch) -> None:
         self.replica.samples_seen += batch.weight
         self.steps += 1
+        self.last = batch
         # the next forward pass reads weights from now on
         self.strategy.begin(self.replica, None)
 

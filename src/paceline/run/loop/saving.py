@@ -34,7 +34,14 @@ if TYPE_CHECKING:
 PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor)
 
 
-def save(pairs: Pairs, path: Path, step: int, more: dict[str, Any], resumed_at: int | None) -> Path:
+def save(
+    pairs: Pairs,
+    path: Path,
+    step: int,
+    more: dict[str, Any],
+    resumed_at: int | None,
+    train_s: float = 0.0,
+) -> Path:
     """Write a checkpoint. All workers call it together; `more` is each worker's own."""
     ctx, several = pairs.ctx, len(pairs) > 1
     for name, value in more.items():
@@ -58,7 +65,7 @@ def save(pairs: Pairs, path: Path, step: int, more: dict[str, Any], resumed_at: 
         "step": step,
         "workers": ctx.workers,
         "members": list(range(ctx.workers)),
-        "train_s": 0.0,
+        "train_s": train_s,
         "optimizer": _optimizers(pairs),
         "strategy": described(first.strategy),
         "codec": str(ctx.codec.name),
@@ -81,6 +88,16 @@ def save(pairs: Pairs, path: Path, step: int, more: dict[str, Any], resumed_at: 
         ctx.peers.barrier,
         resumed_at,
     )
+
+
+def weights_of(pairs: Sequence[Pair]) -> dict[str, Tensor]:
+    """The weights that the pairs hold now, under the names of a checkpoint."""
+    several = len(pairs) > 1
+    return {
+        f"{number}.{name}" if several else name: tensor
+        for number, pair in enumerate(pairs)
+        for name, tensor in pair.replica.state_dict().items()
+    }
 
 
 def _part(pair: Pair) -> dict[str, Any]:
@@ -134,6 +151,11 @@ class Loaded:
     @property
     def step(self) -> int:
         return int(self.said["step"])
+
+    @property
+    def train_s(self) -> float:
+        """The seconds of training so far; 0 where the loop left no record."""
+        return float(self.said["train_s"])
 
     @property
     def more(self) -> dict[str, Any]:

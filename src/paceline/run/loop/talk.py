@@ -181,13 +181,6 @@ def _wide(value: float | Tensor) -> Tensor:
     return value.detach().to("cpu", wide, copy=True)
 
 
-class Unrecorded:
-    """A recorder that writes nothing: your own loop leaves no record."""
-
-    def write(self, kind: str, **fields: Any) -> None:
-        return
-
-
 def say(text: str) -> None:
     """Write a notice to standard error."""
     print(f"paceline: {text}", file=sys.stderr, flush=True)
