@@ -37,7 +37,7 @@ def names(pace: Pace) -> dict[str, Any]:
     pairs = TensorDataset(torch.randn(12, 3), torch.randn(12, 6))
 
     class Paceline:
-        join = staticmethod(lambda strategy: pace)
+        join = staticmethod(lambda strategy, **options: pace)
 
     return {
         "os": __import__("os"),
@@ -60,11 +60,11 @@ def names(pace: Pace) -> dict[str, Any]:
 
 
 def test_the_page_has_its_snippets() -> None:
-    assert len(snippets()) == 6
+    assert len(snippets()) == 7
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_a_snippet_runs(
     number: int, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

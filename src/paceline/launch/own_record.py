@@ -23,12 +23,13 @@ from paceline.errors import BadRequest
 from paceline.launch.folder import claim_own
 from paceline.launch.joined import Meeting
 from paceline.launch.seat import Seat
+from paceline.launch.signals import ignore
 from paceline.record.lock import alone_in
 from paceline.run.loop.conclusion import Conclusion, Failure, Terminated
 from paceline.run.loop.record import Recorded
 from paceline.transport.base import Transport
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # Ctrl-C is a KeyboardInterrupt already
+KILLING = (signal.SIGTERM, signal.SIGHUP)  # Ctrl-C raises a KeyboardInterrupt already
 _heard: list[Terminated] = []
 _open: list[Ending] = []  # the records of this process that are not complete
 
@@ -94,6 +95,7 @@ class Ending:
     def _at_exit(self) -> None:
         if self.record is None or self.record.ended or os.getpid() != self._process:
             return
+        ignore()
         raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         failure = Failure.of(_heard[0] if _heard else raised)
         with suppress(Exception):
@@ -131,14 +133,14 @@ def _listen() -> None:
     Signals that the script handles or ignores itself are left alone.
     """
     if threading.current_thread() is threading.main_thread():
-        for number in ENDING:
+        for number in KILLING:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _hear)
 
 
 def _stop_listening() -> None:
     if threading.current_thread() is threading.main_thread():
-        for number in ENDING:
+        for number in KILLING:
             if signal.getsignal(number) is _hear:
                 signal.signal(number, signal.SIG_DFL)
 

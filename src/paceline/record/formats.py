@@ -88,6 +88,7 @@ EVENTS: dict[str, dict[str, Any]] = {  # further fields, by kind
     },
     "balance": {"step": whole, "batch_sizes": [number], "samples_per_s": anything},
     "choice": {"collective": Maybe(Values(text))},
+    "failed": {"status": text, "error": text, "follows": flag},
     "distance": {"value": Maybe(finite)},
     "notice": {"text": text},
     "privacy": {"epsilon": number},

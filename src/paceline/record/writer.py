@@ -3,8 +3,8 @@
 A worker that is killed loses at most its last line. The kinds of events are `start` (a worker
 begins, or resumes from a checkpoint), `step`, `evaluation`, `checkpoint`, `choice` (what `auto`
 chose), `distance` (of a replica from the mean of all), `lost` (workers that died), `sample` (the
-resources used so far), `aside` (time that was not training), `profile` (tables) and `summary` (the
-counters, at the end).
+resources used so far), `aside` (time that was not training), `profile` (tables), `failed` (why a
+loop of the user's own ended before its end) and `summary` (the counters, at the end).
 """
 
 from __future__ import annotations

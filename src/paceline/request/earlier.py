@@ -28,6 +28,11 @@ def load_config(folder: str | Path) -> dict[str, Any]:
         raise BadRequest(f"{path} cannot be read: {error}") from None
     if not isinstance(saved, dict):
         raise BadRequest(f"{path} is not a run's configuration")
+    if saved.get("own_loop"):
+        raise BadRequest(
+            f"{folder} is the run of a loop of your own, not of train: start its script again, with"
+            " join(out=..., resume=True) and pace.load(...)"
+        )
     return {
         k: v
         for k, v in saved.items()

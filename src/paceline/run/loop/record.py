@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.own import Watcher
+from paceline.errors import RunFailed
 from paceline.record import checkpoint
 from paceline.record.resources import Task
 from paceline.record.sampler import NetBytes, Sampler
@@ -316,13 +317,12 @@ class Recorded:
         """The loop ends before `finish`: write the record of what there is."""
         if self.ended:
             return
-        try:
+        with suppress(ValueError, RunFailed):  # a closed file, a full disk
             self.write("failed", **failure.fields())
-            self._close()
-            if self.leads:
-                self.conclusion.conclude(failure)
-        finally:
-            self._end()
+        self._close()
+        if self.leads:
+            self.conclusion.conclude(failure)
+        self._end()
 
     def _close(self) -> None:
         self.sampler.stop()
