@@ -91,16 +91,6 @@ class Pace(Talk, Results):
         )
 
     @property
-    def steps(self) -> int:
-        """The steps so far; with several optimizers, of the one that made most."""
-        return max((pair.steps for pair in self._pairs), default=0)
-
-    @property
-    def epoch(self) -> int:
-        """The number of whole passes over the batches so far; `load` restores it."""
-        return next((p.batches.epoch for p in self._pairs if p.batches is not None), 0)
-
-    @property
     def replica(self) -> Replica:
         return self._pairs.chosen(None).replica
 
@@ -279,12 +269,12 @@ class Pace(Talk, Results):
         return max((self._check(pair) for pair in self._pairs), default=0.0)
 
     def _check(self, pair: Pair) -> float:
-        if pair.strategy.traits.replicas_identical or self.workers == 1:
-            if self.workers > 1:
-                with self._record.aside("check"):
-                    pair.check()
+        if self.workers == 1:
             return 0.0
         with self._record.aside("check"):
+            if pair.strategy.traits.replicas_identical:
+                pair.check()
+                return 0.0
             means = self._agree(pair)
         return distance_to(pair.replica, means) if means is not None else 0.0
 

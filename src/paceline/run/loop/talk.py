@@ -16,6 +16,7 @@ from paceline.data.batches import evaluation_slices
 from paceline.data.content import to_device
 from paceline.data.passes import DEFAULT_BATCH
 from paceline.errors import BadRequest
+from paceline.run.loop.pairs import Pairs
 from paceline.strategies.base import Context, Strategy
 from paceline.transport.together import assemble
 
@@ -33,7 +34,18 @@ class Talk:
     strategy: Strategy
     seed: int
     local_rank: int  # among the ranks on this host
+    _pairs: Pairs
     _device: torch.device | None = None  # that of the first model that was prepared
+
+    @property
+    def steps(self) -> int:
+        """The steps so far; with several optimizers, of the one that made most."""
+        return max((pair.steps for pair in self._pairs), default=0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of whole passes over the batches so far; `load` restores it."""
+        return next((p.batches.epoch for p in self._pairs if p.batches is not None), 0)
 
     @property
     def rank(self) -> int:
