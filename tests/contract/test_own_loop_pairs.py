@@ -7,6 +7,7 @@ import torch
 from tests.contract.test_own_code import made, on_paces, weights
 from tests.small import make_pairs, small_net
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.data.shards import GlobalShards
@@ -52,7 +53,21 @@ def tutorial(generator: nn.Module, critic: nn.Module, opt_g: Any, opt_d: Any, ba
         opt_g.step()
 
 
-@pytest.mark.parametrize("way", ["optimizer.step", "pace.step"])
+def dcgan(generator: nn.Module, critic: nn.Module, opt_g: Any, opt_d: Any, batches: Any) -> None:
+    """The same as DCGAN's tutorial writes it: two backward passes, and the models' zero_grad."""
+    for z, real in batches:
+        ones, zeros = torch.ones(len(z), 1).double(), torch.zeros(len(z), 1).double()
+        critic.zero_grad()
+        bce(critic(real), ones).backward()
+        fake = generator(z)
+        bce(critic(fake.detach()), zeros).backward()
+        opt_d.step()
+        generator.zero_grad()
+        bce(critic(fake), ones).backward()
+        opt_g.step()
+
+
+@pytest.mark.parametrize("way", ["optimizer.step", "dcgan", "pace.step"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_gan_follows_the_plain_loop(way: str, workers: int) -> None:
     """14 rows, batches of 2 per worker: the last step is ragged, on three workers one has none."""
@@ -62,8 +77,9 @@ def test_a_gan_follows_the_plain_loop(way: str, workers: int) -> None:
         generator, opt_g, batches = pace.prepare(generator, opt_g, data(), batch_size=2)
         critic, opt_d, _ = pace.prepare(critic, opt_d)
         for _ in range(2):
-            if way == "optimizer.step":
-                tutorial(generator, critic, opt_g, opt_d, batches)
+            if way != "pace.step":
+                plain = dcgan if way == "dcgan" else tutorial
+                plain(generator, critic, opt_g, opt_d, batches)
                 continue
             for z, real in batches:
                 steps = losses(generator, critic, z, real)
@@ -83,6 +99,28 @@ def test_a_gan_follows_the_plain_loop(way: str, workers: int) -> None:
     for one, other in on_paces(workers, body):
         torch.testing.assert_close(one, weights(generator), rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(other, weights(critic), rtol=1e-11, atol=1e-13)
+
+
+def test_a_graph_outlives_the_step_of_another_model_on_a_worker_without_samples() -> None:
+    """Five batches of two: in the last step one worker has none, and restores the statistics of the
+    generator's batch norm before the loop's backward pass through it.
+    """
+
+    def body(pace: Pace) -> list[Tensor]:
+        _, critic, _, opt_d = gan()
+        generator = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6)).double()
+        opt_g = torch.optim.Adam(generator.parameters())
+        loader = DataLoader(TensorDataset(*(t[:10] for t in data())), batch_size=2)
+        critic, opt_d, batches = pace.prepare(critic, opt_d, loader)
+        generator, opt_g, _ = pace.prepare(generator, opt_g)
+        dcgan(generator, critic, opt_g, opt_d, batches)
+        pace.finish()
+        return [weights(generator), generator[1].running_mean]
+
+    (one, mean), (other, other_mean) = on_paces(2, body)
+    assert torch.equal(one, other)
+    assert torch.isfinite(mean).all()
+    assert torch.isfinite(other_mean).all()
 
 
 @pytest.mark.parametrize("strategy", ["local-sgd:every=2", "gossip", "stepwise", "diloco:every=2"])

@@ -41,7 +41,9 @@ class Before:
     def restore(self) -> None:
         set_random_states(self._random)
         for home, name, buffer, content in self._buffers:
-            home[name] = buffer.copy_(content)
+            # A later backward pass may go through the same graph: autograd must not see a change.
+            buffer.data.copy_(content)
+            home[name] = buffer
 
 
 class Watcher(Protocol):
