@@ -7,6 +7,7 @@ import torch
 from tests.contract.test_own_code import made, on_paces
 from tests.small import make_pairs, small_net
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.errors import BadRequest
@@ -49,6 +50,30 @@ def test_a_step_after_a_whole_pass_is_no_mistake() -> None:
         optimizer.zero_grad()
     pace.finish()
     assert pace.steps == 2
+
+
+@pytest.mark.parametrize("way", ["optimizer.step", "pace.step", "synchronize"])
+def test_a_loop_over_ones_own_loader_raises_with_several_workers(way: str) -> None:
+    """All workers would train on the same samples."""
+
+    def body(pace: Pace) -> int:
+        model, optimizer = made(small_net)
+        loader = DataLoader(TensorDataset(*make_pairs(16)), batch_size=4)
+        pace.prepare(model, optimizer, loader)
+        for x, y in loader:  # not what `prepare` has returned
+            loss = cross_entropy(model(x), y)
+            if way == "pace.step":
+                pace.step(loss)
+                continue
+            loss.backward()
+            if way == "synchronize":
+                pace.synchronize()
+            optimizer.step()
+        return pace.steps
+
+    assert on_paces(1, body, "serial") == [4]
+    with pytest.raises(BadRequest, match="other batches than those that"):
+        on_paces(2, body)
 
 
 def test_optimizer_step_after_pace_step_raises() -> None:

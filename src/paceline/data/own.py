@@ -87,6 +87,7 @@ class OwnBatches:
         self.dataset: Any = getattr(source, "dataset", source)
         self.batch_size = batch_size  # of this worker; None: the data decides
         self.sampler = Sampler(getattr(source, "sampler", None))
+        self.begun = False  # the loop has asked for a batch
         self._given: Batch | None = None  # the batch that the loop works on
         self._before: Before | None = None  # set if that batch is of dummy samples
         self._used = self._current_used = False  # steps were made in this pass, with this batch
@@ -100,6 +101,7 @@ class OwnBatches:
         return self._inner.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
+        self.begun = True
         self._end()
         self._watcher.begin_pass()
         if self._place is not None and not self._used:

@@ -20,6 +20,11 @@ from paceline.run.loop.saving import Loaded
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.types import Batch
 
+UNUSED = (
+    "gradients came from other batches than those that pace.prepare has returned, so every worker"
+    " may train on the same samples: iterate what it returns (model, optimizer, batches ="
+    " pace.prepare(model, optimizer, loader)), or give it no data and let each worker read its own"
+)
 FORGOTTEN = (
     "gradients were computed in {}, but no step was made: call optimizer.step() after"
     " loss.backward(), or pace.step(loss) instead of both"
@@ -164,6 +169,8 @@ class Pairs:
     def use(self, pair: Pair) -> None:
         """Note that gradients or a step come from the present batch."""
         if (batches := self.batches_of(pair)) is not None:
+            if not batches.begun and self.ctx.workers > 1:
+                raise BadRequest(UNUSED)
             batches.use()
             batches.forget_stand_in()
 
