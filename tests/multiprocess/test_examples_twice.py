@@ -33,7 +33,7 @@ HALF = {"gpt": "--batch 4", "vision": "--batch 16"}
 FIRST = {"gpt": "--steps 2", "vision": "--epochs 1"}
 LONG = {
     "gpt": f"--text {EXAMPLES / 'gpt_plain.py'} "
-    "--steps 50 --decay-steps 50 --eval-every 50 --width 32 --block 32",
+    "--steps 50 --decay-steps 50 --eval-every 50 --layers 2 --width 32 --block 32",
     "vision": "--epochs 10 --decay-epochs 10 --images 160 --width 4",
 }
 
