@@ -20,8 +20,10 @@ from paceline.report.reading import read_study
 from paceline.run.loop.conclusion import Conclusion, collect
 from paceline.run.loop.record import Recorded
 from paceline.run.own_loop import Pace
+from paceline.strategies.base import traits_of
 from paceline.transport.inproc import Hub
 from paceline.transport.metered import Metered
+from paceline.watch.run import RunView
 
 cross_entropy = nn.functional.cross_entropy
 Body = Callable[[Pace], Any]
@@ -96,6 +98,32 @@ def test_steps_samples_and_bytes(strategy: str, workers: int, tmp_path: Path) ->
     assert "evaluation" not in kinds_of(tmp_path, rank=1)
     assert json.loads((tmp_path / "config.json").read_text()).items() <= config.items()
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) > per_epoch
+
+
+def in_process() -> list[str]:
+    """The strategies of several workers that need neither servers nor torch.distributed."""
+    found = {name: traits_of(strategies.entry(name).make) for name in strategies.names()}
+    return [n for n, t in found.items() if not t.serves and t.flat and t.most_workers is None]
+
+
+@pytest.mark.parametrize("strategy", in_process())
+def test_every_strategy_leaves_a_record(strategy: str, tmp_path: Path) -> None:
+    def body(pace: Pace) -> None:
+        model, _, batches = pace.prepare(*made(small_net), make_pairs(24), batch_size=4)
+        for _ in range(2):
+            steps(pace, model, batches)
+            pace.save(tmp_path)
+        pace.finish()
+
+    on_recorded_paces(3, body, tmp_path, strategy)
+    record = read_run(tmp_path)
+    assert (record["status"], record["result"]["steps"]) == ("completed", 4)
+    assert [w["samples"] for w in record["workers"]] == [16] * 3
+    view = RunView(tmp_path, tmp_path)
+    view.refresh()
+    picture = view.picture()
+    assert (picture["phase"], picture["step"]) == ("ended", 4)
+    assert picture["title"] == "Sequential on tensors"
 
 
 def test_the_report_says_that_it_is_a_loop_of_ones_own(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ for epoch in range(2 if mode != "endless" else 10**6):
     if pace.leads and epoch == 1:
         with open("process", "w") as file:
             file.write(str(os.getpid()))
-pace.finish()
+if mode != "forget":
+    pace.finish()
 """
 BYTES = 4 * (6 * 8 + 8 + 8 * 3 + 3)  # of the gradient
 
@@ -81,8 +82,10 @@ def ranks(size: int, *arguments: str) -> None:
     assert [rank.wait(100) for rank in started] == [0] * size
 
 
-def test_two_processes_leave_one_record() -> None:
-    ranks(2, "ok", "allreduce")
+@pytest.mark.parametrize("mode", ["ok", "forget"])
+def test_two_processes_leave_one_record(mode: str) -> None:
+    """Also without `pace.finish()`."""
+    ranks(2, mode, "allreduce")
     opened = paceline.Run.open("run")
     result, workers = opened.record["result"], opened.record["workers"]
     assert (result["steps"], result["samples"], result["test_accuracy"]) == (8, 80, 0.5)
@@ -90,6 +93,7 @@ def test_two_processes_leave_one_record() -> None:
     # of an all-reduce between two: each rank sends half of the buffer twice
     assert [w["payload_sent_bytes"] for w in workers] == [8 * BYTES] * 2
     assert all(w["cpu_percent"] is not None for w in workers)
+    assert sum(w.nbytes for w in opened.weights.values()) == BYTES
 
 
 @pytest.mark.slow

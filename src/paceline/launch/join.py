@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.common.allocator import keep_freed_memory
 from paceline.errors import BadRequest
 from paceline.launch.joined import Meeting
-from paceline.launch.own_record import Folder
+from paceline.launch.own_record import Folder, ended_by
 from paceline.launch.seat import find as find_seat
 from paceline.registry import strategies, transports
 from paceline.run.loop.saving import described
@@ -89,8 +89,6 @@ def join(
             )
         folder = Folder(out, resume, meeting)
         connected = meeting.connect(kind, deadline_s)
-    if connected.rank < size - count:
-        atexit.register(_close, connected)
     known = {
         "strategy": described(chosen),
         "workers": size - count,
@@ -116,17 +114,15 @@ def join(
         pace.serve()
         sys.stdout.flush()
         sys.exit(0)
-    atexit.register(_leave, pace)
+    atexit.register(_end, pace, connected, folder)
     return pace
 
 
-def _leave(pace: Pace) -> None:
+def _end(pace: Pace, transport: Transport, folder: Folder) -> None:
     """At the end of the script, which need not have called `finish`; servers wait for its leave."""
     with suppress(Exception):  # the process ends anyway
-        if getattr(sys, "last_value", None) is None:  # otherwise an exception has ended it
+        if ended_by() is None:
             pace.leave()
-
-
-def _close(transport: Transport) -> None:
-    with suppress(Exception):  # the process ends anyway
+    folder.complete()
+    with suppress(Exception):
         transport.close()

@@ -53,6 +53,8 @@ class Folder:
         self.out: Path | None = claimed[0] if claimed is not None else None
         self.session = claimed[1] if claimed is not None else 0
 
+        self._ending: Ending | None = None
+
     def record(
         self, transport: Transport, seat: Seat | None, known: dict[str, Any]
     ) -> Recorded | None:
@@ -61,9 +63,23 @@ class Folder:
             return None
         known["one_host"] = seat is None or seat.one_host
         conclusion = Conclusion(self.out, known, _command(seat), transport.rank)
-        ending = Ending(self.held)
-        ending.record = Recorded(transport, conclusion, self.session, ending.over)
-        return ending.record
+        self._ending = Ending(self.held)
+        recorded = Recorded(transport, conclusion, self.session, self._ending.over)
+        self._ending.record = recorded
+        return recorded
+
+    def complete(self) -> None:
+        """Complete the record, where the script has not come to its end."""
+        if self._ending is not None:
+            self._ending.complete()
+
+
+def ended_by() -> BaseException | None:
+    """What has ended the script of this process: an exception, a signal; None: nothing has."""
+    raised: BaseException | None = getattr(sys, "last_exc", None) or getattr(
+        sys, "last_value", None
+    )
+    return _heard[0] if _heard else raised
 
 
 def _checked(out: str | Path) -> Path:
@@ -90,16 +106,14 @@ class Ending:
         self._held, self._process = held, os.getpid()
         _open.append(self)
         _listen()
-        atexit.register(self._at_exit)
+        atexit.register(self.complete)
 
-    def _at_exit(self) -> None:
+    def complete(self) -> None:
         if self.record is None or self.record.ended or os.getpid() != self._process:
             return
         ignore()
-        raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        failure = Failure.of(_heard[0] if _heard else raised)
         with suppress(Exception):
-            self.record.failed(failure)
+            self.record.failed(Failure.of(ended_by()))
         if not self.record.leads:
             with suppress(Exception):
                 _stand_in(self.record.conclusion)
@@ -107,7 +121,7 @@ class Ending:
     def over(self) -> None:
         """The record is complete: release the folder, and let signals do what they did before."""
         self._held.close()
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.complete)
         if self in _open:
             _open.remove(self)
         if not _open:

@@ -80,15 +80,8 @@ class Pace(Talk, Results):
         self._resumed_at: int | None = None
 
     def _context(self, strategy: Strategy, workers: int, seed: int) -> Context:
-        return make_context(
-            self._transport,
-            strategy,
-            workers,
-            codec=self._codec,
-            seed=seed,
-            recorder=self._record,
-            say=say,
-        )
+        world = (self._transport, strategy, workers)
+        return make_context(*world, codec=self._codec, seed=seed, recorder=self._record, say=say)
 
     @property
     def replica(self) -> Replica:
@@ -136,13 +129,7 @@ class Pace(Talk, Results):
         if loaded is not None:
             self._go_on(loaded, tell=number == 0)
         self._record.prepared(pair)
-        forward = pair.replica.forward
-        # DDP's wrapper, under the model's own names
-        if isinstance(forward, nn.Module) and forward is not model:
-            for name in ("named_parameters", "state_dict", "load_state_dict"):
-                object.__setattr__(forward, name, getattr(model, name))
-            return forward, optimizer, pair.batches
-        return model, optimizer, pair.batches
+        return pair.loop_model, optimizer, pair.batches
 
     def optimizer(
         self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
@@ -362,18 +349,22 @@ class Pace(Talk, Results):
             for region, agreed in zip(replica.regions, weights or (), strict=False):
                 region.params.copy_(agreed)
         self.ctx.peers.barrier()
-        for pair in self._pairs:
-            pair.strategy.leave()
-        self._record.finished(self._pairs)
+        self._leave(agreed=True)
 
     def leave(self) -> None:
         """Tell servers that this worker sends no more requests, if it has not finished.
 
         The end of a script calls it. It exchanges nothing, unlike `finish`.
         """
-        for pair in self._pairs if not self._finished else ():
+        if not self._finished:
+            self._finished = True
+            self._leave(agreed=False)
+
+    def _leave(self, agreed: bool) -> None:
+        self._record.finishing()
+        for pair in self._pairs:
             pair.strategy.leave()
-        self._finished = True
+        self._record.finished(self._pairs, agreed)
 
     def _agree(self, pair: Pair) -> Sequence[Tensor] | None:
         self._assemble()

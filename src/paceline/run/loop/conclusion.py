@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from paceline.run.loop.pair import Pair
 
 EVENTS_TAG = 98
-UNFINISHED = "the script ended without pace.finish()"
 
 
 class Terminated(SystemExit):
@@ -50,13 +49,15 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException | None) -> Failure:
-        """Describe what ended the script; None: it came to its end, or called sys.exit."""
+        """Describe what ended the script."""
         if isinstance(error, Terminated):
             return cls("interrupted", f"interrupted by {error.signal}", follows=True)
         if isinstance(error, KeyboardInterrupt):
             return cls("interrupted", str(error) or "interrupted")
-        if error is None or isinstance(error, SystemExit):
-            return cls("failed", UNFINISHED)
+        if isinstance(error, SystemExit):
+            return cls("failed", f"the script ended by sys.exit({error.code!r})")
+        if error is None:
+            return cls("failed", "the record could not be completed at the end of the script")
         ours = isinstance(error, PacelineError)
         text = str(error) if ours else f"{type(error).__name__}: {error}"
         return cls("failed", text, isinstance(error, TransportError))
@@ -65,11 +66,13 @@ class Failure:
         return {"status": self.status, "error": self.text, "follows": self.follows}
 
 
-def cause(events: list[list[Event]], own: Failure, rank: int, session: int) -> Failure:
+def cause(
+    events: list[list[Event]], own: Failure | None, rank: int, session: int
+) -> Failure | None:
     """Return the failure that caused the others: the first that does not follow from another."""
     told = [e for own in events for e in own if e["kind"] == "failed" and e["session"] == session]
     first = min((e for e in told if not e["follows"]), key=lambda e: float(e["t"]), default=None)
-    if not own.follows or first is None:
+    if first is None or (own is not None and not own.follows):
         return own
     said = first["error"] if first["rank"] == rank else f"rank {first['rank']}: {first['error']}"
     return Failure(first["status"], said)
@@ -138,8 +141,8 @@ class Conclusion:
         events = read_worker_events(self.out)
         session = max((e["session"] for own in events for e in own), default=0)
         status, error = "completed", None
+        failure = cause(events, failure, self.rank, session)
         if failure is not None:
-            failure = cause(events, failure, self.rank, session)
             status, error = failure.status, failure.text
         about = {**environment(), "command": self.command}
         wall_s = time.perf_counter() - self.started

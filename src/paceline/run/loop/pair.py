@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.data.own import OwnBatches
 from paceline.errors import BadRequest
@@ -76,6 +76,16 @@ class Pair:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self.replica.optimizer
+
+    @property
+    def loop_model(self) -> nn.Module:
+        """The model for the loop: the user's own, or DDP's wrapper under the names of its own."""
+        model, forward = self.replica.model, self.replica.forward
+        if not isinstance(forward, nn.Module) or forward is model:
+            return model
+        for name in ("named_parameters", "state_dict", "load_state_dict"):
+            object.__setattr__(forward, name, getattr(model, name))
+        return forward
 
     @property
     def sums_gradients(self) -> bool:

@@ -89,7 +89,7 @@ class Unrecorded:
     def finishing(self) -> None:
         return
 
-    def finished(self, pairs: Iterable[Pair]) -> None:
+    def finished(self, pairs: Iterable[Pair], agreed: bool) -> None:
         return
 
     def failed(self, failure: Failure) -> None:
@@ -293,12 +293,19 @@ class Recorded:
         self.net.stop()
         self.meter.phase = "finish"
 
-    def finished(self, pairs: Iterable[Pair]) -> None:
-        """Write the weights, the summary of this rank and, on rank 0, the run's record."""
+    def finished(self, pairs: Iterable[Pair], agreed: bool) -> None:
+        """Write the weights, the summary of this rank and, on rank 0, the run's record.
+
+        `agreed`: the models hold consensus weights. Otherwise they are written only where all
+        workers hold the same.
+        """
         pairs = list(pairs)
+        agreed = agreed or all(
+            pair.strategy.traits.replicas_identical or pair.ctx.workers == 1 for pair in pairs
+        )
         if self._first is not None:
             self._begin()
-            if self.leads:
+            if self.leads and agreed:
                 checkpoint.save_weights(self.out / "model.safetensors", weights_of(pairs))
             regions, ctx = self._first.replica.regions, self._first.ctx
             more = {"times_known": self.meter.times_known, **mean_message_bytes(ctx, regions)}
