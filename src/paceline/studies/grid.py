@@ -99,7 +99,8 @@ class StudySpec:
     @classmethod
     def read(cls, path: str | Path, variant: Literal["", "short", "full"] = "") -> StudySpec:
         path = Path(path)
-        return cls.make(read_toml(path), path.stem if path != BUILTIN else "study", variant)
+        hint = "a study is a TOML file, such as those in studies/; docs/studies.md shows one"
+        return cls.make(read_toml(path, hint), path.stem if path != BUILTIN else "study", variant)
 
     @classmethod
     def make(
