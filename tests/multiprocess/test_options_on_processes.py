@@ -52,6 +52,7 @@ def test_overlap_exchanges_what_has_been_added_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules
 def test_inductor(tmp_path: Path) -> None:
     plain = run(tmp_path, "plain", strategy="allreduce")
     compiled = run(tmp_path, "compiled", strategy="allreduce", compile=True)
