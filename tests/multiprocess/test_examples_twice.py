@@ -20,6 +20,14 @@ from torch import Tensor
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TASKS = ("gpt", "vision")
+# On a busy machine, threads that wait for each other take most of the time.
+ON_ONE_THREAD = """
+import runpy, sys, torch
+torch.set_num_threads(1)
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+PYTHON = [sys.executable, "-c", ON_ONE_THREAD]
 # Of each script: options for a short run, with random numbers in the model or on the images.
 RANDOM = {
     "gpt": f"--text {EXAMPLES / 'hogwild.py'} "
@@ -39,11 +47,11 @@ LONG = {
 
 
 def plain(task: str, out: Path, *options: str) -> list[str]:
-    return script([sys.executable, EXAMPLES / f"{task}_plain.py"], out, options)
+    return script([*PYTHON, EXAMPLES / f"{task}_plain.py"], out, options)
 
 
 def alone(task: str, out: Path, *options: str) -> list[str]:
-    return script([sys.executable, EXAMPLES / f"{task}_paceline.py"], out, options)
+    return script([*PYTHON, EXAMPLES / f"{task}_paceline.py"], out, options)
 
 
 def launched(task: str, out: Path, *options: str) -> list[str]:
@@ -54,8 +62,8 @@ def launched(task: str, out: Path, *options: str) -> list[str]:
 
 def two(task: str, out: Path, *options: str) -> list[str]:
     """The same without a launcher: two processes that need not import PyTorch."""
-    command = [sys.executable, EXAMPLES / f"{task}_paceline.py"]
-    command += words(out, [*options, HALF[task]])
+    file = str(EXAMPLES / f"{task}_paceline.py")
+    command = [*PYTHON, file, *words(out, [*options, HALF[task]])]
     seats = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         Popen(
