@@ -22,10 +22,19 @@ class Ending:
     def __init__(self) -> None:
         self.heard: signal.Signals | None = None
         self.settling = False  # True while the record is written: no signal interrupts that
+        self.raised = False  # the signal has interrupted something
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         first, self.heard = self.heard is None, self.heard or signal.Signals(number)
         if first and not self.settling:
+            self.raised = True
+            raise KeyboardInterrupt
+
+    def settled(self) -> None:
+        """The record is written: a signal that came meanwhile interrupts what comes next."""
+        self.settling = False
+        if self.heard is not None and not self.raised:
+            self.raised = True
             raise KeyboardInterrupt
 
     @property
@@ -47,7 +56,7 @@ def ending() -> Iterator[Ending]:
         try:
             yield outer
         finally:
-            outer.settling = False
+            outer.settled()
         return
     state = Ending()
     before: dict[signal.Signals, Any] = {}
