@@ -149,15 +149,17 @@ def test_14_ctrl_c_during_an_import_waits_for_its_end() -> None:
     assert imported == ["one", "another"]
 
 
-def test_a_signal_while_a_runs_record_is_written_ends_the_study() -> None:
+def _a_run(fails: bool) -> None:
+    with ending() as end:
+        end.settling = True
+        signal.raise_signal(signal.SIGINT)  # not now: the record is being written
+        assert end.heard is signal.SIGINT
+        if fails:
+            raise ValueError("the run failed, and its study would go on")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_while_a_runs_record_is_written_ends_the_study(fails: bool) -> None:
     """A study is around its runs: what one of them held back must not be lost."""
     with ending(), pytest.raises(KeyboardInterrupt):
-        for _ in range(2):
-            with ending() as run:
-                run.settling = True
-                signal.raise_signal(signal.SIGINT)  # not now: the record is being written
-                assert run.heard is signal.SIGINT
-    with ending(), pytest.raises(KeyboardInterrupt), ending() as run:
-        run.settling = True
-        signal.raise_signal(signal.SIGINT)
-        raise ValueError("the run failed, and its study would go on")
+        _a_run(fails)
