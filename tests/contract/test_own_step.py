@@ -29,7 +29,12 @@ def usual(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(inputs), targets)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+QUICK = ("serial", "allreduce", "ring-reduce", "local-sgd:every=3", "ps", "hogwild", "gossip")
+
+
+@pytest.mark.parametrize(
+    "spec", [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in SPECS]
+)
 def test_the_usual_step_written_out_is_the_usual_run(run_inproc: RunInproc, spec: str) -> None:
     found = run_inproc(**options(spec, step=usual))
     assert found.steps == STEPS
