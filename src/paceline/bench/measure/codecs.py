@@ -174,9 +174,10 @@ def _hook(
 
 
 def _shapes(numbers: int) -> list[tuple[int, ...]]:
-    """Split so many numbers into a square matrix and a vector."""
+    """Split so many numbers into a square matrix and a vector of what is left."""
     side = math.isqrt(numbers)
-    return [(side, side), (numbers - side * side,)]
+    left = numbers - side * side
+    return [(side, side), *([(left,)] if left else [])]
 
 
 def _layout(shapes: list[tuple[int, ...]]) -> Layout:
