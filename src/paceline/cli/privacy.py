@@ -58,12 +58,12 @@ def privacy(
       paceline privacy --samples 60000 --batch-size 256 --epochs 60 --epsilon 3 --delta 1e-6
     """
     from rich.console import Console
-    from rich.table import Table
 
     from paceline.errors import BadRequest
     from paceline.privacy.accounting import Spent, epsilon_of, noise_for
     from paceline.privacy.sampling import steps_per_epoch
     from paceline.privacy.settings import Settings
+    from paceline.terminal.pairs import pairs_table
 
     if (epochs is None) == (steps is None):
         raise BadRequest("give --epochs or --steps, one of the two")
@@ -100,20 +100,16 @@ def privacy(
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for title, value in (
+    rows = (
         ("epsilon (privacy loss distribution)", f"{found['epsilon']:.4g}"),
         ("epsilon (Rényi)", f"{found['epsilon_rdp']:.4g}"),
         ("delta", f"{delta:g}"),
         ("noise, in units of the clip norm", f"{noise:g}"),
         ("a sample is in a step with probability", f"{rate:.4g}"),
         ("steps", f"{made:,}"),
-    ):
-        table.add_row(title, value)
+    )
     console = Console()
-    console.print(table)
+    console.print(pairs_table(rows))
     if sampling == "shuffle":
         console.print(
             "Batches are not secret with sampling=shuffle, so epsilon has no gain from sampling.",

@@ -146,9 +146,9 @@ def evaluate(
       paceline evaluate runs/a --data mydata:make --metric auc --model mynet:Net
     """
     from rich.console import Console
-    from rich.table import Table
 
     from paceline.results.run import Run
+    from paceline.terminal.pairs import pairs_table
 
     found = Run.open(run, model).evaluate(
         data, metric=metric, loss=loss, step=step, which=which, data_dir=data_dir
@@ -156,12 +156,10 @@ def evaluate(
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in found.items():
-        shown = f"{value:,}" if name == "samples" else f"{value:.4f}"
-        if name == "accuracy":
-            shown = f"{100 * value:.2f}%"
-        table.add_row(name if name == "samples" else f"test {name}", shown)
-    Console().print(table)
+    Console().print(pairs_table(_shown(*each) for each in found.items()))
+
+
+def _shown(name: str, value: float) -> tuple[str, str]:
+    if name == "samples":
+        return name, f"{value:,}"
+    return f"test {name}", f"{100 * value:.2f}%" if name == "accuracy" else f"{value:.4f}"

@@ -16,6 +16,7 @@ from paceline.report.run_rows import headline, number, result_rows, seconds
 from paceline.report.score import only_the_largest_class
 from paceline.report.words import size
 from paceline.terminal.fitting import Column, drop, fit_table
+from paceline.terminal.pairs import pairs_table
 from paceline.terminal.results import machine_line as machine_line
 
 
@@ -50,12 +51,7 @@ def show_run(
     if record["status"] != "completed":
         reason = record["error"] or "no reason was recorded"
         console.print(f"{record['status']}: {reason}", style="red", markup=False, highlight=False)
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for row in result_rows(record):
-        table.add_row(*row)
-    console.print(table)
+    console.print(pairs_table(result_rows(record)))
     if config["workers"] > 1:
         console.print(_workers(record["workers"], console))
     only = only_the_largest_class(record)
