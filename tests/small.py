@@ -27,6 +27,20 @@ def small_net(dtype: torch.dtype = torch.float32, inputs: int = 6, classes: int 
     return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, classes)).to(dtype)
 
 
+class Two(nn.Module):
+    """Some samples use one layer, some the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = x[:, :1] > 0
+        left = self.left(x) if bool(side.any()) else 0.0
+        right = self.right(x) if not bool(side.all()) else 0.0
+        return torch.where(side, left, right)
+
+
 def weights_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """The largest difference of any weight."""
     assert a.keys() == b.keys()

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import make_pairs, small_net
+from tests.small import Two
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import (
@@ -329,17 +330,6 @@ def test_07_it_equals_a_plain_loop_with_adamw_on_a_model_that_routes() -> None:
     touched.
     """
     inputs, targets = make_pairs(15, dtype=torch.float64)
-
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
-
-        def forward(self, x: Tensor) -> Tensor:
-            side = x[:, :1] > 0
-            left = self.left(x) if bool(side.any()) else 0.0
-            right = self.right(x) if not bool(side.all()) else 0.0
-            return torch.where(side, left, right)
 
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(3)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.contract.test_own_code import made, on_paces, weights
-from tests.small import make_pairs, small_net
+from tests.small import Two, make_pairs, small_net
 from torch import Tensor, nn
 
 import paceline
@@ -130,20 +130,6 @@ def test_plain_accumulation_follows_serial_training_also_where_shares_change() -
         loop(plain, optimizer, batches[4 * epoch : 4 * epoch + 4])
     for found in on_paces(2, body):
         torch.testing.assert_close(found, weights(plain), rtol=1e-12, atol=1e-14)
-
-
-class Two(nn.Module):
-    """Some samples use one layer, some the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        side = x[:, :1] > 0
-        left = self.left(x) if bool(side.any()) else 0.0
-        right = self.right(x) if not bool(side.all()) else 0.0
-        return torch.where(side, left, right)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

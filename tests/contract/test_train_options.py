@@ -72,6 +72,17 @@ def plain(
     return model.state_dict()
 
 
+def follow(model: nn.Module, optimizer: torch.optim.Optimizer, after: Callable[[], object]) -> None:
+    """Make the steps of a plain loop; call `after` at the end of each."""
+    steps = batches(BATCH, 1)
+    for _ in range(STEPS):
+        ((inputs, targets, _),) = next(steps)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        after()
+
+
 def options(spec: str = "serial", workers: int = 2, **more: Any) -> dict[str, Any]:
     workers = 1 if spec == "serial" else workers
     return {
@@ -202,13 +213,7 @@ def test_groups_have_their_own_rate_and_decay(run_inproc: RunInproc) -> None:
         weight_decay=0.1,
     )
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
-    steps = batches(BATCH, 1)
-    for _ in range(STEPS):
-        ((inputs, targets, _),) = next(steps)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        schedule.step()
+    follow(model, optimizer, schedule.step)
     asked = {
         "groups": {"*bias": {"weight_decay": 0}, "2.*": {"lr": 0.5}},
         "weight_decay": 0.1,

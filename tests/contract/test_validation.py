@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.contract.test_resume import SPECS
-from tests.contract.test_train_options import BATCH, ROWS, STEPS, batches, options
+from tests.contract.test_train_options import ROWS, STEPS, follow, options
 from tests.small import identical, make_pairs, small_net, weights_distance
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -126,13 +126,7 @@ def plain_average(decay: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-    steps = batches(BATCH, 1)
-    for _ in range(STEPS):
-        ((inputs, targets, _),) = next(steps)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        average.update_parameters(model)
+    follow(model, optimizer, lambda: average.update_parameters(model))
     return model.state_dict(), average.module.state_dict()
 
 
