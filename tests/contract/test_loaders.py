@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.contract.test_own_code import Rows, cross_entropy, made, on_paces
-from tests.small import small_net
+from tests.contract.test_own_code import Rows, made, on_paces
+from tests.small import small_net, trained_from
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -160,25 +160,9 @@ def test_one_worker_iterates_ones_own_loader() -> None:
         return nn.Sequential(small_net(), nn.Dropout(0.2))
 
     def weights(paced: bool) -> list[Tensor]:
-        model, optimizer = made(net)
         torch.manual_seed(4)
-        loader = batches = DataLoader(Augmented(20), batch_size=8, shuffle=True)
-        pace = None
-        if paced:
-            pace = paceline.join("serial")
-            model, optimizer, batches = pace.prepare(model, optimizer, loader)
-        for epoch in range(3):
-            for x, y in batches:
-                loss = cross_entropy(model(x), y)
-                if pace is not None:
-                    pace.step(loss)
-                else:
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                if epoch == 1:
-                    break
-        return [p.detach().clone() for p in model.parameters()]
+        loader = DataLoader(Augmented(20), batch_size=8, shuffle=True)
+        return trained_from(loader, net(), paceline.join("serial") if paced else None)
 
     for a, b in zip(weights(True), weights(False), strict=True):
         assert torch.equal(a, b)

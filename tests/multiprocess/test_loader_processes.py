@@ -18,7 +18,7 @@ import cloudpickle
 import pytest
 import torch
 from tests import commands
-from tests.small import make_pairs, small_net
+from tests.small import make_pairs, small_net, trained_from
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, get_worker_info
 
@@ -68,26 +68,11 @@ def test_one_worker_has_the_numbers_of_the_plain_loop(settings: dict[str, Any]) 
 
     def weights(paced: bool) -> list[Tensor]:
         torch.manual_seed(4)
-        model = small_net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = DataLoader(Traced(20), batch_size=8, shuffle=True, **settings)
-        batches: Any = loader
         pace = paceline.join("serial") if paced else None
-        if pace is not None:
-            model, optimizer, batches = pace.prepare(model, optimizer, batches)
-        for epoch in range(3):
-            for x, y in batches:
-                loss = cross_entropy(model(x), y)
-                if pace is not None:
-                    pace.step(loss)
-                else:
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                if epoch == 1:
-                    break
+        found = trained_from(loader, small_net(), pace)
         loader._iterator = None  # ends persistent processes
-        return [p.detach().clone() for p in model.parameters()]
+        return found
 
     for a, b in zip(weights(True), weights(False), strict=True):
         assert torch.equal(a, b)
