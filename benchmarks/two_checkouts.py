@@ -7,8 +7,10 @@
 Without `--bench`, each setting is trained by `paceline train` from one checkout and then from the
 other (which goes first is drawn), so that both runs see the same noise of the machine. With it, a
 benchmark of Paceline is run from both in turn, and its figures of our own code are compared one by
-one. A ratio is the geometric mean of new / old speed over the rounds, with a 95% t interval. Both
-checkouts use this Python and its packages; only Paceline's source differs.
+one: the peers of `bench strategies` and its trials with a slow worker are left out, so that the
+two runs of a round are closer together. A ratio is the geometric mean of new / old speed over the
+rounds, with a 95% t interval. Both checkouts use this Python and its packages; only Paceline's
+source differs. With `--out FILE` the rounds are kept there, and a later call goes on.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from typing import Any
 
 from scipy.stats import t
 
+from paceline.common.files import write_whole
+
 SETTINGS = {
     "serial": "--strategy serial --steps 300",
     "allreduce x 2, shm": "--strategy allreduce --workers 2 --steps 300",
@@ -43,7 +47,21 @@ COMMON = (
     "--data fashion-mini --model cnn --threads 1 --memory-format channels_last --epochs 99"
     " --evaluate-every 1000000 --evaluate-samples 100 --json --quiet"
 )
-START = "from paceline.cli.main import main; main()"
+START = """
+import sys
+from importlib import import_module
+for name in ("paceline.bench.measure.strategies", "paceline.bench.strategies"):
+    if sys.argv[1:3] == ["bench", "strategies"]:
+        try:
+            module = import_module(name)
+        except ImportError:
+            continue
+        if hasattr(module, "_peer"):
+            module._peer = module.updates_per_s = lambda *_: 1.0
+            module.STRAGGLING = ()
+from paceline.cli.main import main
+main()
+"""
 PEERS = ("usual loop", "stock DDP", "open-mpi")  # not our code: equal in both checkouts
 
 
@@ -97,13 +115,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument("--bench", help='a benchmark with its options: "collectives --workers 2"')
+    parser.add_argument("--out", type=Path, help="keep the rounds in this file, and go on with it")
     asked = parser.parse_args()
     checkouts = {"old": asked.old.resolve(), "new": asked.new.resolve()}
     what: list[str] = [asked.bench] if asked.bench else [n for n in SETTINGS if asked.only in n]
     measure: Callable[[Path, str], dict[str, float]] = figures if asked.bench else samples_per_s
-    logs: dict[str, list[float]] = {}
-    order = random.Random(0)
-    for number in range(asked.rounds):
+    kept = asked.out.read_text() if asked.out and asked.out.exists() else ""
+    logs: dict[str, list[float]] = json.loads(kept) if kept else {}
+    made = min(map(len, logs.values()), default=0)
+    order = random.Random(made)
+    for number in range(made, asked.rounds):
         for name in what:
             turns = list(checkouts)
             order.shuffle(turns)
@@ -114,10 +135,15 @@ def main() -> None:
             done = statistics.mean(logs[figure][-1] for figure in rates["new"] if figure in logs)
             told = f"round {number + 1}/{asked.rounds}  {name}: new / old {math.exp(done):.3f}"
             print(told, file=sys.stderr, flush=True)
+        if asked.out:
+            write_whole(asked.out, json.dumps(logs))
+    if min(map(len, logs.values())) < 2:
+        raise SystemExit("one round has no interval: ask for more --rounds")
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"{machine}; {asked.rounds} rounds")
+    rounds = min(map(len, logs.values()))
+    print(f"{machine}; {rounds} rounds")
     print("| figure | new / old | 95% interval | each |\n|---|--:|--:|---|")
-    together = [statistics.mean(logs[f][n] for f in logs) for n in range(asked.rounds)]
+    together = [statistics.mean(logs[f][n] for f in logs) for n in range(rounds)]
     for name, each in [*sorted(logs.items()), ("all together", together)]:
         mean, low, high = interval(each)
         told = " ".join(f"{math.exp(value):.2f}" for value in each)
