@@ -88,6 +88,9 @@ def train(
     threads: int | str = "auto",
     device: str = "cpu",
     deadline_s: float = 30.0,
+    give_up_s: float | None = None,
+    lost_s: float = 60.0,
+    insecure: bool = False,
     seed: int = 0,
     out: _Folder | None = None,
     sample_every_s: float = 0.5,
@@ -172,8 +175,11 @@ def train(
         compile: compile the model with torch.compile; a backend may follow
         threads: threads per worker; auto = cores // workers
         device: a device of PyTorch's; auto: a GPU where one works
-        deadline_s: after so long a wait for a slow worker is told (and ends, where nothing
-            tells that it lives)
+        deadline_s: after so long a notice says which worker the others wait for
+        give_up_s: end the run when a worker has been waited for so long [default: never; 1800
+            where nothing tells that it lives]
+        lost_s: a host that has not answered for so long is lost
+        insecure: let ranks on several hosts meet without a secret
         seed: of the weights, the order of the samples, dropout
     Records:
         out: folder for the records (default: runs/...)
@@ -240,6 +246,9 @@ def study(
     threads: int | str = "auto",
     device: str = "cpu",
     deadline_s: float = 30.0,
+    give_up_s: float | None = None,
+    lost_s: float = 60.0,
+    insecure: bool = False,
     seed: int = 0,
     sample_every_s: float = 0.5,
     profile: bool = False,
@@ -324,8 +333,11 @@ def study(
         compile: compile the model with torch.compile; a backend may follow
         threads: threads per worker; auto = cores // workers
         device: a device of PyTorch's; auto: a GPU where one works
-        deadline_s: after so long a wait for a slow worker is told (and ends, where nothing
-            tells that it lives)
+        deadline_s: after so long a notice says which worker the others wait for
+        give_up_s: end the run when a worker has been waited for so long [default: never; 1800
+            where nothing tells that it lives]
+        lost_s: a host that has not answered for so long is lost
+        insecure: let ranks on several hosts meet without a secret
         seed: of the weights, the order of the samples, dropout
     Records:
         sample_every_s: seconds between two looks at CPU, memory, network, disk; 0: none

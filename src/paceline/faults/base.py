@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from paceline.transport.activity import Point
 from paceline.transport.base import Transport
 
 
@@ -15,6 +16,10 @@ class Fault:
     def wrap(self, transport: Transport) -> Transport:
         """Return the transport that the run uses instead of this one."""
         return transport
+
+    def at(self, point: Point, step: int, rank: int) -> None:
+        """Called when a rank enters a point of its run (transport/activity.py)."""
+        return
 
     def before_step(self, step: int, transport: Transport) -> None:
         """Called before step `step` (counted from 1) of this rank."""

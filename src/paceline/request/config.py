@@ -209,11 +209,20 @@ class Config:
         "cpu", str, "a device of PyTorch's; auto: a GPU where one works", "Machine"
     )
     deadline_s: float = option(
-        30.0,
+        30.0, float, "after so long a notice says which worker the others wait for", "Machine"
+    )
+    give_up_s: float | None = option(
+        None,
         float,
-        "after so long a wait for a slow worker is told (and ends, where nothing tells that it"
-        " lives)",
+        "end the run when a worker has been waited for so long  [default: never; 1800 where"
+        " nothing tells that it lives]",
         "Machine",
+    )
+    lost_s: float = option(
+        60.0, float, "a host that has not answered for so long is lost", "Machine"
+    )
+    insecure: bool = option(
+        False, bool, "let ranks on several hosts meet without a secret", "Machine"
     )
     seed: int = option(0, int, "of the weights, the order of the samples, dropout", "Machine")
 
@@ -290,6 +299,8 @@ class Config:
             ("sample_every_s", 0.0, 3600.0),
             ("until_converged", 0.0, None),
             ("deadline_s", 0.001, 1e9),
+            ("give_up_s", 0.001, 1e9),
+            ("lost_s", 1.0, 1e6),
         ):
             in_range(name, getattr(self, name), low, high)
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:

@@ -45,6 +45,7 @@ def evaluate(worker: Worker, epoch: int | None) -> None:
         return
     test = None
     with worker.aside("evaluation"):
+        worker.activity.enter("evaluate")
         weights = worker.strategy.consensus(worker.replica)
         found = _measured(worker, chosen, weights)
         if epoch is None and looks.validation is not None and looks.test is not None:

@@ -25,6 +25,7 @@ from paceline.replica.replica import Replica
 from paceline.request.job import Job
 from paceline.request.session import Session
 from paceline.strategies.base import Context, Strategy, codec_for
+from paceline.transport.activity import Point
 from paceline.transport.base import Transport
 from paceline.transport.metered import Meter, Metered
 from paceline.types import RecorderLike
@@ -78,6 +79,11 @@ def make_context(
     return ctx
 
 
+def _meet(faults: list[Fault], point: Point, step: int, rank: int) -> None:
+    for fault in faults:
+        fault.at(point, step, rank)
+
+
 @dataclass
 class Rank:
     """One rank of a run: its strategy, its context, and the faults that were asked for."""
@@ -98,6 +104,9 @@ class Rank:
         faults = job.faults()
         for fault in faults:
             transport = fault.wrap(transport)
+        activity = transport.patience.activity
+        activity.heard = lambda point, step: _meet(faults, point, step, activity.rank)
+        activity.enter("set up")
         config, strategy = job.config, job.strategy()
         metered = Metered(transport)
         ctx = make_context(

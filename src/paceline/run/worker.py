@@ -41,6 +41,7 @@ from paceline.run.step_log import (
 )
 from paceline.run.stopping import Stopping
 from paceline.run.timer import StepTimer
+from paceline.transport.activity import Activity
 from paceline.transport.base import Transport
 from paceline.transport.metered import ALL_PEERS
 from paceline.transport.together import assemble
@@ -205,6 +206,7 @@ class Worker:
     def train(self) -> None:
         """Make steps until the run is over."""
         strategy, replica, timer = self.strategy, self.replica, self.timer
+        activity = self.activity
         if self.config.until_converged is not None and not self.epoch_start:
             self.epoch_start = [w.clone() for w in replica.weights()]
         self.ctx.peers.barrier()
@@ -225,6 +227,7 @@ class Worker:
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
             loss = self._compute(batch)
             arrived = time.perf_counter()
+            activity.enter("exchange")
             if replica.precision.scale is None or self._agree_on_finite():
                 strategy.step(replica, batch)
             else:
@@ -233,6 +236,7 @@ class Worker:
                 self.ema.update(replica)
 
             self.step = batch.step + 1
+            activity.enter("load")
             own_s = self.log.write(self.step, batch, loss, began, arrived, timer.lap())
             if self.balance is not None:
                 self._look_at_balance(batch, own_s)
@@ -272,7 +276,12 @@ class Worker:
         if self.leads:
             self.notify("notice", {"text": notice})
 
+    @property
+    def activity(self) -> Activity:
+        return self.ctx.transport.patience.activity
+
     def _compute(self, batch: Batch) -> float:
+        self.activity.enter("compute", batch.step + 1)
         for fault in self.faults:
             fault.before_step(batch.step + 1, self.ctx.transport.uncounted())
         began = time.perf_counter()
@@ -296,6 +305,7 @@ class Worker:
 
     def conclude(self) -> None:
         """Agree on the final weights, save and evaluate them, write the summary."""
+        self.activity.enter("finish")
         self.meter.phase = "finish"
         self._assemble()
         self.strategy.finish(self.replica)
@@ -361,6 +371,7 @@ class Worker:
 
     def _checkpoint(self, best: bool = False) -> None:
         with self.aside("checkpoint"):
+            self.activity.enter("save")
             path = snapshot.save(self, best)
         if self.leads:
             self.recorder.write("checkpoint", step=self.step, path=str(path), best=best)

@@ -88,6 +88,8 @@ class Rendezvous:
     own: str | None = None  # this rank's address, if it differs from the store's host
     alone: bool = False  # no other rank runs on this host, so the host's traffic is this rank's
     watched: bool = False  # a rank's end is noticed at once, so waits for slow ranks have no limit
+    give_up_s: float | None = None  # a wait ends after so long; None: never, or half an hour
+    lost_s: float = 60.0  # a host that has not answered for so long is lost
 
 
 class Transport(ABC):

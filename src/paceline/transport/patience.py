@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import PeerSlow, TransportError
+from paceline.transport.activity import Activity
 
 # A rank posts a wait that lasts longer. Until then other ranks take it for one that computes.
 POST_S = 1.0
@@ -54,6 +55,7 @@ class Patience:
         watched: bool = False,
     ) -> None:
         self.rank, self.size, self.deadline_s = rank, size, deadline_s
+        self.activity = Activity(rank)
         self.watched = watched  # whether the end of a rank is noticed at once
         self._connect = connect
         # A separate connection: the wait may be for an answer on the rank's other one.
