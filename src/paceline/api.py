@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from paceline.data.adopt import adopt
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
 from paceline.launch.joined import Meeting
+from paceline.launch.place import Wanted
 from paceline.launch.run import Listen, run_in_folder
 from paceline.launch.seat import find as find_seat
 from paceline.record.lock import HELD, refuse_held
@@ -53,7 +55,7 @@ def train(*, progress: bool | None = None, watch: bool = False, **options: Any) 
     `progress`: True for a live bar, False for silence, None for a bar where there is a terminal or
     a notebook. `watch=True` shows a live page in the browser during the run.
     """
-    meeting = meet()
+    meeting = meet(options)
     with warnings_once():
         job = make_job(options, meeting)
         quiet = progress is False or silent(meeting)
@@ -123,12 +125,12 @@ def load_data(name: str, data_dir: str | None = None) -> tuple[Samples | Stream,
     return data.train, data.test
 
 
-def meet() -> Meeting | None:
+def meet(options: Mapping[str, Any]) -> Meeting | None:
     """Find the other ranks, if a launcher (torchrun, mpirun, srun) has started this process as one
     of several.
     """
     seat = find_seat()
-    return Meeting(seat) if seat is not None else None
+    return Meeting(seat, Wanted.read(options)) if seat is not None else None
 
 
 def silent(meeting: Meeting | None) -> bool:
@@ -241,7 +243,7 @@ def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
 def seated(options: dict[str, Any]) -> dict[str, Any] | None:
     """Run one rank of a run whose options another process sent. Rank 0 returns the record."""
     torch.set_num_threads(1)
-    meeting = meet()
+    meeting = meet(options)
     if meeting is None:
         raise BadRequest("no launcher has started this process as one of several ranks")
     job = make_job(options, meeting)

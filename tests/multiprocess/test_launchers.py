@@ -10,16 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-import torch.distributed as dist
 from tests import commands
 from tests.commands import PACELINE, SMALL_TRAIN
 from tests.conftest import make_pairs, small_net
@@ -29,13 +27,15 @@ from paceline.api import make_job
 from paceline.errors import BadRequest
 from paceline.launch import joined
 from paceline.launch.addresses import address_towards, reachable
+from paceline.launch.board import Hosted, board_for, listen_here, rendezvous_for
 from paceline.launch.folder import claim
 from paceline.launch.joined import Meeting
 from paceline.launch.seat import Seat, find, first_host, tasks_on_node
 from paceline.privacy.ledger import LedgerEntry, write_entries
 from paceline.record import checkpoint
 from paceline.record.machine import cores
-from paceline.transport.base import Rendezvous
+from paceline.transport.base import WAITS
+from paceline.transport.board.client import Board
 from paceline.transport.c10d.gloo import GlooTransport
 from paceline.transport.mpi.transport import MpiTransport, mpirun
 
@@ -191,14 +191,24 @@ def test_the_agent_of_torchrun_stays_the_same_when_it_starts_ranks_again() -> No
 # --- ranks that are started again, by a launcher whose store lives on
 
 
+AGENTS: list["Agent"] = []
+
+
+@pytest.fixture(autouse=True)
+def no_agent_stays() -> Iterator[None]:
+    yield
+    while AGENTS:
+        AGENTS.pop().board.close()
+
+
 class Agent:
-    """A launcher's store, with ranks as threads that meet through it and call a function."""
+    """A launcher that hosts a board, with ranks as threads that meet there and call a function."""
 
     def __init__(self, name: str = "agent") -> None:
         self.name = name
-        self.store = dist.TCPStore(
-            "127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False
-        )
+        self.board = Hosted(*listen_here(), 60.0)
+        AGENTS.append(self)
+        self.store = Board(self.board.address, self.board.secret, 99)
 
     def start(
         self, rank: int, size: int, ask: Callable[[Meeting], Any], restarts: int = 0
@@ -209,11 +219,10 @@ class Agent:
             size,
             rank,
             size,
-            "127.0.0.1",
-            self.store.port,
-            True,
-            self.name,
-            restarts,
+            agent=self.name,
+            restarts=restarts,
+            secret=self.board.secret,
+            board=self.board.address,
         )
         future: Future[Any] = Future()
 
@@ -343,14 +352,15 @@ def test_beginning_again_is_a_session_of_its_own_unless_that_would_spend_a_budge
 def test_what_a_transport_puts_into_the_store_is_of_one_meeting_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    agent = Agent()
+    board = board_for(None, 60.0)
     monkeypatch.setattr(GlooTransport, "make_group", lambda self, store: None)
     first, second = (
-        GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", agent.store.port, 5.0, number))
+        GlooTransport.connect(replace(rendezvous_for(board, None, 0, 1, WAITS), generation=number))
         for number in (1, 2)
     )
     first.store.set("ddp", "here")  # PyTorch's DDP meets there
     assert not second.store.check(["ddp"])
+    board.close()
 
 
 def test_the_address_that_others_can_reach() -> None:

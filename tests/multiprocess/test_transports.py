@@ -6,13 +6,12 @@ import pickle
 import signal
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.small import shared_files
 
 from paceline.codecs.feedback import build_codec
@@ -20,8 +19,9 @@ from paceline.collectives.base import choose
 from paceline.collectives.operations import Operations
 from paceline.common.seeding import generator
 from paceline.errors import PeerLost, PeerSlow, TransportError
+from paceline.launch.board import board_for, rendezvous_for
 from paceline.registry import codecs, collectives, transports
-from paceline.transport.base import Rendezvous, Transport
+from paceline.transport.base import Rendezvous, Transport, Waits
 from paceline.transport.inproc import Hub
 from paceline.types import Layout, Slot
 
@@ -40,13 +40,15 @@ def on_processes(
     body: Callable[[Transport], Any],
     deadline_s: float = 20.0,
     end_together: bool = True,
+    give_up_s: float | None = None,
+    watched: bool = False,
 ) -> list[Any]:
     """Run `body(transport)` in `size` forked processes.
 
     Returns what each process returned or raised, or the signal that ended it.
     """
     children = []
-    for rank in range(size):
+    for _ in range(size):
         from_parent, to_child = os.pipe()
         from_child, to_parent = os.pipe()
         pid = os.fork()
@@ -54,11 +56,9 @@ def on_processes(
             try:
                 # a rank that hangs ends with its stack on stderr
                 faulthandler.dump_traceback_later(HANGS_S, exit=True)
-                port = int(os.read(from_parent, 20))
+                given: Rendezvous = pickle.loads(os.read(from_parent, 4096))
                 torch.set_num_threads(1)
-                transport = transports.entry(name).make.connect(
-                    Rendezvous(rank, size, "127.0.0.1", port, deadline_s)
-                )
+                transport = transports.entry(name).make.connect(given)
                 result = body(transport)
                 if end_together:
                     transport.barrier()
@@ -71,18 +71,18 @@ def on_processes(
         os.close(from_parent)
         os.close(to_parent)
         children.append((pid, to_child, from_child))
-    store = dist.TCPStore(
-        "127.0.0.1", 0, None, True, timedelta(seconds=deadline_s), wait_for_workers=False
-    )
+    board = board_for(None, 60.0)
     results = []
-    for _, to_child, _ in children:
-        os.write(to_child, str(store.port).encode())
+    for rank, (_, to_child, _) in enumerate(children):
+        given = rendezvous_for(board, None, rank, size, Waits(deadline_s, give_up_s))
+        os.write(to_child, pickle.dumps(replace(given, watched=watched)))
         os.close(to_child)
     for pid, _, from_child in children:
         with os.fdopen(from_child, "rb") as pipe:
             content = pipe.read()
         _, status = os.waitpid(pid, 0)
         results.append(pickle.loads(content) if content else signal.Signals(status).name)
+    board.close()
     return results
 
 

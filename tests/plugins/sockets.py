@@ -32,14 +32,14 @@ class Line:
         self.rank, self.arrived = rendezvous.rank, threading.Condition()
         self.inbox: dict[tuple[int, int, int], deque[bytes]] = defaultdict(deque)
         self.gone: set[int] = set()
-        store = connect_store(rendezvous)
-        listening = socket.create_server((rendezvous.host, 0))
+        store = self.store = connect_store(rendezvous)
+        listening = socket.create_server((rendezvous.own, 0))
         prefix = f"sockets/{rendezvous.generation}"
         store.set(f"{prefix}/{self.rank}", str(listening.getsockname()[1]))
         self.peers: dict[int, socket.socket] = {}
         for peer in range(self.rank):
             port = int(store.get(f"{prefix}/{peer}"))
-            self.peers[peer] = socket.create_connection((rendezvous.host, port))
+            self.peers[peer] = socket.create_connection((rendezvous.own, port))
             self.peers[peer].sendall(struct.pack("<i", self.rank))
         for _ in range(self.rank + 1, rendezvous.size):
             connection, _ = listening.accept()
@@ -101,7 +101,9 @@ class Sockets(Transport):
     @classmethod
     def connect(cls, rendezvous: Rendezvous) -> Sockets:
         world = tuple(range(rendezvous.size))
-        return cls(Line(rendezvous), world, rendezvous.deadline_s, patience_for(rendezvous), 0)
+        line = Line(rendezvous)
+        patience = patience_for(rendezvous, line.store)
+        return cls(line, world, rendezvous.waits.deadline_s, patience, 0)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         content = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()

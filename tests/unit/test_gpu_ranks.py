@@ -61,12 +61,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def session(device: str) -> Session:
     config = Config(device=device)
-    job: Any = SimpleNamespace(config=config, transport="nccl", ranks=3, workers=3)
+    job: Any = SimpleNamespace(config=config, transport="nccl", ranks=3, workers=3, faults=list)
     return Session(job, Path("out"))
 
 
 def rendezvous(rank: int) -> Rendezvous:
-    return Rendezvous(rank, 3, "127.0.0.1", 1, 1.0)
+    return Rendezvous(rank, 3, "unix:none", b"")
 
 
 def quiet(*_: Any) -> None:

@@ -28,7 +28,7 @@ def test_shared_memory_is_refused_on_other_processors() -> None:
     with pytest.raises(BadRequest, match=f"shm is not available here: {said}; use transport"):
         transport_of(Config(workers=2, transport="shm"), AllReduce())
     with pytest.raises(TransportError, match=f'{said}; use transport="gloo"'):
-        ShmTransport.connect(Rendezvous(0, 1, "127.0.0.1", 1, 1.0))
+        ShmTransport.connect(Rendezvous(0, 1, "unix:none", b""))
 
 
 @pytest.mark.usefixtures("aarch64")

@@ -195,7 +195,7 @@ def train(
         from paceline.watch.beside import page_beside
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
 
-    meeting = meet()
+    meeting = meet(values)
     quiet = quiet or silent(meeting)
     with warnings_once():
         job = make_job(values, meeting)

@@ -62,15 +62,16 @@ def _choices() -> Finding:
 
 def _gloo() -> Finding:
     from paceline.errors import PacelineError
-    from paceline.transport.base import Rendezvous
+    from paceline.launch.board import board_for, rendezvous_for
+    from paceline.transport.base import Waits
     from paceline.transport.c10d.gloo import GlooTransport
-    from paceline.transport.c10d.store import open_store
 
     try:
-        store = open_store("127.0.0.1", 0, MEET_S)
-        transport = GlooTransport.connect(Rendezvous(0, 1, "127.0.0.1", store.port, MEET_S))
+        board = board_for(None, MEET_S)
+        transport = GlooTransport.connect(rendezvous_for(board, None, 0, 1, Waits(MEET_S)))
         transport.barrier()
         transport.close()
+        board.close()
     except (OSError, RuntimeError, PacelineError) as error:
         return Finding(
             "transport gloo",

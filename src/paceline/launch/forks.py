@@ -13,19 +13,22 @@ from typing import Any
 
 from paceline.errors import PacelineError, WorkerFailed
 from paceline.launch.addresses import keep_to_loopback
+from paceline.launch.board import Hosted, board_for, rendezvous_for
 from paceline.launch.failures import GRACE_S
 from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
 from paceline.launch.processes import describe_end, end_processes, obey_parent
 from paceline.launch.signals import ENDING
-from paceline.launch.store import StoreInTestbed, rendezvous_for, store_for
 from paceline.testbed.hosts import Testbed
+from paceline.transport.base import WAITS, Waits
+
+BOARD = -1  # stands for the board among ranks
 
 
 def on_forked_ranks(
     body: Body,
     size: int,
     hear: Hear = lambda *_: None,
-    deadline_s: float = 30.0,
+    waits: Waits = WAITS,
     expendable: frozenset[int] = frozenset(),
     bed: Testbed | None = None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
@@ -37,7 +40,7 @@ def on_forked_ranks(
     context = get_context("fork")
     pipes: list[Connection] = []
     processes: list[Any] = []
-    store: Any = None
+    board: Hosted | None = None
     try:
         for rank in range(size):
             # Python's hooks around a fork would swallow a KeyboardInterrupt.
@@ -51,36 +54,40 @@ def on_forked_ranks(
             pipes.append(ours)
             processes.append(process)
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        # The store starts threads, and a process with running threads must not be forked.
-        store = store_for(bed, deadline_s)
+        # The board has a thread, and a process with running threads must not be forked.
+        board = board_for(bed, waits.lost_s)
         for rank, pipe in enumerate(pipes):
-            pipe.send(rendezvous_for(bed, rank, size, store.port, deadline_s))
-        return _listen(pipes, processes, hear, expendable)
+            pipe.send(rendezvous_for(board, bed, rank, size, waits))
+        return _listen(pipes, processes, board, hear, expendable)
     finally:
         end_processes(processes)
         for pipe in pipes:
             pipe.close()
-        if isinstance(store, StoreInTestbed):
-            store.close()
-        # A traceback may keep this frame alive, and a later fork must not inherit the store.
-        del store
+        if board is not None:
+            board.close()
 
 
 def _listen(
-    pipes: list[Connection], processes: list[Any], hear: Hear, expendable: frozenset[int]
+    pipes: list[Connection],
+    processes: list[Any],
+    board: Hosted,
+    hear: Hear,
+    expendable: frozenset[int],
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
     running = set(range(len(pipes)))
     outcome = Outcome(hear)
     give_up = float("inf")
     while running and time.monotonic() < give_up:
-        handles: dict[Any, int] = {}
+        handles: dict[Any, int] = {board.told: BOARD}
         for rank in running:
             handles[pipes[rank]] = rank
             handles[processes[rank].sentinel] = rank
         patience = None if give_up == float("inf") else max(0.0, give_up - time.monotonic())
         for handle in wait(list(handles), patience):
             rank = handles[handle]
+            for text in board.notices() if rank == BOARD else ():
+                hear("notice", {"text": text})
             if rank not in running:
                 continue
             # Looked at before the messages are read, so that a rank's last message is not lost.

@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.common.allocator import keep_freed_memory
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, voiced
 from paceline.launch.joined import Meeting
 from paceline.launch.own_record import Folder, ended_by
+from paceline.launch.place import Wanted
 from paceline.launch.seat import find as find_seat
 from paceline.registry import strategies, transports
 from paceline.run.loop.saving import described
@@ -18,7 +19,7 @@ from paceline.run.own_loop import Pace
 from paceline.run.own_server import Build
 from paceline.strategies.base import Strategy
 from paceline.transport.alone import Alone
-from paceline.transport.base import Transport
+from paceline.transport.base import Transport, Waits
 from paceline.transport.choose import best_transport
 
 
@@ -30,6 +31,9 @@ def join(
     servers: int | None = None,
     seed: int = 0,
     deadline_s: float = 30.0,
+    give_up_s: float | None = None,
+    lost_s: float = 60.0,
+    insecure: bool = False,
     check_every: int = 0,
     build: Build | None = None,
     out: str | Path | None = None,
@@ -41,12 +45,14 @@ def join(
 
     `strategy`: a name with options (`local-sgd:every=8`) or a Strategy; `codec`: what encodes the
     messages; `transport`: what moves them; `seed`: of the strategy's random choices.
-    `deadline_s`: seconds after which a wait for a slow rank is reported.
+    `deadline_s`: seconds after which a wait for a slow rank is reported; `give_up_s`: seconds after
+    which it ends (never, where it is known that the rank lives); `lost_s`: seconds after which a
+    host that does not answer is lost.
+    `insecure`: let ranks on several hosts meet though their launcher hands over no secret.
     `servers`: how many of the ranks are servers, the last ones (1 for `ps`).
     `check_every`: steps between checks that identical replicas are still identical.
     `build`: a function, or its name as `module:function`, that returns (model, optimizer). Servers
-    call it instead of receiving the model from worker 0. Launchers that hand over no secret
-    (torchrun, srun) need it.
+    call it instead of receiving the model from worker 0; with `insecure` they must.
     `out`: a folder for a record like that of `train`, which `paceline report` reads. `resume`: go
     on with the record in that folder, if there is one. Those of worker 0 count.
     """
@@ -77,7 +83,10 @@ def join(
         kind = transports.entry(name).make
         if (missing := kind.missing()) is not None:
             raise BadRequest(f"transport {name} is not available here: {missing}")
-        meeting = Meeting(seat)
+        wanted = Wanted(None if out is None else Path(out), insecure, lost_s)
+        meeting = Meeting(seat, wanted)
+        for notice in meeting.notices if meeting.leads else ():
+            print(f"paceline: {voiced(notice)}", file=sys.stderr)
         secret = meeting.secret
         if count and not secret and build is None:
             raise BadRequest(
@@ -88,7 +97,7 @@ def join(
                 " join(..., build='module:function')"
             )
         folder = Folder(out, resume, meeting)
-        connected = meeting.connect(kind, deadline_s)
+        connected = meeting.connect(kind, Waits(deadline_s, give_up_s, lost_s))
     known = {
         "strategy": described(chosen),
         "workers": size - count,
@@ -97,6 +106,9 @@ def join(
         "transport": connected.name,
         "seed": seed,
         "deadline_s": deadline_s,
+        "give_up_s": give_up_s,
+        "lost_s": lost_s,
+        "insecure": insecure,
     }
     pace = Pace(
         chosen,

@@ -1,6 +1,6 @@
 """Ranks that a launcher (torchrun, mpirun, srun) has started meet, run one job, leave one record.
 
-Rank 0 writes the record and prints; the other ranks report their failures to it through the store.
+Rank 0 writes the record and prints; the other ranks report their failures to it through the board.
 Only when rank 0 is gone do they print themselves.
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-import torch.distributed as dist
 
 from paceline.common.devices import take_device
 from paceline.errors import Interrupted, PacelineError, TransportError, from_plain, to_plain
@@ -26,16 +25,15 @@ from paceline.launch.addresses import LOOPBACK, address_towards, reachable
 from paceline.launch.failures import GRACE_S, as_failure, root_cause
 from paceline.launch.local import train_rank
 from paceline.launch.messages import Hear
+from paceline.launch.place import MEET_S, Place, Wanted, find_place
 from paceline.launch.restarts import Mark, last_checkpoint
 from paceline.launch.seat import Seat
-from paceline.launch.store import MEET_S, Place, find_place
 from paceline.request.job import Job
 from paceline.request.session import Session
-from paceline.transport.base import Rendezvous, Transport
+from paceline.transport.base import Rendezvous, Transport, Waits
 from paceline.transport.c10d.store import first_line
 
-# The store is polled, because a wait inside PyTorch's store blocks signals, and torchrun signals
-# ranks to end before it starts them again.
+# The board is polled, so that a rank that a launcher signals meanwhile ends at once.
 POLL_S = 0.01
 THIS_PROCESS = uuid4().hex
 
@@ -53,7 +51,7 @@ class Present:
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Present:
-        """Read an entry of the store, which a stranger may have written: TypeError if malformed."""
+        """Read an entry of the board: TypeError if malformed."""
         own = cls(**content)
         numbers = (own.ticket, own.restarts)
         words = (own.process, own.agent, own.host, own.address or "")
@@ -65,26 +63,33 @@ class Present:
 
 
 class Meeting:
-    """The ranks of one run, with the store that connects them.
+    """The ranks of one run, with the board that connects them.
 
-    PyTorch's store has no password, so what ranks read there is JSON and never unpickled.
+    What ranks read there is JSON and never unpickled.
     """
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, wanted: Wanted = Wanted()) -> None:  # noqa: B008 (frozen)
         self.seat = seat
         self.notices: list[str] = []
-        place = find_place(seat)
-        self.secret = place.secret
-        self._shared: Any = place.store  # with the keys of all meetings that were held there
+        place = find_place(seat, wanted)
+        if not place.secure:
+            self.notices.append(
+                "--insecure: the ranks met without a secret, so that any program that reaches"
+                " their network can take part in this run"
+            )
+        self.secret = place.secret if place.secure else b""
+        self._shared = place.board  # with the keys of all meetings that were held there
         self._store: Any = None  # with the keys of this meeting
         with self._reaching():
-            address = None if seat.one_host else address_towards(place.host, place.port)
+            address = None if seat.one_host else address_towards(*place.endpoint)
             ticket = self._shared.add("paceline/tickets", 1)
             own = Present(
                 ticket, THIS_PROCESS, seat.agent, seat.restarts, socket.gethostname(), address
             )
             number, self.present = self._open(own) if self.leads else self._enter(own)
         self.rendezvous = self._rendezvous(place, number, address)
+        if place.handed is not None:  # all ranks have read it
+            place.handed.unlink(missing_ok=True)
 
     def _rendezvous(self, place: Place, number: int, address: str | None) -> Rendezvous:
         seat = self.seat
@@ -92,15 +97,21 @@ class Meeting:
             address = LOOPBACK
         elif address is not None:
             address = reachable(address, [p.address for p in self.present if p.address])
-        watched = seat.meets_on_loopback or seat.launcher == "mpirun"
         return Rendezvous(
-            seat.rank, seat.size, place.host, place.port, 30.0, number, address, watched=watched
+            seat.rank,
+            seat.size,
+            place.address,
+            place.secret,
+            generation=number,
+            own=address or LOOPBACK,
+            watched=True,
+            joined=True,
         )
 
     def _open(self, own: Present) -> tuple[int, list[Present]]:
         """As rank 0, open a meeting with a new number and list the ranks that have joined it."""
         number = self._shared.add("paceline/meetings", 1)
-        self._store = dist.PrefixStore(f"paceline/{number}", self._shared)
+        self._store = self._shared.under(f"paceline/{number}")
         others = range(1, self.seat.size)
         present = [own, *(self._get(f"here/{rank}", Present.read) for rank in others)]
         self._put("present", [asdict(p) for p in present])
@@ -117,7 +128,7 @@ class Meeting:
             newest = self._shared.add("paceline/meetings", 0)
             if newest > number:
                 number = newest
-                self._store = dist.PrefixStore(f"paceline/{number}", self._shared)
+                self._store = self._shared.under(f"paceline/{number}")
                 self._put(f"here/{self.seat.rank}", asdict(own))
             if number and self._store.check(["present"]):
                 present: list[Present] = self._get(
@@ -153,7 +164,7 @@ class Meeting:
             raise first
 
     def _leave(self, stage: str) -> None:
-        """Note that this rank reads no more. Rank 0, which may host the store, waits for all."""
+        """Note that this rank reads no more. Rank 0, which may host the board, waits for all."""
         if not self.leads:
             self._put(f"left {stage}/{self.seat.rank}", True)
             return
@@ -181,12 +192,12 @@ class Meeting:
                 return read(json.loads(self._store.get(key).decode()))
             except (ValueError, TypeError, LookupError):
                 raise TransportError(
-                    f"{key} in the ranks' store was not written by a rank of this run"
+                    f"{key} in the ranks' board was not written by a rank of this run"
                 ) from None
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Translate what can go wrong while this rank uses the store."""
+        """Translate what can go wrong while this rank uses the board."""
         try:
             yield
         except PacelineError:
@@ -197,7 +208,7 @@ class Meeting:
             raise stop from None
         except RuntimeError as error:
             raise TransportError(
-                f"rank {self.seat.rank} has lost the ranks' store (rank 0 or the launcher may have"
+                f"rank {self.seat.rank} has lost the ranks' board (rank 0 or the launcher may have"
                 f" ended): {first_line(error)}"
             ) from None
 
@@ -265,14 +276,14 @@ class Meeting:
             raise refused
         return (folder[0], folder[1]) if folder is not None else None
 
-    def connect(self, kind: Any, deadline_s: float) -> Transport:
+    def connect(self, kind: Any, waits: Waits) -> Transport:
         """Connect all ranks by a transport of this kind, for a user's own loop."""
         # A loop that uses CUDA already has chosen its device.
         moves_cuda = "cuda" in kind.traits.devices
         if moves_cuda and torch.cuda.is_available() and not torch.cuda.is_initialized():
             take_device("cuda", self.seat.local_rank)
-        connected: Transport = kind.connect(replace(self.rendezvous, deadline_s=deadline_s))
-        # This process may host the store, which must live as long as the transport.
+        connected: Transport = kind.connect(replace(self.rendezvous, waits=waits))
+        # Its board must live as long as the transport.
         connected.meeting = self  # type: ignore[attr-defined]
         return connected
 
@@ -281,7 +292,7 @@ class Meeting:
         try:
             train_rank(
                 session,
-                replace(self.rendezvous, deadline_s=session.job.config.deadline_s),
+                replace(self.rendezvous, waits=session.job.config.waits),
                 hear if self.leads else _print_slow_ranks,
                 self.seat.local_rank,
             )

@@ -33,7 +33,7 @@ def run_processes(session: Session, hear: Hear) -> None:
             partial(train_rank_told_once, session),
             job.ranks,
             hear,
-            job.config.deadline_s,
+            job.config.waits,
             may_die(job),
             bed,
         )

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from paceline.errors import BadRequest, PacelineError, RunFailed, WorkerFailed
+from paceline.launch.board import Hosted, board_for, rendezvous_for
 from paceline.launch.failures import root_cause
 from paceline.launch.local import network, train_rank_told_once
 from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
 from paceline.launch.package import pack, unpack
 from paceline.launch.processes import leave_terminal_to_parent
-from paceline.launch.store import StoreInTestbed, rendezvous_for, store_for
 from paceline.request.session import Session
 from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
-from paceline.transport.base import Rendezvous
+from paceline.transport.base import WAITS, Rendezvous, Waits
 from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
 
 START_S = 120.0  # for all ranks to connect: each imports torch first
@@ -58,7 +58,7 @@ def run_under_mpirun(session: Session, hear: Hear) -> None:
             partial(train_rank_told_once, session),
             job.ranks,
             hear,
-            config.deadline_s,
+            config.waits,
             config.plugin,
             bed,
         )[1]
@@ -70,26 +70,25 @@ def on_mpi_ranks(
     body: Body,
     size: int,
     hear: Hear = lambda *_: None,
-    deadline_s: float = 30.0,
+    waits: Waits = WAITS,
     plugins: tuple[str, ...] = (),
     bed: Testbed | None = None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Run `body` on every rank of a new mpirun. Returns results and failures by rank."""
     package = pack(body if bed is None else partial(_on_host, bed, body), plugins)
-    store = store_for(bed, deadline_s)
+    board = board_for(bed, waits.lost_s)
     try:
         with _started(size, bed) as (process, printed, connections):
             for rank, connection in connections.items():
-                connection.send(rendezvous_for(bed, rank, size, store.port, deadline_s))
+                connection.send(rendezvous_for(board, bed, rank, size, waits))
                 connection.send_bytes(package)
-            results, failures = _listen(process, printed, connections, hear)
+            results, failures = _listen(process, printed, connections, board, hear)
             if not failures:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(FINISH_S)
             return results, failures
     finally:
-        if isinstance(store, StoreInTestbed):
-            store.close()
+        board.close()
 
 
 def _on_host(bed: Testbed, body: Body, rendezvous: Rendezvous, say: Hear) -> Any:
@@ -197,6 +196,7 @@ def _listen(
     process: subprocess.Popen[str],
     printed: list[str],
     connections: dict[int, Connection],
+    board: Hosted,
     hear: Hear,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
@@ -206,7 +206,11 @@ def _listen(
     give_up = float("inf")
     while running and time.monotonic() < give_up:
         patience = None if give_up == float("inf") else max(0.0, give_up - time.monotonic())
-        for connection in wait(list(running.values()), patience):
+        for connection in wait([*running.values(), board.told], patience):
+            if connection is board.told:
+                for text in board.notices():
+                    hear("notice", {"text": text})
+                continue
             rank = next(r for r, c in running.items() if c is connection)
             closed = outcome.take(rank, running[rank])
             if outcome.has(rank):

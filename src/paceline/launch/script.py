@@ -10,15 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
 
 from paceline.common.parents import dying_with_parent
 from paceline.errors import BadRequest, RunFailed
 from paceline.launch.addresses import LOOPBACK
+from paceline.launch.board import Hosted, listen_here
 from paceline.launch.seat import find
-from paceline.launch.secret import SECRET
+from paceline.launch.secret import BOARD, SECRET
 from paceline.record.machine import cores
-from paceline.transport.c10d.store import store_on
 
+LOST_S = 60.0  # ranks are on this host, whose kernel tells at once when one ends
 END_S = 3.0  # between asking a rank to end (SIGTERM) and killing it
 
 
@@ -29,6 +34,7 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
     if not os.path.isfile(script):
         raise BadRequest(f"{script} is not a file")
     listening = socket.create_server((LOOPBACK, 0))
+    board_listens, address = listen_here()
     common = {
         **os.environ,
         "MASTER_ADDR": LOOPBACK,
@@ -36,7 +42,8 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        SECRET: secrets.token_hex(32),
+        SECRET: (secret := secrets.token_bytes(32)).hex(),
+        BOARD: address,
     }
     if threads is not None or "OMP_NUM_THREADS" not in os.environ:
         common["OMP_NUM_THREADS"] = str(threads or max(1, cores() // ranks))
@@ -50,9 +57,11 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
             processes.append(
                 subprocess.Popen(command, env=environment, preexec_fn=die_with_this)  # noqa: PLW1509
             )
-        # The store starts threads, so it is opened after the ranks are started.
-        store = store_on(listening, 300.0)
-        failed = _wait(processes)
+        # Board and store start threads, so they are opened after the ranks are started.
+        board = Hosted(board_listens, address, LOST_S, secret)
+        store = _store_on(listening)
+        failed = _wait(processes, board)
+        board.close()
         del store
     finally:
         _end(processes)
@@ -62,9 +71,23 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
         raise RunFailed(f"rank {failed} of {script} ended with {how}; the others were ended")
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> int | None:
+def _store_on(listening: socket.socket) -> Any:
+    """Open PyTorch's own store, for scripts that call `torch.distributed.init_process_group`.
+
+    Nothing of Paceline is written there.
+    """
+    host, port = listening.getsockname()[:2]
+    timeout = timedelta(seconds=300)
+    return dist.TCPStore(
+        host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], board: Hosted) -> int | None:
     """Wait until all ranks have ended, or one has failed: return that one."""
     while True:
+        for text in board.notices():
+            print(f"paceline: {text}", file=sys.stderr, flush=True)
         codes = [p.poll() for p in processes]
         for rank, code in enumerate(codes):
             if code:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import BadRequest
 from paceline.launch.addresses import is_loopback
-from paceline.launch.secret import secret_of
+from paceline.launch.secret import BOARD, secret_of
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
 from paceline.request.config import Config
@@ -40,7 +40,9 @@ class Seat:
     # False: the launcher does not say how many ranks are on this host, and all are assumed to be.
     local_is_told: bool = True
     # Passed on by the launcher. Under mpirun it is empty here: rank 0 makes one and broadcasts it.
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
+    board: str = ""  # its address, where the launcher hosts it
+    key: str = ""  # tells this launcher's ranks from those of others on the same hosts
 
     @property
     def one_host(self) -> bool:
@@ -148,6 +150,8 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
         int(env.get("TORCHELASTIC_RESTART_COUNT", 0)),
         "LOCAL_WORLD_SIZE" in env or is_loopback(env["MASTER_ADDR"]),
         secret_of(env),
+        env.get(BOARD, ""),
+        f"port-{env['MASTER_PORT']}",
     )
 
 
@@ -193,7 +197,7 @@ def _srun(env: Mapping[str, str]) -> Seat | None:
     size = int(env.get("SLURM_STEP_NUM_TASKS") or env["SLURM_NTASKS"])
     nodes = env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]
     per_node = env.get("SLURM_STEP_TASKS_PER_NODE", str(size))  # "4(x2),3"
-    job = int(env["SLURM_JOB_ID"]) * 64 + int(env["SLURM_STEP_ID"])
+    job = f"{int(env['SLURM_JOB_ID'])}.{int(env['SLURM_STEP_ID'])}"
     return Seat(
         "srun",
         int(env["SLURM_PROCID"]),
@@ -201,9 +205,9 @@ def _srun(env: Mapping[str, str]) -> Seat | None:
         int(env.get("SLURM_LOCALID", 0)),
         tasks_on_node(per_node, int(env.get("SLURM_NODEID", 0))),
         first_host(nodes),
-        20000 + job % 20000,
         local_is_told="SLURM_STEP_TASKS_PER_NODE" in env,
         secret=secret_of(env),
+        key=f"slurm-{job}.{int(env.get('SLURM_RESTART_COUNT', 0))}",
     )
 
 

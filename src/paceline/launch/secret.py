@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.errors import BadRequest
 
 SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
+BOARD = "PACELINE_BOARD"  # the address of the board that `paceline launch` hosts
 
 
 def secret_of(env: Mapping[str, str]) -> bytes:

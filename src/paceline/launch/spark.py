@@ -25,6 +25,7 @@ from typing import Any
 from paceline.errors import BadRequest, PacelineError, RunFailed
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
+from paceline.launch.secret import SECRET
 from paceline.record import checkpoint
 from paceline.record.writer import write_json
 from paceline.spark.session import ExecutorLost, Session, translated
@@ -100,7 +101,8 @@ def _attempt(
     with _listening(say, printed):
         try:
             distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
-            record = distributor.run(in_folder, os.getcwd(), rank, options, printed.token)
+            secret = secrets.token_hex(32)  # goes to the ranks on Spark's authenticated channel
+            record = distributor.run(in_folder, os.getcwd(), rank, options, printed.token, secret)
         except Exception as error:
             raise _reason(error, session.said(), printed) from None
     if record is None:
@@ -167,8 +169,9 @@ def _reason(error: Exception, said: str, printed: LastLines) -> PacelineError:
     return failure
 
 
-def in_folder(folder: str, rank: Rank, options: dict[str, Any], token: str) -> Any:
+def in_folder(folder: str, rank: Rank, options: dict[str, Any], token: str, secret: str) -> Any:
     """Run a rank in the driver's working folder, if this host has such a folder."""
+    os.environ[SECRET] = secret
     print(f"{MARK}{token}", flush=True)
     with suppress(OSError):
         os.chdir(folder)

@@ -11,6 +11,7 @@ from paceline.errors import BadRequest, UnknownName
 from paceline.record.keep import Keep
 from paceline.registry import Spec
 from paceline.request.checks import CHOICES, checked, in_range, positive
+from paceline.transport.base import Waits
 
 LARGEST_FACTOR = 1e30  # float32 cannot hold a much larger factor of a gradient or a weight
 # shown without the option's name
@@ -325,6 +326,11 @@ class Config:
                 raise BadRequest(f"threads={self.threads}: at most 1024")
         if not -(2**63) <= self.seed < 2**63:
             raise BadRequest(f"seed={self.seed} does not fit into 64 bits")
+
+    @property
+    def waits(self) -> Waits:
+        """How long ranks wait for each other."""
+        return Waits(self.deadline_s, self.give_up_s, self.lost_s)
 
     def merged(self, changes: Mapping[str, Any]) -> Config:
         return Config.make({**{k: getattr(self, k) for k in self.options()}, **changes})

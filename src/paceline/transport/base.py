@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -76,20 +76,31 @@ class Again:
 
 
 @dataclass(frozen=True)
+class Waits:
+    """How long a rank waits for others, in seconds."""
+
+    deadline_s: float = 30.0  # after so long a notice says which rank is slow
+    give_up_s: float | None = None  # a wait ends after so long; None: never, or half an hour
+    lost_s: float = 60.0  # a host that has not answered for so long is lost
+
+
+WAITS = Waits()
+
+
+@dataclass(frozen=True)
 class Rendezvous:
-    """How the ranks of a run find each other: a key-value store that the launcher hosts."""
+    """How the ranks of a run find each other: through a board that a launcher or rank 0 hosts."""
 
     rank: int
     size: int
-    host: str
-    port: int
-    deadline_s: float
+    board: str  # its address: unix:NAME or tcp:HOST:PORT; empty: there is none
+    secret: bytes = field(repr=False)
+    waits: Waits = WAITS
     generation: int = 0  # counts how often the group has been formed
-    own: str | None = None  # this rank's address, if it differs from the store's host
+    own: str = "127.0.0.1"  # this rank's address, by which other ranks reach it
     alone: bool = False  # no other rank runs on this host, so the host's traffic is this rank's
     watched: bool = False  # a rank's end is noticed at once, so waits for slow ranks have no limit
-    give_up_s: float | None = None  # a wait ends after so long; None: never, or half an hour
-    lost_s: float = 60.0  # a host that has not answered for so long is lost
+    joined: bool = False  # the rank's connection to the board is held open already
 
 
 class Transport(ABC):

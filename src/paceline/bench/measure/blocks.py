@@ -19,7 +19,7 @@ from paceline.launch.forks import on_forked_ranks
 from paceline.registry import models, strategies, transports
 from paceline.run.own_loop import Pace
 from paceline.strategies.base import Strategy
-from paceline.transport.base import Rendezvous
+from paceline.transport.base import Rendezvous, Waits
 from paceline.transport.choose import best_transport
 from paceline.types import Batch
 
@@ -50,7 +50,7 @@ def bench_blocks(data: Data, batch_size: int, blocks: int) -> dict[str, Any]:
     by the mean time of the slower worker's step, both from the blocks without communication.
     """
     results, failures = on_forked_ranks(
-        partial(_rank, data, batch_size, blocks), WORKERS, deadline_s=120.0
+        partial(_rank, data, batch_size, blocks), WORKERS, waits=Waits(120.0)
     )
     if failures:
         raise root_cause(failures, WORKERS)

@@ -14,7 +14,7 @@ from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import collectives, transports
-from paceline.transport.base import Rendezvous, Transport
+from paceline.transport.base import Rendezvous, Transport, Waits
 from paceline.transport.mpi.transport import buffer_of
 from paceline.transport.mpi.transport import load as load_mpi
 
@@ -99,7 +99,7 @@ def _measure(workers: int, sizes: list[int], rounds: int) -> dict[Any, list[floa
         else on_forked_ranks
     )
     results, failures = start(
-        partial(_rank, sizes, rounds, contenders()), workers, deadline_s=ANSWER_S
+        partial(_rank, sizes, rounds, contenders()), workers, waits=Waits(ANSWER_S)
     )
     if failures:
         raise root_cause(failures, workers)

@@ -27,7 +27,7 @@ from paceline.request.config import Config
 from paceline.request.prepare import prepare
 from paceline.testbed.build import lasting
 from paceline.testbed.hosts import Testbed
-from paceline.transport.base import Rendezvous
+from paceline.transport.base import Rendezvous, Waits
 
 DDP, PLAIN = "ddp", "allreduce:collective=ring"
 CONTENDERS = (
@@ -138,7 +138,7 @@ def _row(name: str, own: list[dict[str, Any]], ddp: list[dict[str, Any]]) -> dic
 
 def _all_reduce(bed: Testbed, workers: int) -> dict[str, Any]:
     """Time all-reduces by their slowest rank, and compare with the time that the links allow."""
-    results, failures = on_forked_ranks(_rank, workers, deadline_s=120.0, bed=bed)
+    results, failures = on_forked_ranks(_rank, workers, waits=Waits(120.0), bed=bed)
     if failures:
         raise root_cause(failures, workers)
     seconds = [max(results[r][i] for r in range(workers)) for i in range(ALL_REDUCES)]

@@ -15,7 +15,7 @@ from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.registry import strategies, transports
 from paceline.run.own_loop import Pace
-from paceline.transport.base import Rendezvous
+from paceline.transport.base import Rendezvous, Waits
 from paceline.types import Batch
 
 WORKERS, SERVERS = 2, 1
@@ -26,7 +26,7 @@ WARM_UP = 50
 def updates_per_s(transport: str, updates: int = 600) -> float:
     """Sum the two workers' updates per second."""
     results, failures = on_forked_ranks(
-        partial(_rank, transport, updates), WORKERS + SERVERS, deadline_s=60.0
+        partial(_rank, transport, updates), WORKERS + SERVERS, waits=Waits(60.0)
     )
     if failures:
         raise root_cause(failures, WORKERS)

@@ -1,61 +1,39 @@
-"""PyTorch's key-value store, where the ranks of a run meet."""
+"""The board as PyTorch's libraries use it: their key-value store, where the ranks of a run meet."""
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
-from typing import Any
 
-import torch.distributed as dist
-
-from paceline.errors import TransportError
 from paceline.transport.base import Rendezvous
+from paceline.transport.board.client import Board
 from paceline.transport.patience import Patience
 
 # For waits that have no deadline of their own: a server may hear nothing during a long evaluation.
 LONG = timedelta(hours=24)
+MEET_S = 300.0  # for a key that another rank sets, where nothing tells that it lives
 
 
-def open_store(host: str, port: int, timeout_s: float) -> Any:
-    """Open a key-value store that listens on this address only ("0.0.0.0": on all addresses).
-
-    PyTorch's TCPStore listens on all interfaces unless it is given a socket.
-    """
-    return store_on(socket.create_server((host, port)), timeout_s)
-
-
-def store_on(listening: socket.socket, timeout_s: float) -> Any:
-    """Open a key-value store on a socket that is listening."""
-    host, port = listening.getsockname()[:2]
-    timeout = timedelta(seconds=timeout_s)
-    return dist.TCPStore(
-        host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
+def connect_store(rendezvous: Rendezvous) -> Board:
+    """Connect to the run's board."""
+    return Board(
+        rendezvous.board,
+        rendezvous.secret,
+        rendezvous.rank,
+        lost_s=rendezvous.waits.lost_s,
+        # a read may have to wait for a slow rank's write
+        wait_s=LONG.total_seconds() if rendezvous.watched else MEET_S,
+        alive=not rendezvous.joined,
     )
 
 
-def connect_store(rendezvous: Rendezvous) -> Any:
-    """Connect to the launcher's key-value store."""
-    try:
-        store = dist.TCPStore(
-            rendezvous.host, rendezvous.port, None, False, timedelta(seconds=rendezvous.deadline_s)
-        )
-        if rendezvous.watched:  # a read may have to wait for a slow rank's write
-            store.set_timeout(LONG)
-        return store
-    except RuntimeError as error:
-        raise TransportError(
-            f"no store answers at {rendezvous.host}:{rendezvous.port}: {first_line(error)}"
-        ) from None
-
-
-def patience_for(rendezvous: Rendezvous) -> Patience:
-    """A rank's `Patience`. It opens its own connection to the store at the first long wait."""
-
-    def connect() -> Any:
-        return dist.PrefixStore(f"patience-{rendezvous.generation}", connect_store(rendezvous))
-
+def patience_for(rendezvous: Rendezvous, board: Board) -> Patience:
+    """A rank's `Patience`, which uses the board at the first long wait."""
     return Patience(
-        rendezvous.rank, rendezvous.size, rendezvous.deadline_s, connect, rendezvous.watched
+        rendezvous.rank,
+        rendezvous.size,
+        rendezvous.waits.deadline_s,
+        lambda: board.under(f"patience-{rendezvous.generation}"),
+        rendezvous.watched,
     )
 
 

@@ -59,9 +59,7 @@ class ProcessGroupTransport(Transport):
         super().__init__(rank, size, deadline_s, generation, patience)
         self.store, self._host, self._label = store, host, name
         self._members = members or tuple(range(size))  # the ranks in the world
-        self._group = self._guard(
-            lambda: self.make_group(dist.PrefixStore(f"{name}/{generation}", store))
-        )
+        self._group = self._guard(lambda: self.make_group(store.under(f"{name}/{generation}")))
         self._agreed: set[tuple[str, int, torch.dtype, str, bool]] = set()
         self._arrived, self._waiters = threading.Condition(), Waiters()
         self._reduce = {}
@@ -74,15 +72,16 @@ class ProcessGroupTransport(Transport):
 
     @classmethod
     def connect(cls, rendezvous: Rendezvous) -> Self:
+        board = connect_store(rendezvous)
         return cls(
-            dist.PrefixStore(f"{cls.name}-{rendezvous.generation}", connect_store(rendezvous)),
-            rendezvous.own or rendezvous.host,
+            board.under(f"{cls.name}-{rendezvous.generation}"),
+            rendezvous.own,
             rendezvous.rank,
             rendezvous.size,
-            rendezvous.deadline_s,
+            rendezvous.waits.deadline_s,
             rendezvous.generation,
             f"{cls.name}/world",
-            patience_for(rendezvous),
+            patience_for(rendezvous, board),
         )
 
     @property
@@ -164,6 +163,8 @@ class ProcessGroupTransport(Transport):
     def close(self) -> None:
         self._group.abort()
         self.patience.close()
+        if self._label == f"{self.name}/world":
+            self.store.close()
 
     def _guard(
         self,

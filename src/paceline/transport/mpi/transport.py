@@ -118,14 +118,14 @@ class MpiTransport(Transport):
                 f"MPI reports rank {world.rank} of {world.size}, the launcher rank"
                 f" {rendezvous.rank} of {rendezvous.size}: was this process started by mpirun?"
             )
-        patience = patience_for(rendezvous)
+        board = connect_store(rendezvous)
+        patience = patience_for(rendezvous, board)
         patience.watched = True  # when a rank ends, mpirun ends the others
-        return cls(
-            world.Dup(),
-            connect_store(rendezvous) if rendezvous.port else None,
-            rendezvous.deadline_s,
-            patience,
-        )
+        return cls(world.Dup(), board, rendezvous.waits.deadline_s, patience)
+
+    def close(self) -> None:
+        if self.store is not None and self.size == self._mpi.COMM_WORLD.size:
+            self.store.close()
 
     def c10d(self) -> str:
         from paceline.transport.mpi.torch_backend import NAME

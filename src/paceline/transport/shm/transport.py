@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import PeerLost, TransportError
@@ -107,14 +106,16 @@ class ShmTransport(Transport):
             raise TransportError(
                 f"transport shm is not available here: {missing}; use --transport gloo"
             )
-        store = dist.PrefixStore(f"shm-{rendezvous.generation}", connect_store(rendezvous))
-        memory = SharedMemory(store, rendezvous.rank, rendezvous.size, patience_for(rendezvous))
+        board = connect_store(rendezvous)
+        store = board.under(f"shm-{rendezvous.generation}")
+        patience = patience_for(rendezvous, board)
+        memory = SharedMemory(store, rendezvous.rank, rendezvous.size, patience)
         return cls(
             memory,
             store,
             tuple(range(rendezvous.size)),
             rendezvous.rank,
-            rendezvous.deadline_s,
+            rendezvous.waits.deadline_s,
             "world",
         )
 
@@ -368,6 +369,8 @@ class ShmTransport(Transport):
         for descriptor in self._waiter.descriptors.values():
             os.close(descriptor)
         self._waiter.descriptors.clear()
+        if self._name == "world":
+            self.store.close()
 
 
 def _is_past(counters: Column, rank: int, number: int) -> bool:
