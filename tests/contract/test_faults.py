@@ -59,6 +59,36 @@ def test_death_at_a_step(tmp_path: Path, run_inproc: RunInproc, fault: str) -> N
     assert Run.open(tmp_path / "r").steps == 2
 
 
+@pytest.mark.parametrize(
+    ("fault", "when"),
+    [
+        ("kill:rank=1,at=connect", "at connect, step 0"),
+        ("kill:rank=1,at=set-up", "at set up, step 0"),
+        ("kill:rank=1,at=exchange,step=3", "at exchange, step 3"),
+        ("kill:rank=1,at=finish,messages=1", "1 messages after finish"),
+    ],
+)
+def test_killed_at_a_point(run_inproc: RunInproc, fault: str, when: str) -> None:
+    with pytest.raises(RunFailed, match=f"worker 1: died {when}, as"):
+        run_inproc(strategy="local-sgd", workers=2, faults=fault)
+
+
+@pytest.mark.processes
+def test_a_signal_at_a_point(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="worker 1 failed: its process was killed by SIGSEGV"):
+        paceline.train(
+            model=small_net,
+            data=make_pairs(60),
+            out=str(tmp_path / "r"),
+            strategy="allreduce",
+            workers=2,
+            threads=1,
+            batch_size=8,
+            faults="kill:rank=1,at=load,step=2,signal=SIGSEGV",
+        )
+    assert Run.open(tmp_path / "r").steps == 2
+
+
 def test_faults_do_not_touch_the_mathematics(run_inproc: RunInproc) -> None:
     plain = run_inproc(strategy="allreduce:collective=ring", workers=3, steps=5)
     both = ["slow:rank=0,factor=2", "link:bandwidth=1gbit,latency=10us"]
@@ -92,6 +122,11 @@ def test_units_and_mistakes(run_inproc: RunInproc) -> None:
         ("link:latency=-1ms", "units"),
         ("slow:factor=0.5", "1 or more"),
         ("slow:rank=7", "no rank 7"),
+        ("kill:at=lunch", "allowed are connect, set up, load, compute, exchange, evaluate, save"),
+        ("kill:signal=SIGINT", "SIGKILL, SIGSTOP, SIGSEGV, SIGTERM"),
+        ("kill:signal=SIGSEGV", "needs ranks that are processes"),
+        ("kill:step=-1", "0 or more"),
+        ("kill:at=connect,messages=1", "before it connects"),
         ("nosuch", "unknown fault"),
     ):
         with pytest.raises(BadRequest, match=message):

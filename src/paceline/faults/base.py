@@ -1,4 +1,4 @@
-"""The interface of faults: three hooks into a run, each with a default that does nothing."""
+"""The interface of faults: a few hooks into a run, each with a default that does nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Fault:
         """Return the transport that the run uses instead of this one."""
         return transport
 
-    def at(self, point: Point, step: int, rank: int) -> None:
+    def reached(self, point: Point, step: int, rank: int) -> None:
         """Called when a rank enters a point of its run (transport/activity.py)."""
         return
 

@@ -81,7 +81,7 @@ def train_rank(
     number = rendezvous.rank if local_rank is None else local_rank
     session = replace(session, taken=take_device(session.job.config.device, number))
     for fault in session.job.faults():
-        fault.at("connect", 0, rendezvous.rank)
+        fault.reached("connect", 0, rendezvous.rank)
     transport = transports.entry(session.job.transport).make.connect(rendezvous)
     try:
         run_worker(session, transport, say, alone_on_host=rendezvous.alone)

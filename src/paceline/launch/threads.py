@@ -51,4 +51,6 @@ def _train_rank(session: Session, hear: Hear, transport: Transport) -> None:
     All ranks take the same device, because they add each other's tensors.
     """
     taken = take_device(session.job.config.device, 0)
+    for fault in session.job.faults():
+        fault.reached("connect", 0, transport.rank)
     run_worker(replace(session, taken=taken), transport, hear)

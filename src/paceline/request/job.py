@@ -37,6 +37,7 @@ from paceline.registry import (
     optimizers,
     schedules,
     strategies,
+    transports,
 )
 from paceline.replica.replica import refuse_closures
 from paceline.request.config import Config
@@ -196,7 +197,8 @@ class Job:
         return None if given.name == "none" else metrics.build(given)
 
     def faults(self) -> list[Fault]:
-        return [faults.build(f) for f in self.config.faults]
+        runs_as = transports.entry(self.transport).make.traits.runs_as
+        return [faults.build(f, runs_as=runs_as) for f in self.config.faults]
 
     def schedule(self) -> LRSchedule:
         given = self.config.lr_schedule

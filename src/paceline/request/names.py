@@ -57,6 +57,6 @@ def resolve_names(config: Config) -> Config:
     if collective not in ("auto", *collectives.names()):
         raise UnknownName("collective", collective, ["auto", *collectives.names()])
     for fault in config.faults:
-        faults.build(fault)
+        faults.build(fault, runs_as="processes")
     changes["callbacks"] = check_callbacks(config.callbacks)
     return config.merged(changes)

@@ -81,7 +81,7 @@ def make_context(
 
 def _meet(faults: list[Fault], point: Point, step: int, rank: int) -> None:
     for fault in faults:
-        fault.at(point, step, rank)
+        fault.reached(point, step, rank)
 
 
 @dataclass
