@@ -164,6 +164,25 @@ def named(line: Line) -> str:
     return f"`{line.label}` with {workers(line.workers)}"
 
 
+def winner(study: Study) -> Line | None:
+    """Return the setting to train with: the leader if it is faster than serial, else serial.
+
+    Without serial to compare with it is the setting with the best score, else the fastest.
+    """
+    lines = compared(study)
+    if lines:
+        best = leader(study, lines)
+        serial = study.serial(best)
+        verdict = speed(study, best, serial)
+        return best if verdict is not None and verdict.lower else serial
+    done, score = [x for x in study.lines if x.completed], score_of(study)
+    known = {x.id: found.mean for x in done if (found := score.spread(x)) is not None}
+    if known:
+        sign = 1 if score.higher_is_better else -1
+        return max((x for x in done if x.id in known), key=lambda x: sign * known[x.id])
+    return max(done, key=lambda x: mean_of(serial_speedup(study, x)), default=None)
+
+
 def tied_with(study: Study, best: Line) -> list[Line]:
     """Return the confirmed settings that the blocks do not tell from the best one."""
     own = [x for x in study.lines if x.id in study.confirmed and x is not best]

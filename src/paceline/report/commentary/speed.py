@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from paceline.report.answer import compared, leader, like_the_leader
-from paceline.report.commentary.comment import Comment
+from paceline.report.command import study_command
+from paceline.report.commentary.comment import Comment, told
 from paceline.report.commentary.scaling import reasons
 from paceline.report.judge import SPEED, Verdict, judge, serial_speedup, speed
 from paceline.report.lines import Line, Study
@@ -96,6 +97,7 @@ def within_noise(study: Study) -> Iterator[Comment]:
             "noise",
             "No setting was run twice: differences in time below 10% are not reported. Use more"
             " `--seeds`.",
+            commands=told(study_command(study, seeds=3)),
         )
         return
     best, same = leader(study, lines), like_the_leader(study, lines)
