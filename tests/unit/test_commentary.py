@@ -96,9 +96,7 @@ def test_without_serial_or_workers_the_answer_is_modest(study) -> None:
 def test_where_all_failed_nothing_is_claimed(study) -> None:
     found = study(run("serial", error="out of luck"), run("psgd", 2, error="out of luck"))
     assert answer(found) == ["No run was completed: see the reasons below."]
-    assert "`serial x 1` was not completed in 1 of 1 runs; failed: out of luck" in said(
-        found, "failed"
-    )
+    assert "In 1 of 1 runs `serial x 1` failed: out of luck" in said(found, "failed")
 
 
 # --- noise

@@ -84,12 +84,16 @@ def like_the_leader(study: Study, lines: list[Line]) -> list[Line]:
 
 
 def best_lines(study: Study) -> list[Line]:
-    """Return each setting once, with its own best number of workers, by speed; serial is first."""
-    found = []
+    """Return each setting with its own best number of workers, by speed; serial is first.
+
+    The settings that the first sentence rests on are among them, whatever their best number is.
+    """
+    found = [x for x in study.lines if x.id in study.confirmed and x.sample_s]
     for label in study.series:
         own = [x for x in study.lines if x.label == label and x.sample_s]
         if own:
-            found.append(min(own, key=lambda x: (not _is_faster(study, x), x.sample_s or math.inf)))
+            best = min(own, key=lambda x: (not _is_faster(study, x), x.sample_s or math.inf))
+            found += [best] if best.id not in study.confirmed else []
     return sorted(
         found, key=lambda x: (x.strategy != "serial", x.threads, -mean_of(serial_speedup(study, x)))
     )
