@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests and studies start many interpreters, which import faster from bytecode; an environment for
+# containers often turns that off. `__pycache__` is in .gitignore.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup study test test-slow mutants written check lint types format bench clean help
 
 help:

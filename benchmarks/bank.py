@@ -9,8 +9,10 @@ serial slowed by 10% and serial slowed by 20%, in random order, half a minute in
 whole step took. The bank keeps the share that it really slept.
 
 A resampled study draws whole blocks with replacement. The first five fix the number of blocks by
-Stein's rule, as in a study, and the claim is made by the report's own code (`report/judge.py`). In
-half of the studies the labels of the equal pair are swapped.
+Stein's rule, as in a study, and the claim is made by the report's own code (`report/judge.py`). A
+coin per drawn block swaps the labels of the equal pair: its two runs are exchangeable within a
+block. So the mean of the pair's log ratio is zero by construction, also for a bank of few blocks,
+whose own mean is off zero by chance.
 """
 
 from __future__ import annotations
@@ -246,21 +248,24 @@ def _study(
     bank: Sequence[Block], others: Sequence[str], width: float, luck: random.Random
 ) -> tuple[dict[str, Verdict], int]:
     """One study: a pilot, as many blocks as its variance asks for, and the report's verdicts."""
-    swapped = luck.random() < 0.5
     chosen = [Candidate(name, "", {}, 0.0, 0.0) for name in (SERIAL, *others)]
-    blocks = [_drawn(bank, luck, swapped) for _ in range(PILOT)]
+    blocks = [_drawn(bank, luck) for _ in range(PILOT)]
     study = Confirmation(StudySpec(width=width), chosen, Path(), blocks)
     n = study.wanted
-    blocks += [_drawn(bank, luck, swapped) for _ in range(n - PILOT)]
+    blocks += [_drawn(bank, luck) for _ in range(n - PILOT)]
     verdicts = [of_blocks(blocks, name, SERIAL) for name in others]
     whole = corrected([v for v in verdicts if v is not None])
     return dict(zip(others, whole, strict=True)), n
 
 
-def _drawn(bank: Sequence[Block], luck: random.Random, swapped: bool) -> Block:
+def _drawn(bank: Sequence[Block], luck: random.Random) -> Block:
+    """Draw a block; a coin decides which of its two equal runs is called serial."""
     block = luck.choice(bank)
-    if not swapped:
-        return block
+    return _swapped(block) if luck.random() < 0.5 else block
+
+
+def _swapped(block: Block) -> Block:
+    """Return the block with the labels of the equal pair exchanged."""
     speeds = block.samples_per_s
     return replace(block, samples_per_s={**speeds, SERIAL: speeds[AGAIN], AGAIN: speeds[SERIAL]})
 

@@ -23,6 +23,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
@@ -107,9 +108,13 @@ class Entry(Generic[Make]):
         text = inspect.getdoc(self.make) or ""
         return text.split("\n\n")[0].replace("\n", " ").strip()
 
-    @property
-    def options(self) -> dict[str, Option]:
+    @cached_property
+    def options(self) -> Mapping[str, Option]:
         return options_of(self.make) if self.has_options else {}
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.make).parameters
 
 
 class Registry(Generic[Make]):
@@ -199,8 +204,8 @@ class Registry(Generic[Make]):
     def build(self, choice: Spec | str, **injected: Any) -> Any:
         """Build the component with the choice's options and, of `injected`, what it asks for."""
         spec = self.resolve(choice)
-        make = self.entry(spec).make
-        parameters = inspect.signature(make).parameters
+        entry = self.entry(spec)
+        make, parameters = entry.make, entry.parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         wanted = {k: v for k, v in injected.items() if takes_all or k in parameters}
         try:

@@ -15,7 +15,7 @@ import paceline
 from paceline.errors import BadRequest
 from paceline.record.reader import read_run, read_worker_events
 from paceline.registry import strategies
-from paceline.report.page.command import command_of
+from paceline.report.command import command_of
 from paceline.report.reading import read_study
 from paceline.run.loop.conclusion import Conclusion, collect
 from paceline.run.loop.record import Recorded

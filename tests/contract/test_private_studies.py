@@ -15,6 +15,7 @@ from paceline.request.job import Job
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun
 from paceline.studies.runner import Listener, run_study
+from paceline.watch.state import Watched
 
 BASE = {
     "data": "synthetic:samples=240,shape=6,classes=3",
@@ -114,6 +115,8 @@ def test_a_notice_counts_the_private_serial_runs_that_a_study_adds(tmp_path: Pat
         for text in told.notices
         if "2 private runs" in text and "1 of them are serial runs" in text
     ]
+    kept = Watched(tmp_path / "s").picture()["study"]["notices"]
+    assert [notice["text"] for notice in kept] == told.notices  # the live page shows them
     silent = Hears()
     run_study(study("noise=1.0"), tmp_path / "serial", silent)
     assert silent.notices == []

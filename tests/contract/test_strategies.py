@@ -108,24 +108,6 @@ def test_the_loss_falls(run_inproc: RunInproc, name: str) -> None:
     assert run.test_accuracy > 0.8
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in SEVERAL if strategies.entry(n).make.traits.resumes.same == "exact"]
-)
-@pytest.mark.parametrize("stop", [5, 9])
-def test_a_run_resumes_bit_for_bit(
-    run_inproc: RunInproc, tmp_path: Path, name: str, stop: int
-) -> None:
-    model = lambda: net_with_dropout(0.3)  # noqa: E731
-    options = {"model": model, "strategy": name, "workers": 2, "lr": 0.05}
-    whole = run_inproc(**options, steps=12)
-    out = str(tmp_path / "interrupted")
-    run_inproc(**options, steps=stop, checkpoint_every=stop, out=out)
-    resumed = run_inproc(**options, steps=12, resume=out, out=out)
-    assert identical(resumed.weights, whole.weights)
-    assert resumed.steps == 12
-    assert resumed.samples == whole.samples
-
-
 def test_metered_bytes_are_the_predicted_ones(run_inproc: RunInproc) -> None:
     """A ring's bytes: 2(P-1)*4n per step summed over workers, and `ring_bytes` per worker."""
     for workers in (1, 2, 3, 4):

@@ -41,11 +41,11 @@ def accuracy(text: str) -> float:
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
     [
-        (2, "ddp"),
+        (2, "allreduce"),
         pytest.param(3, "ps:consistency=ssp", marks=pytest.mark.slow),
         *(
             pytest.param(2, s, marks=pytest.mark.slow)
-            for s in ("allreduce", "local-sgd", "gossip", "stepwise", "hogwild", "diloco")
+            for s in ("ddp", "local-sgd", "gossip", "stepwise", "hogwild", "diloco")
         ),
         pytest.param(1, "allreduce", marks=pytest.mark.slow),
     ],

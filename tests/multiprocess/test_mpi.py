@@ -175,10 +175,7 @@ def test_a_collective_that_timed_out_does_not_keep_the_process() -> None:
     assert failures == {}
     assert "Timed out after 1 s in all_reduce" in results[0]
     assert results[1] == "nothing"
-    until = time.monotonic() + 60
-    while (left := _ranks()) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert left == []
+    _nothing_is_left_running()
 
 
 def train(out: Path, **options: object) -> paceline.Run:
@@ -222,12 +219,18 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
             faults=["die:rank=1,step=3"],
         )
     assert '"status": "failed"' in (tmp_path / "run" / "run.json").read_text()
+    _nothing_is_left_running()
 
 
-def test_nothing_is_left_running() -> None:
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_idle_leaves_nothing_running() -> None:
     results, failures = on_mpi_ranks(killed_while_idle, 2)
     assert results == {}
     assert list(failures) == [1]
+    _nothing_is_left_running()
+
+
+def _nothing_is_left_running() -> None:
     until = time.monotonic() + 60
     while (left := _ranks()) and time.monotonic() < until:
         time.sleep(0.05)

@@ -31,6 +31,7 @@ def test_the_same_private_weights_on_every_transport(tmp_path: Path, transport: 
     if transport == "mpi" and not MpiTransport.available():
         pytest.skip(f"no MPI: {MpiTransport.missing()}")
     options = {
+        "epochs": 2,
         "strategy": "allreduce:collective=ring",
         "privacy": "noise=1.0,clip=0.5,secure=false",
     }

@@ -70,7 +70,11 @@ def assert_same(one: Manifest, other: Manifest) -> None:
 @pytest.fixture
 def spark() -> Iterator[Session]:
     """Share one session: starting a JVM takes longer than the tests."""
-    quick = {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false"}
+    quick = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.adaptive.enabled": "false",
+    }
     with Session("local[2]", "tests", quick) as session:
         yield session
 
@@ -85,14 +89,16 @@ def both(recipe: Recipe, out: Path, **options: object) -> Manifest:
     return made[0]
 
 
-def test_both_engines_give_the_same_shards(
-    spark: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_engines_give_the_same_shards(spark: Session, tmp_path: Path) -> None:
     first = both(Recipe.read(write_table(tmp_path / "a", rows=600)), tmp_path / "one", shards=3)
     assert first.report["broken_lines"] > 3
     assert first.report["bad_numbers"] > 0
 
-    # An executor's error reaches the user with its own message.
+
+@pytest.mark.slow
+def test_an_executors_error_reaches_the_user_with_its_own_message(
+    spark: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(manifest.secrets, "token_hex", lambda size: "0" * 2 * size)
     # A folder with the name of a shard's file.
     (tmp_path / "blocked" / "train-00001-00000000.inputs.npy").mkdir(parents=True)

@@ -314,6 +314,12 @@ ALL = [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=asyn
 QUICK = ("allreduce", "hogwild")
 
 
+IMAGES = {
+    "data": "fashion-mini", "model": "mlp:hidden=64", "batch_size": 16, "lr": 0.01, "epochs": 3,
+    "threads": 1,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
 )
@@ -321,15 +327,7 @@ def test_accuracy_on_images(tmp_path: Path, name: str) -> None:
     """The built-in part of Fashion-MNIST, 4 workers, 3 epochs; serial reaches 81.4%, and one worker
     alone on its shard 76.3%.
     """
-    images = {
-        "data": "fashion-mini",
-        "model": "mlp:hidden=64",
-        "batch_size": 16,
-        "lr": 0.01,
-        "epochs": 3,
-        "threads": 1,
-    }
-    done = run(tmp_path / "run", strategy=name, workers=4, **images)
+    done = run(tmp_path / "run", strategy=name, workers=4, **IMAGES)
     # The more ranks share a core, the staler are the gradients, and the lower is the accuracy: with
     # a staleness of 2.5 on average, ps:consistency=ssp ended at 76.7%, 79.5% and 80.1%.
     depends_on_speeds = strategies.build(name).traits.resumes.same == "told"
@@ -349,15 +347,7 @@ SOME = ("topk",)  # in the quick tests
 )
 def test_accuracy_through_a_codec(tmp_path: Path, codec: str) -> None:
     """The same with each codec's defaults: no worse than a strategy is allowed to be."""
-    images = {
-        "data": "fashion-mini",
-        "model": "mlp:hidden=64",
-        "batch_size": 16,
-        "lr": 0.01,
-        "epochs": 3,
-        "threads": 1,
-    }
-    done = run(tmp_path / "run", strategy="allreduce", workers=4, codec=codec, **images)
+    done = run(tmp_path / "run", strategy="allreduce", workers=4, codec=codec, **IMAGES)
     assert done.test_accuracy >= 0.772
 
 

@@ -117,7 +117,7 @@ def test_a_run_that_fails_does_not_end_the_study(tmp_path: Path) -> None:
     # a refused run's options too
     assert all(r["config"]["data_share"] == 0.2 for r in found.values())
     page = (tmp_path / "s" / "report.html").read_text()
-    assert "was not completed in 1 of 1 runs" in page
+    assert "In 1 of 1 runs" in page
     again = run(
         [*command, "--retry-failed"],
         cwd=tmp_path,

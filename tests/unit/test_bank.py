@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import random
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +36,17 @@ SERIAL, AGAIN, SLOWED, NAMES = bank.SERIAL, bank.AGAIN, bank.SLOWED, bank.NAMES
 resample = bank.resample
 
 
-def made_up(deviation: float, heavy: bool = False, blocks: int = 200, bias: float = 0.0):
-    """Blocks of the four settings: a slow moment for all of a block, and noise for each run."""
+def made_up(
+    deviation: float,
+    heavy: bool = False,
+    blocks: int = 200,
+    bias: float = 0.0,
+    off: float | None = None,
+):
+    """Blocks of the four settings: a slow moment for all of a block, and noise for each run.
+
+    `bias` is the true log ratio of the equal pair, `off` the mean that this bank happens to have.
+    """
     luck, found = random.Random(7), []
     truth = dict(zip(NAMES, (0.0, bias, *(-math.log1p(share) for share in SLOWED)), strict=True))
     for number in range(blocks):
@@ -47,6 +57,10 @@ def made_up(deviation: float, heavy: bool = False, blocks: int = 200, bias: floa
             tail = math.sqrt(luck.gammavariate(1.5, 2)) if heavy else 1.0
             speeds[name] = 1000 * math.exp(log + moment + deviation * luck.gauss(0, 1) / tail)
         found.append(Block(number, list(NAMES), speeds, 30.0, 0.0, 0.0, 0, False))
+    if off is not None:
+        factor = math.exp(off - statistics.fmean(b.log_ratio(AGAIN, SERIAL) for b in found))
+        for block in found:
+            block.samples_per_s[AGAIN] *= factor
     return found
 
 
@@ -65,9 +79,28 @@ def test_studies_from_a_known_truth_claim_what_is_true(heavy: bool) -> None:
     assert len(set(found.blocks)) > 1  # the pilot fixes the number
 
 
-def test_a_false_claim_and_a_missed_slowdown_are_counted() -> None:
-    """Labels that are not swapped for a pair that differs; noise that hides the slowdown."""
-    biased = resample(made_up(0.02, bias=0.1), [AGAIN], 0.1, 100, seed=0)
+def test_a_few_blocks_whose_equal_pair_is_off_by_chance_make_no_false_claims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The labels are swapped per block, so the mean of a small bank cannot become a claim."""
+    blocks = made_up(0.03, blocks=47, off=0.01)
+    assert statistics.fmean(block.log_ratio(AGAIN, SERIAL) for block in blocks) == (
+        pytest.approx(0.01)
+    )
+    for others, width in (([AGAIN], 0.05), ([AGAIN, SLOWED[0.1]], 0.05), ([AGAIN], 0.02)):
+        found = resample(blocks, others, width, STUDIES, seed=0)
+        assert found.holds, (others, width, found.false, found.found)
+    slowed = resample(blocks, [AGAIN, SLOWED[0.2]], 0.1, STUDIES, seed=0)
+    assert slowed.holds, (slowed.false, slowed.found)
+    monkeypatch.setattr(bank, "_swapped", lambda block: block)
+    assert not resample(blocks, [AGAIN], 0.02, STUDIES, seed=0).holds  # what swapping prevents
+
+
+def test_a_false_claim_and_a_missed_slowdown_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that differs and is never swapped; noise that hides the slowdown."""
+    with monkeypatch.context() as patched:
+        patched.setattr(bank, "_swapped", lambda block: block)
+        biased = resample(made_up(0.02, bias=0.1), [AGAIN], 0.1, 100, seed=0)
     assert biased.false == 100
     assert not biased.holds
     wide = resample(made_up(0.3), [AGAIN, SLOWED[0.2]], 1.0, 100, seed=0)
@@ -82,9 +115,13 @@ def test_the_same_seed_draws_the_same_studies() -> None:
     assert one.blocks != other.blocks
 
 
-def test_swapping_exchanges_the_equal_pair() -> None:
+def test_half_of_the_drawn_blocks_exchange_the_equal_pair() -> None:
     block = made_up(0.1, blocks=1)[0]
-    swapped = bank._drawn([block], random.Random(0), swapped=True)
+    luck = random.Random(0)
+    drawn = [bank._drawn([block], luck) for _ in range(200)]
+    swapped = next(each for each in drawn if each != block)
+    assert 70 < drawn.count(swapped) < 130
+    assert drawn.count(block) + drawn.count(swapped) == 200
     assert swapped.log_ratio(AGAIN, SERIAL) == pytest.approx(block.log_ratio(SERIAL, AGAIN))
     assert swapped.samples_per_s[SLOWED[0.1]] == block.samples_per_s[SLOWED[0.1]]
 

@@ -96,9 +96,7 @@ def test_without_serial_or_workers_the_answer_is_modest(study) -> None:
 def test_where_all_failed_nothing_is_claimed(study) -> None:
     found = study(run("serial", error="out of luck"), run("psgd", 2, error="out of luck"))
     assert answer(found) == ["No run was completed: see the reasons below."]
-    assert "`serial x 1` was not completed in 1 of 1 runs; failed: out of luck" in said(
-        found, "failed"
-    )
+    assert "In 1 of 1 runs `serial x 1` failed: out of luck" in said(found, "failed")
 
 
 # --- noise
@@ -387,3 +385,94 @@ def test_the_slope_of_a_power_law(power: float, factor: float) -> None:
 def test_a_worker_record_has_what_a_real_one_has(run_inproc) -> None:
     real = run_inproc(steps=2).record["workers"][0]
     assert set(worker(0)) == set(real)
+
+
+# --- advice has a command to copy
+
+TYPED = "paceline study own.toml --seeds 1 --out 'runs/a b'"
+TALKS = [{"compute_s": 2.0, "sync_s": 3.0, "idle_s": 0.0}] * 2
+WAITS = [
+    {"compute_s": 2.0, "sync_s": 0.1, "idle_s": 6.0},
+    {"compute_s": 5.0, "sync_s": 0.1, "idle_s": 0.0},
+]
+
+
+def commands(found: Study, words: str) -> list[str]:
+    """The commands of the comment that has these words."""
+    (one,) = (c for c in comments(found) if words in c.text)
+    return list(one.commands)
+
+
+def typed(found: Study) -> Study:
+    found.about["environment"] = {"command": TYPED}
+    return found
+
+
+def test_a_long_exchange_is_advised_on_with_a_command(study) -> None:
+    base = [*rounds("serial", 1, 4.0, 0.97), *rounds("allreduce", 2, 5.0, 0.97, each=TALKS)]
+    found = study(*base)
+    assert commands(found, "try to exchange less often") == [
+        "paceline train --strategy local-sgd:every=16 --workers 2"
+    ]
+    rarely = study(*base, *rounds("local-sgd:every=8", 2, 2.0, 0.97), folder="faster")
+    assert commands(rarely, "`local-sgd:every=8 x 2` exchanged less often and was faster") == [
+        "paceline train --strategy local-sgd:every=8 --workers 2"
+    ]
+    sizes = {"batch_sizes": [32, 32]}
+    slow = study(
+        *base[:3],
+        *rounds("allreduce", 2, 5.0, 0.97, each=TALKS, **sizes),
+        *rounds("psgd", 2, 6.0, 0.97, **sizes),
+        folder="slower",
+    )
+    (command,) = commands(slow, "try larger batches, which make fewer exchanges")
+    assert "--strategy allreduce --workers 2" in command
+    assert command.endswith("--global-batch-size 128")
+    private = rounds("allreduce", 2, 5.0, 0.97, each=TALKS, privacy="noise=1.0", **sizes)
+    assert "larger batches" in said(study(*base[:3], *private, folder="private"), "next")
+
+
+def test_waiting_is_advised_on_with_commands(study) -> None:
+    found = study(
+        *rounds("serial", 1, 4.0, 0.97),
+        *rounds("allreduce", 2, 5.0, 0.97, each=WAITS, batch_sizes=[35, 35]),
+    )
+    ahead, smaller = commands(found, "of the time for the slowest: try a strategy")
+    assert "--strategy ps:consistency=async --workers 2" in ahead
+    assert smaller.endswith("--batch-size 50,20")
+    assert "--strategy allreduce" in smaller
+
+
+def test_advice_on_a_study_goes_on_in_its_folder(study) -> None:
+    one = typed(study(run("serial", 1, 4.0), run("psgd", 2, 2.0), run("allreduce", 2, 2.1)))
+    assert commands(one, "No setting was run twice") == [
+        "paceline study own.toml --out 'runs/a b' --seeds 3"
+    ]
+    noisy = typed(
+        study(
+            *rounds("serial", 1, 4.0, 0.97, by=0.3),
+            *rounds("psgd", 2, 2.0, 0.97, by=0.3),
+            folder="noisy",
+        )
+    )
+    assert commands(noisy, "use more `--seeds`") == [
+        "paceline study own.toml --out 'runs/a b' --seeds 6"
+    ]
+
+
+def test_other_advice_has_commands_too(study) -> None:
+    stopped = study(run("serial", 1, 4.0, patience=2), run("psgd", 2, 2.0))
+    assert "--validation 0.1 --patience 2" in commands(stopped, "give validation=0.1")[0]
+    codes = [{"sync_s": 0.1, "encode_s": 1.0, "decode_s": 1.0}] * 2
+    codec = "randomk:ratio=0.1,feedback=false"
+    runs = rounds("allreduce", 2, 4.0, 0.3, each=codes, codec=codec)
+    for each in runs:
+        each["codec"] = {"name": codec, "kind": "linear", "plain_bytes": 400, "message_bytes": 40}
+    coded = study(*rounds("serial", 1, 4.0, 0.97), *runs, folder="coded")
+    assert "--codec topk:ratio=0.1" in commands(coded, "hardly learned")[0]
+    assert "--codec bf16" in commands(coded, "a cheaper codec can save")[0]
+
+
+def test_a_study_made_in_python_has_advice_without_a_command(study) -> None:
+    found = study(run("serial", 1, 4.0), run("psgd", 2, 2.0), run("allreduce", 2, 2.1))
+    assert commands(found, "No setting was run twice") == []

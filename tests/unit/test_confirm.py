@@ -232,13 +232,12 @@ def test_a_study_confirms_in_blocks_and_goes_on(
     spec = StudySpec.make(
         {
             "confirm": 1,
-            "width": 1.0,
-            "block": "1s",
             "all_cores": False,
             "base": base,
             "axes": {"strategy": ["allreduce"], "workers": [2]},
         }
     )
+    spec = replace(spec, block="0.2s", width=20.0)  # the pilot is enough, also on a busy machine
     monkeypatch.setattr(confirm, "LEAST_S", 0.01)
     run_study(spec, tmp_path / "s")
     about = json.loads((tmp_path / "s" / "study.json").read_text())["confirm"]

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from paceline.errors import BadRequest
 from paceline.report.answer import answer
 from paceline.report.commentary.all import comments
 from paceline.report.document.content import Document, document, read_document
+from paceline.report.document.drawing import printed
 from paceline.report.document.inline import clean, prose, shown
 from paceline.report.document.markdown import fenced, markdown, write_markdown
 from paceline.report.document.typeset import pdf, write_pdf
@@ -279,3 +281,22 @@ def test_without_typst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadRequest, match=re.escape("pip install 'paceline[pdf]'")):
         write_pdf(folder)
     assert not (folder / "report.pdf").exists()
+
+
+def test_names_beside_lines_do_not_overlap_in_print(tmp_path: Path) -> None:
+    """Four settings whose points all but coincide; charts are lower in print than on the page."""
+    names = ("serial", "allreduce", "psgd", "stepwise", "hogwild")
+    runs = [
+        run(name, workers, (4.0 if workers == 1 else 2.2) + 0.001 * i, 0.95 + 0.0001 * i)
+        for i, name in enumerate(names)
+        for workers in ((1,) if name == "serial" else (1, 2))
+        for _ in range(2)
+    ]
+    found = read_document(write_study(tmp_path / "s", runs, events=True))
+    labelled = re.compile(r'series: ([\w-]+)" [^>]*text mark"[^>]*translate\([\d.]+,([\d.-]+)\)')
+    checked = 0
+    for figure in found.figures:
+        heights = sorted(float(y) for _, y in labelled.findall(printed(found, figure)))
+        assert all(b - a > 11 for a, b in pairwise(heights)), (figure.chart.name, heights)
+        checked += len(heights) >= 3
+    assert checked >= 4

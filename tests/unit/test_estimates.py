@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import statistics
 from statistics import fmean, stdev
 
 import pytest
@@ -18,6 +19,7 @@ from paceline.common.estimates import (
     paired,
     t_quantile,
     unpaired,
+    variance,
 )
 
 numbers = st.lists(st.floats(-5, 5), min_size=3, max_size=30).filter(lambda x: stdev(x) > 1e-3)
@@ -94,3 +96,9 @@ def test_variances_that_are_alike_are_pooled_and_others_are_not() -> None:
     own, freedom = spread.drawn(1.0, 2)
     assert freedom == pytest.approx(spread.freedom + 2)
     assert min(1.0, spread.variance) <= own <= max(1.0, spread.variance)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=30))
+def test_the_variance_is_that_of_the_library(values: list[float]) -> None:
+    assert variance(values) == pytest.approx(statistics.variance(values), rel=1e-9, abs=1e-12)
+    assert variance([values[0]] * len(values)) == 0.0

@@ -8,8 +8,9 @@ import pytest
 from tests.records import run, write_study
 
 from paceline.cli.train import train
+from paceline.report.answer import winner
+from paceline.report.command import command_of, study_command
 from paceline.report.lines import Study
-from paceline.report.page.command import command_of, study_command, winner
 from paceline.report.reading import read_study
 from paceline.request.config import Config
 
@@ -105,3 +106,22 @@ def test_the_study_s_command_is_the_typed_one(tmp_path: Path) -> None:
     study.about["environment"] = {"command": "paceline study my.toml --short"}
     assert study_command(study) == "paceline study my.toml --short"
     assert study_command(planned(tmp_path / "b", {"strategy": "serial"})) == ""
+
+
+def test_flags_of_a_study_are_replaced(tmp_path: Path) -> None:
+    study = planned(tmp_path, ASKED)
+    for typed in ("--seeds 2 --budget=3min", "--seeds=2 --budget 3min"):
+        study.about["environment"] = {"command": f"paceline study 'a b.toml' {typed} --short"}
+        assert study_command(study, seeds=4, budget="9min") == (
+            "paceline study 'a b.toml' --short --seeds 4 --budget 9min"
+        )
+    study.about["environment"] = {"command": "paceline study it's.toml"}  # of an earlier version
+    assert study_command(study) == "paceline study it's.toml"
+    assert study_command(study, seeds=4) == ""
+
+
+def test_a_setting_with_other_options(tmp_path: Path) -> None:
+    study = planned(tmp_path, {**ASKED, "strategy": "ps", "servers": "1"})
+    command = command_of(study, study.lines[0], strategy="local-sgd:every=16", servers=None)
+    assert parsed(command).strategy == Config.make({"strategy": "local-sgd:every=16"}).strategy
+    assert "--servers" not in command

@@ -320,6 +320,14 @@ def test_a_study_tells_what_is_done_and_left(tmp_path: Path) -> None:
     assert picture["left_s"] == pytest.approx(wall_s, rel=1e-4)
 
 
+def test_the_notices_of_a_study_are_told(tmp_path: Path) -> None:
+    said = {"t": 1_700_000_123.4, "text": "2 of 3 seeds were run"}
+    folder = write_study(tmp_path / "s", [record_of("serial", 1, 4.0)], notices=[said])
+    assert Watched(folder).picture()["study"]["notices"] == [{**said, "t": 1_700_000_123}]
+    damaged = write_study(tmp_path / "d", [record_of("serial", 1, 4.0)], notices=["soon"])
+    assert Watched(damaged).picture()["study"]["faults"]
+
+
 def test_blocks_that_confirm(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", [record_of("serial", 1, 4.0)], events=True)
     about = json.loads((folder / "study.json").read_text())

@@ -12,7 +12,7 @@ SYSTEM = Path("/usr/share/datasets")
 
 
 def cache_folder(name: str) -> Path:
-    """Return the user's cache folder for one purpose: `data`, `native`, `cluster`, `java-25`.
+    """Return the user's cache folder for one purpose: `data`, `native`, `pages`, `java-25`.
 
     On Linux it is below $XDG_CACHE_HOME/paceline, or ~/.cache/paceline where that is not set. The
     folder need not exist.

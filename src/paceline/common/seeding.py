@@ -49,7 +49,13 @@ def saved_random_states() -> dict[str, Any]:
     """Return the states of the default generators, in types that a checkpoint can hold."""
     states = random_states()
     name, keys, *rest = states["numpy"]
-    return {**states, "numpy": [name, keys.tolist(), *rest]}
+    version, internal, gauss = states["python"]
+    # as tensors: a checkpoint writes and reads 600 single numbers slowly
+    return {
+        **states,
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+        "python": [version, torch.tensor(internal), gauss],
+    }
 
 
 def set_random_states(states: dict[str, Any]) -> None:
@@ -58,6 +64,8 @@ def set_random_states(states: dict[str, Any]) -> None:
     if "cuda" in states and torch.cuda.is_initialized():  # not where the run goes on on the CPU
         torch.cuda.set_rng_state(states["cuda"])
     version, internal, gauss = states["python"]
+    if isinstance(internal, torch.Tensor):
+        internal = internal.tolist()
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))

@@ -248,6 +248,7 @@ STUDY: dict[str, Any] = {
     "started": Maybe(number),
     "cut_seeds": Maybe(text),
     "spent_s": Maybe(number),
+    "notices": Maybe([{"t": number, "text": text}]),
     "confirm": Maybe(_CONFIRM),
     "environment": IfThere({"cores": positive}),
     "memory_format": IfThere(Values(text)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +39,7 @@ def environment() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": cores(),
         "memory_bytes": psutil.virtual_memory().total,
-        "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]) if sys.argv else "",
+        "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]) if sys.argv else "",
     }
 
 

@@ -84,12 +84,16 @@ def like_the_leader(study: Study, lines: list[Line]) -> list[Line]:
 
 
 def best_lines(study: Study) -> list[Line]:
-    """Return each setting once, with its own best number of workers, by speed; serial is first."""
-    found = []
+    """Return each setting with its own best number of workers, by speed; serial is first.
+
+    The settings that the first sentence rests on are among them, whatever their best number is.
+    """
+    found = [x for x in study.lines if x.id in study.confirmed and x.sample_s]
     for label in study.series:
         own = [x for x in study.lines if x.label == label and x.sample_s]
         if own:
-            found.append(min(own, key=lambda x: (not _is_faster(study, x), x.sample_s or math.inf)))
+            best = min(own, key=lambda x: (not _is_faster(study, x), x.sample_s or math.inf))
+            found += [best] if best.id not in study.confirmed else []
     return sorted(
         found, key=lambda x: (x.strategy != "serial", x.threads, -mean_of(serial_speedup(study, x)))
     )
@@ -162,6 +166,25 @@ def _fastest(study: Study, lines: list[Line]) -> str:
 def named(line: Line) -> str:
     """`` `allreduce` with 2 workers``"""
     return f"`{line.label}` with {workers(line.workers)}"
+
+
+def winner(study: Study) -> Line | None:
+    """Return the setting to train with: the leader if it is faster than serial, else serial.
+
+    Without serial to compare with it is the setting with the best score, else the fastest.
+    """
+    lines = compared(study)
+    if lines:
+        best = leader(study, lines)
+        serial = study.serial(best)
+        verdict = speed(study, best, serial)
+        return best if verdict is not None and verdict.lower else serial
+    done, score = [x for x in study.lines if x.completed], score_of(study)
+    known = {x.id: found.mean for x in done if (found := score.spread(x)) is not None}
+    if known:
+        sign = 1 if score.higher_is_better else -1
+        return max((x for x in done if x.id in known), key=lambda x: sign * known[x.id])
+    return max(done, key=lambda x: mean_of(serial_speedup(study, x)), default=None)
 
 
 def tied_with(study: Study, best: Line) -> list[Line]:

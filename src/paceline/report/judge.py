@@ -25,9 +25,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from statistics import fmean, variance
+from statistics import fmean
 
-from paceline.common.estimates import Estimate, Prior, holm, paired, unpaired
+from paceline.common.estimates import Estimate, Prior, holm, paired, unpaired, variance
 from paceline.record.blocks import Block
 from paceline.report.lines import Line, Spread, Study
 

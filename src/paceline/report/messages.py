@@ -5,10 +5,12 @@ of encoding and decoding.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator
 
 from paceline.report.columns import bytes_heading
-from paceline.report.commentary.comment import Comment
+from paceline.report.command import command_of
+from paceline.report.commentary.comment import Comment, told
 from paceline.report.lines import Line, Study
 from paceline.report.page.markup import table
 from paceline.report.words import percent, size
@@ -72,6 +74,12 @@ def messages_table(study: Study) -> str:
     return f"<section id=messages><h2>What a message costs</h2>{table(head, rows)}{note}</section>"
 
 
+def _topk(randomk: str) -> str:
+    """Return the codec that sends the largest numbers instead, as many."""
+    ratio = re.search(r"ratio=[^,]+", randomk)
+    return f"topk:{ratio[0]}" if ratio else "topk"
+
+
 def what_compression_costs(study: Study) -> Iterator[Comment]:
     """Name settings that hardly learned with random-k, and those that encode longer than send."""
     best = max((x.accuracy.mean for x in study.lines if x.accuracy), default=0.0)
@@ -84,6 +92,7 @@ def what_compression_costs(study: Study) -> Iterator[Comment]:
                 f"`{line.id}` hardly learned ({percent(own.mean)} against {percent(best)}):"
                 " random-k sends each number about once in 1/ratio steps, and then it is stale. It"
                 " is a baseline for top-k.",
+                commands=told(command_of(study, line, codec=_topk(codec))),
             )
         encode, decode, sync = (line.per_step(k) for k in ("encode_s", "decode_s", "sync_s"))
         if encode and decode and sync and encode.mean + decode.mean > sync.mean > 0:
@@ -93,4 +102,5 @@ def what_compression_costs(study: Study) -> Iterator[Comment]:
                 f"`{line.id}` spent more time on encoding and decoding ({spent:.1f} ms per step)"
                 f" than on the exchange ({1e3 * sync.mean:.1f} ms): a cheaper codec can save"
                 " more time than smaller messages.",
+                commands=told(command_of(study, line, codec="bf16")) if codec != "bf16" else (),
             )

@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.report.commentary.comment import Comment
+from paceline.report.command import command_of
+from paceline.report.commentary.comment import Comment, told
 from paceline.report.judge import Verdict
 from paceline.report.lines import Line, Study
 from paceline.report.page.markup import table
@@ -166,6 +167,15 @@ def _cost(study: Study, line: Line, without: Line, verdict: Verdict) -> str:
     ) + verdict.seen
 
 
+def _by_a_curator(study: Study, line: Line) -> tuple[str, ...]:
+    """Return the command of a setting with one noise for all workers."""
+    asked = line.completed[0].record["config"].get("privacy")
+    if not asked:
+        return ()
+    kept = [part for part in str(asked).split(",") if not part.startswith("trust=")]
+    return told(command_of(study, line, privacy=",".join([*kept, "trust=curator"])))
+
+
 def _more_workers(study: Study) -> Iterator[Comment]:
     """Report scores that fell with more workers, where every worker adds the whole noise."""
     score = score_of(study)
@@ -183,5 +193,7 @@ def _more_workers(study: Study) -> Iterator[Comment]:
                 "privacy",
                 f"`{label}` lost {score.gap(many, few)} from {few.workers} to {many.workers}"
                 f" workers{verdict.seen if verdict else ''}: every worker adds the whole noise, so"
-                " the average of more workers has more noise. Use trust=curator or larger batches.",
+                " the average of more workers has more noise. Larger batches help, or"
+                " trust=curator, which protects the released model only.",
+                commands=_by_a_curator(study, many),
             )

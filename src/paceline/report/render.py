@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paceline.common.files import write_whole
+from paceline.common.places import cache_folder
 from paceline.errors import PacelineError, RunFailed
 from paceline.record.writer import write_text
 from paceline.report.charts.all import all_charts
@@ -73,8 +76,19 @@ def draw(chart: Chart, data: ChartData, rows: list[Row], folder: Path) -> None:
 
 @cache
 def library() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script: the page needs no network."""
-    return str(_vl_convert().javascript_bundle())
+    """Return Vega, Vega-Lite and Vega-Embed as one script: the page needs no network.
+
+    It takes a second to make, so the user's cache keeps it.
+    """
+    convert = _vl_convert()
+    kept = cache_folder("pages") / f"vega-{convert.__version__}.js"
+    with suppress(OSError, UnicodeDecodeError):
+        return kept.read_text("utf-8")
+    made = str(convert.javascript_bundle())
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, made)
+    return made
 
 
 def _vl_convert() -> Any:

@@ -26,6 +26,8 @@ from paceline.request.prepare import prepare
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun, runs_of
 
+MOST_NOTICES = 30
+
 
 def claim(out: Path) -> None:
     """Create the folder. Refuse one that holds something other than a study."""
@@ -80,6 +82,11 @@ class StudyFolder:
         """Write further fields into `study.json`."""
         self.about.update(fields)
         write_json(self.out / "study.json", self.about)
+
+    def keep_notice(self, text: str) -> None:
+        """Add a notice of the study itself; the last few are kept."""
+        kept = [*(self.about.get("notices") or []), {"t": time.time(), "text": text}]
+        self.note(notices=kept[-MOST_NOTICES:])
 
     def run_folder(self, planned: PlannedRun) -> Path:
         return self.out / "runs" / planned.name

@@ -103,7 +103,7 @@ class _StudyRun:
         self.listener.planned(self.spec, rounds, records)
         text = _privacy_notice([p for p in runs if p.name not in records], self.spec)
         if text is not None:
-            self.listener.notice(text)
+            self.notice(text)
         self.screen(rounds, records)
         if self.spec.confirms:
             self.confirm(records)
@@ -117,7 +117,7 @@ class _StudyRun:
             if left and number and not self._fits(records, len(left)):
                 seeds = f"{number} of {len(rounds)} seeds"
                 self.folder.note(cut_seeds=seeds)
-                self.listener.notice(
+                self.notice(
                     f"{seeds} were run: another round would exceed this study's time budget of"
                     f" {self.spec.budget}"
                 )
@@ -130,15 +130,13 @@ class _StudyRun:
         """Run serial and the best settings in adjacent blocks, as many as the width asks for."""
         private = [s for s in self.spec.settings() if s.options.get("privacy") is not None]
         if private:
-            self.listener.notice(
-                "nothing is confirmed by further runs: each private run spends privacy"
-            )
+            self.notice("nothing is confirmed by further runs: each private run spends privacy")
             return
         kept = self.folder.about.get("confirm") or {}
         begun = [kept["serial"], *kept["settings"]] if kept.get("blocks") else None
         chosen = candidates(self.spec, records, begun)
         if len(chosen) < 2:
-            self.listener.notice("nothing can be confirmed: no setting was completed beside serial")
+            self.notice("nothing can be confirmed: no setting was completed beside serial")
             return
         found = Confirmation(
             self.spec,
@@ -154,11 +152,11 @@ class _StudyRun:
                 ended = "budget"
                 break
             try:
-                block = found.next(self.left_s, self.listener.notice, self.listener.heard)
+                block = found.next(self.left_s, self.notice, self.listener.heard)
             except Interrupted:
                 raise
             except PacelineError as error:
-                self.listener.notice(f"confirming has ended: {error}")
+                self.notice(f"confirming has ended: {error}")
                 ended = str(error)
                 break
             self.folder.note(confirm=found.described("interrupted"), spent_s=self.spent_s)
@@ -174,9 +172,7 @@ class _StudyRun:
         )
         try:
             config = Config.make(scaled(options, self.spec))
-            job = prepare_again(
-                config, path, lambda text: self.listener.notice(f"{planned.name}: {text}")
-            )
+            job = prepare_again(config, path, lambda text: self.notice(f"{planned.name}: {text}"))
             record = run(job, self.listener.begun(planned, job), clean=self.clean)
             formats, kind = self.folder.about["memory_format"], _kind(options)
             if kind not in formats:  # the first run chooses for all that follow
@@ -191,6 +187,11 @@ class _StudyRun:
             asked = job.config.described() if job else Config.make(options).described()
             wall_s = time.perf_counter() - started
             return self.folder.record_failure(planned, asked, str(error), wall_s)
+
+    def notice(self, text: str) -> None:
+        """Tell the user, and keep the notice for the live page."""
+        self.listener.notice(text)
+        self.folder.keep_notice(text)
 
     def _as_others(self, options: dict[str, Any]) -> dict[str, Any]:
         """Add the memory format that the first run on the same model and data has chosen."""

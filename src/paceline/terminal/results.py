@@ -11,7 +11,7 @@ from paceline.report.answer import answer, best_lines
 from paceline.report.judge import serial_speedup
 from paceline.report.lines import Line, Spread, Study
 from paceline.report.score import score_of
-from paceline.report.words import seconds, size, times, with_range
+from paceline.report.words import count, seconds, size, times, with_range
 from paceline.terminal.fitting import WRAP, Column, drop, fit_table, shorten
 
 
@@ -19,28 +19,29 @@ def show_study(study: Study, console: Console) -> None:
     """Print the answer, a table of each setting at its best, failed runs, and the machine."""
     for sentence in answer(study):
         console.print(sentence.replace("`", ""), highlight=False, markup=False)
-    lines = best_lines(study)
-    console.print(_table(study, lines, console))
+    if lines := best_lines(study):
+        console.print(_table(study, lines, console))
+        console.print(_notes(study, lines), style="dim", highlight=False)
+    failed = [f"{line.id} {line.errors[0]}" for line in study.lines if line.errors]
+    for text in (*failed, *(f"A record is left out: {damage}" for damage in study.unreadable)):
+        console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+    console.print(machine_line(study.environment), style="dim", highlight=False)
+
+
+def _notes(study: Study, lines: list[Line]) -> str:
+    """Return what the columns of the table mean."""
     notes = (
         "Speed against serial is that after the first steps, with its 95% interval in brackets;"
         " other brackets hold the lowest and the highest run. Accuracy is in per cent. Each setting"
-        " is shown at its own best number of workers."
+        " is shown at its own best number of workers"
     )
     if study.confirmed:
-        notes += f" + confirmed in {len(study.blocks)} blocks, the others screened."
+        notes += f", or where it was confirmed. + confirmed in {count(len(study.blocks), 'block')}"
+        notes += ", the others screened"
+    notes += "."
     if any(line.oversubscribed for line in lines):
         notes += f" * oversubscribed: more workers and servers than the {study.cores} cores."
-    console.print(notes, style="dim", highlight=False)
-    for line in study.lines:
-        if line.errors:
-            console.print(
-                f"{line.id} {line.errors[0]}",
-                style="red",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
-    console.print(machine_line(study.environment), style="dim", highlight=False)
+    return notes
 
 
 def _table(study: Study, lines: list[Line], console: Console) -> Table:

@@ -155,6 +155,7 @@ class StudyView:
                 ),
                 "left_s": None if over else confirm["left_s"] if confirm else _left_s(runs),
                 "rows": [_row(row) for row in self._rows()],
+                "notices": [{**n, "t": int(n["t"])} for n in about.get("notices") or []],
                 "faults": [self.about.fault] if self.about.fault else [],
             }
         )

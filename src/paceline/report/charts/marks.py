@@ -9,6 +9,7 @@ Row = dict[str, Any]
 NEUTRAL = "#888888"
 LABEL = 160  # pixels to the right of a chart, for the names of its lines
 PLAIN_X: Spec = {"field": "p", "type": "quantitative", "scale": {"zero": False, "nice": False}}
+BETWEEN = 14  # pixels: the least distance between two names
 LEGEND: Spec = {"orient": "bottom", "columns": 4, "labelLimit": 240}
 # by the format of a tooltip; ticks need as many digits as tell them apart
 AXIS_FORMATS = {".2%": ".4~%", ".1%": ".4~%", ".0%": ".4~%", ".3s": "~s", ".2e": "~g"}
@@ -100,18 +101,20 @@ def faint(name: str, x: Spec, y: Spec) -> Spec:
 
 
 def end_labels(
-    which: str, order: str, y: Spec, gap: float, colour: Spec, down: bool = False
+    which: str, order: str, y: Spec, span: float, colour: Spec, down: bool = False
 ) -> Spec:
     """Return the name of each series to the right of the chart, at the height of its last point.
 
-    `which` selects the rows, the last row of a series is that with the largest `order`, and `gap`
-    is the least distance between two names, in the units of y. The names are sorted by y, and the
-    i-th stands at i * gap + max over j <= i of (y_j - j * gap): at its point, or as far above it as
-    the names below need. With `down` the names make room downwards, from the highest one.
+    `which` selects the rows, the last row of a series is that with the largest `order`, and `span`
+    is what the y axis spans. The gap between two names is at least `BETWEEN` pixels, for any height
+    of the chart. The names are sorted by y, and the i-th stands at i * gap + max over j <= i of
+    (y_j - j * gap): at its point, or as far above it as the names below need. With `down` the names
+    make room downwards, from the highest one.
     """
     name = y["field"]
     sort = [{"field": name, "order": "descending" if down else "ascending"}]
-    op, gap = ("min", -gap) if down else ("max", gap)
+    op, sign = ("min", -1) if down else ("max", 1)
+    gap = f"({sign * span * BETWEEN:.8g} / height)"
     last = {"op": "max", "field": order, "as": "_last"}
     return {
         "transform": [
@@ -119,13 +122,13 @@ def end_labels(
             {"joinaggregate": [last], "groupby": ["series"]},
             {"filter": f"datum['{order}'] == datum._last"},
             {"window": [{"op": "row_number", "as": "_i"}], "sort": sort},
-            {"calculate": f"datum['{name}'] - datum._i * ({gap:.8g})", "as": "_free"},
+            {"calculate": f"datum['{name}'] - datum._i * {gap}", "as": "_free"},
             {
                 "window": [{"op": op, "field": "_free", "as": "_most"}],
                 "frame": [None, 0],
                 "sort": sort,
             },
-            {"calculate": f"datum._most + datum._i * ({gap:.8g})", "as": "_at"},
+            {"calculate": f"datum._most + datum._i * {gap}", "as": "_at"},
         ],
         "mark": {"type": "text", "align": "left", "dx": 7, "limit": LABEL - 10, "fontSize": 11},
         "encoding": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from paceline.report.charts.base import HEIGHT, Chart, ChartData
+from paceline.report.charts.base import Chart, ChartData
 from paceline.report.charts.marks import (
     CHOSEN_WORKERS,
     LABEL,
@@ -21,7 +21,6 @@ SECONDS = "seconds of training"
 SAMPLES = "samples seen by all workers"
 Y = ("accuracy", "metric", "loss")
 X = ("train_s", "samples")
-BETWEEN = 14  # pixels: the least distance between two names
 
 
 def curve_charts(data: ChartData) -> list[Chart]:
@@ -92,7 +91,7 @@ def _curve(data: ChartData, name: str, over: str, title: str, x_title: str, numb
     known = [v for v in values if v is not None]
     span = max(known) - min(known) or 0.1 * abs(max(known)) or 1.0
     y["scale"] = {"domain": [min(known) - 0.03 * span, max(known) + 0.05 * span], "nice": False}
-    gap, down = 1.08 * span * BETWEEN / HEIGHT, name != "loss"
+    down = name != "loss"
     of = {"field": "workers"}
     band: Spec = {
         "detail": of,
@@ -115,7 +114,7 @@ def _curve(data: ChartData, name: str, over: str, title: str, x_title: str, numb
                 "tooltip": tooltip,
             },
         },
-        end_labels(here["transform"][0]["filter"], over, y, gap, colour, down),
+        end_labels(here["transform"][0]["filter"], over, y, 1.08 * span, colour, down),
     ]
     if name == "accuracy" and data.study.target is not None:
         layers.insert(0, level(data.study.target))

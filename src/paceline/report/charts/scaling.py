@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.report.charts.base import HEIGHT, Chart, ChartData
+from paceline.report.charts.base import Chart, ChartData
 from paceline.report.charts.marks import (
     LABEL,
     NEUTRAL,
@@ -43,7 +43,6 @@ INTERVALS = ("speedup_serial", "speedup", "efficiency")  # their bars are 95% in
 TOP = (*INTERVALS, "accuracy", "metric")
 PANELS = "speedup_serial"  # small multiples: one panel per series
 PANEL_HEIGHT = 150
-BETWEEN = 14  # pixels: the least distance between two names
 BEYOND = 0.3  # bars may reach beyond all means by this share of their span
 PLANS = (
     _Plan(
@@ -201,7 +200,7 @@ def _chart(data: ChartData, plan: _Plan) -> Chart:
             here["transform"][0]["filter"],
             "workers",
             y,
-            (top - bottom) * BETWEEN / HEIGHT,
+            top - bottom,
             colour,
             name in TOP,
         ),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from paceline.report.commentary.comment import Comment
+from paceline.report.command import study_command
+from paceline.report.commentary.comment import Comment, told
 from paceline.report.judge import speed
 from paceline.report.lines import Study
 from paceline.report.words import count, listed, percent
@@ -59,4 +60,5 @@ def _width(study: Study, others: list[str]) -> Iterator[Comment]:
         f"The budget ended after {len(study.blocks)} of {about['wanted']} blocks, with intervals of"
         f" +-{percent(reached, 0)}; `--budget {math.ceil(needed / 60)}min` would give"
         f" +-{percent(about['width'], 0)}.",
+        commands=told(study_command(study, budget=f"{math.ceil(needed / 60)}min")),
     )

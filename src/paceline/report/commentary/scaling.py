@@ -11,6 +11,13 @@ from paceline.report.words import percent, size, times, workers
 
 TELLING = 0.15  # a share of the time that explains something
 LINEAR = 0.95  # of P times as fast
+SLOWER = 0.03  # a smaller difference is not worth a sentence
+
+
+def slower(study: Study, line: Line) -> bool:
+    """Whether a setting was slower than serial by more than a little; another comment says so."""
+    verdict = speed(study, line, study.serial(line))
+    return verdict is not None and verdict.higher and verdict.apart > SLOWER
 
 
 def from_linear(study: Study) -> Iterator[Comment]:
@@ -22,7 +29,7 @@ def from_linear(study: Study) -> Iterator[Comment]:
             continue
         one = own_speedup(study, top)
         gain = one or serial_speedup(study, top)
-        if gain is None:
+        if gain is None or slower(study, top):
             continue
         because, figures = reasons(study, top)
         linear = percent(gain.mean / top.workers, 0)

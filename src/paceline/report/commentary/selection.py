@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.report.commentary.comment import Comment
+from paceline.report.command import command_of
+from paceline.report.commentary.comment import Comment, told
 from paceline.report.lines import Study
 
 
@@ -23,6 +24,7 @@ def selection(study: Study) -> Iterator[Comment]:
             " once, at the end.",
         )
         return
+    first = next(x for x in study.lines if any(r.record in ruled for r in x.completed))
     count = len(ruled) - len(held)
     yield Comment(
         "method",
@@ -30,6 +32,7 @@ def selection(study: Study) -> Iterator[Comment]:
         f" ({', '.join(sorted({name for r in ruled for name in _rules(r['config'])}))}) looked at"
         " the test set, so their final figures were chosen by looking at it: give validation=0.1"
         " to keep the test set apart.",
+        commands=told(command_of(study, first, validation=0.1)),
     )
 
 

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 
 from paceline.report.answer import compared, leader, like_the_leader
-from paceline.report.commentary.comment import Comment
-from paceline.report.commentary.scaling import reasons
+from paceline.report.command import study_command
+from paceline.report.commentary.comment import Comment, told
+from paceline.report.commentary.scaling import SLOWER, reasons, slower
 from paceline.report.judge import SPEED, Verdict, judge, serial_speedup, speed
 from paceline.report.lines import Line, Study
 from paceline.report.words import as_fast, count, listed, times, workers
-
-SLOWER = 0.03  # a smaller difference is not worth a sentence
 
 Ratio = tuple[str, Line, float]
 
@@ -20,21 +19,19 @@ Ratio = tuple[str, Line, float]
 def slower_than_serial(study: Study) -> Iterator[Comment]:
     """For each strategy slower than serial, say where it was slowest, and why."""
     for label in study.series:
-        slower: list[tuple[Line, Line, float, Verdict]] = []
+        found: list[tuple[Line, float, Verdict]] = []
         for line in (x for x in study.lines if x.label == label and x.workers > 1):
             serial, gain = study.serial(line), serial_speedup(study, line)
             verdict = speed(study, line, serial)
-            if serial is None or gain is None or verdict is None:
-                continue
-            if verdict.higher and verdict.apart > SLOWER:
-                slower.append((line, serial, gain.mean, verdict))
-        if not slower:
+            if gain is not None and verdict is not None and slower(study, line):
+                found.append((line, gain.mean, verdict))
+        if not found:
             continue
-        line, serial, _, verdict = min(slower, key=lambda found: found[2])
+        line, _, verdict = min(found, key=lambda each: each[1])
         because, figures = reasons(study, line)
         shared = f"{_crowd(line)} shared {study.cores} cores." if line.oversubscribed else ""
         first = f"`{label}` with {workers(line.workers)} was slower: {as_fast(verdict)}."
-        against = {f"against serial, {workers(x.workers)}": times(g) for x, _, g, _ in slower}
+        against = {f"against serial, {workers(x.workers)}": times(g) for x, g, _ in found}
         text = " ".join(part for part in (first, shared, because) if part)
         yield Comment("slower", text, {**against, **figures})
 
@@ -96,6 +93,7 @@ def within_noise(study: Study) -> Iterator[Comment]:
             "noise",
             "No setting was run twice: differences in time below 10% are not reported. Use more"
             " `--seeds`.",
+            commands=told(study_command(study, seeds=3)),
         )
         return
     best, same = leader(study, lines), like_the_leader(study, lines)

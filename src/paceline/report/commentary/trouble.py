@@ -23,8 +23,7 @@ def failures(study: Study) -> Iterator[Comment]:
             reason = line.errors[0].splitlines()[0]
             yield Comment(
                 "failed",
-                f"`{line.id}` was not completed in {len(line.errors)} of {len(line.runs)} runs;"
-                f" {reason}",
+                f"In {len(line.errors)} of {len(line.runs)} runs `{line.id}` {reason}",
             )
     for damage in study.unreadable:
         yield Comment("failed", f"A record is left out: {damage}")

@@ -45,6 +45,7 @@ class Remark:
 
     text: Text
     figures: list[tuple[Text, Text]] = field(default_factory=list)
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def document(study: Study) -> Document:
             if data.shown_at_first(chart)
         ],
         remarks=[
-            Remark(prose(c.text), [(prose(k), plain(v)) for k, v in c.figures.items()])
+            Remark(prose(c.text), [(prose(k), plain(v)) for k, v in c.figures.items()], c.commands)
             for c in comments(study)
         ],
         method=method(study),

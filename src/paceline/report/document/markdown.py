@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import indent
 from urllib.parse import quote
 
 from paceline.report.document.content import Document, Figure, Remark, read_document
@@ -124,4 +125,6 @@ def _figure(figure: Figure, number: int, folder: str) -> str:
 
 def _remark(remark: Remark) -> str:
     figures = "; ".join(f"{inline(k)}: {inline(v)}" for k, v in remark.figures)
-    return f"- {inline(remark.text)}" + (f"\n  - {figures}" if figures else "")
+    told = [f"- {inline(remark.text)}", *([f"  - {figures}"] if figures else [])]
+    commands = [indent(fenced(command), "  ") for command in remark.commands]
+    return "\n".join([*told, *(f"\n{command}\n" for command in commands)])

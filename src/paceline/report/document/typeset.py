@@ -79,6 +79,7 @@ def described(document: Document) -> dict[str, Any]:
             {
                 "text": _parts(remark.text),
                 "figures": [[_parts(k), _parts(v)] for k, v in remark.figures],
+                "commands": list(remark.commands),
             }
             for remark in document.remarks
         ],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 
 from paceline.report.columns import bytes_heading, measured
+from paceline.report.command import study_command
 from paceline.report.lines import Line, Spread, Study
-from paceline.report.page.command import study_command
-from paceline.report.page.markup import breakable, definitions, folded_json, table
+from paceline.report.page.markup import breakable, command_box, definitions, folded_json, table
 from paceline.report.page.summary import has_accuracy_beside, score_cell, workers_cell
 from paceline.report.score import score_of
 from paceline.report.words import size, with_range
@@ -61,10 +61,7 @@ def configuration(study: Study) -> str:
     machine = {k: str(v) for k, v in shown.items() if v not in (None, "")}
     parts = ['<section id="repeat"><h2>How to repeat it</h2>']
     if said := study_command(study):
-        again = (
-            f"<code>{html.escape(said)}</code><button type=button data-copy=repeat>copy</button>"
-        )
-        parts.append(f'<div class="command" id="again">{again}</div>')
+        parts.append(f'<div id="again">{command_box(said)}</div>')
     parts.append(definitions(machine))
     if study.definition:
         parts += [_fairness(study), folded_json("the study", study.definition)]

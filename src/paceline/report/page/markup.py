@@ -108,6 +108,12 @@ def definitions(items: dict[str, str]) -> str:
     return f"<dl>{''.join(pairs)}</dl>"
 
 
+def command_box(command: str) -> str:
+    """Return a command with a button that copies it."""
+    shown = f"<code>{html.escape(command)}</code>"
+    return f"<div class=command>{shown}<button type=button data-copy=command>copy</button></div>"
+
+
 def options(names: Sequence[str], chosen: str) -> str:
     """Return the options of a select box."""
     return "".join(

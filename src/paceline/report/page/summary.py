@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from paceline.report.answer import answer
+from paceline.report.answer import answer, winner
+from paceline.report.command import command_of
 from paceline.report.commentary.comment import Comment
 from paceline.report.lines import Line, Study
-from paceline.report.page.command import command_of, winner
 from paceline.report.page.main_table import main_table
-from paceline.report.page.markup import definitions, fill, prose
+from paceline.report.page.markup import command_box, definitions, fill, prose
 from paceline.report.score import score_of
 from paceline.report.words import with_range
 
@@ -72,4 +72,5 @@ def _item(comment: Comment) -> str:
     if comment.figures:
         listed = definitions(comment.figures)
         figures = f" <details class=figures><summary>figures</summary>{listed}</details>"
-    return f"<li><span{kind}>{prose(comment.text)}</span>{figures}</li>"
+    commands = "".join(command_box(command) for command in comment.commands)
+    return f"<li><span{kind}>{prose(comment.text)}</span>{figures}{commands}</li>"

@@ -292,7 +292,8 @@ function drawRun(run, inStudy) {
 function drawNotes(run, study) {
   const faults = [...(run ? run.faults : []), ...(study ? study.faults : [])];
   const items = faults.map((text) => make("li", { class: "warn" }, text));
-  for (const notice of run ? [...run.notices].reverse() : []) {
+  const notices = [...(study ? study.notices : []), ...(run ? run.notices : [])];
+  for (const notice of notices.sort((a, b) => b.t - a.t)) {
     const at = new Date(1000 * notice.t);
     items.push(make("li", {}, make("time", {}, at.toLocaleTimeString("en-GB")), notice.text));
   }

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
 from typing import Any
 
-from paceline.report.answer import compared, leader
-from paceline.report.judge import mean_of, serial_speedup, speed
 from paceline.report.lines import Line, Study
-from paceline.report.score import score_of
 from paceline.request.config import Config
 
 # of the record, of the machine, or of the study: a person who trains with a setting sets none
@@ -21,16 +19,18 @@ DECIDED = ("loss", "metric", "servers", "transport", "shard", "overlap", "moment
 FIRST = ("model", "data", "strategy", "workers")  # the order of the flags; then Config's
 
 
-def command_of(study: Study, line: Line) -> str:
+def command_of(study: Study, line: Line, **changed: Any) -> str:
     """Return the command that trains with a setting; "" where an option was a Python object.
 
-    It is `paceline train`, or for a loop of the user's own what starts that script.
+    It is `paceline train`, or for a loop of the user's own what starts that script. `changed` are
+    options with other values (None leaves one out); the script of a user sets its options itself,
+    so there is no command for them.
     """
     run = (line.completed or line.runs)[0]
-    config, known = run.record["config"], Config.options()
+    config, known = {**run.record["config"], **changed}, Config.options()
     if config.get("own_loop"):
-        return str(run.record["environment"].get("command") or "")
-    names = _asked(study, run.name, config)
+        return "" if changed else str(run.record["environment"].get("command") or "")
+    names = _asked(study, run.name, config) | set(changed)
     words = ["paceline", "train"]
     for name in [*FIRST, *(n for n in known if n not in FIRST)]:
         value = config.get(name)
@@ -38,7 +38,7 @@ def command_of(study: Study, line: Line) -> str:
         if name in names and plain and value not in (None, [], False):
             words += _flag(name, value)
     threads = config.get("threads")
-    if threads and threads != max(1, study.cores // line.workers):
+    if threads and threads != max(1, study.cores // int(config["workers"])):
         words += ["--threads", str(threads)]
     return "" if any(word.startswith("<") for word in words) else shlex.join(words)
 
@@ -64,26 +64,27 @@ def _flag(name: str, value: Any) -> list[str]:
     return [flag, text]
 
 
-def winner(study: Study) -> Line | None:
-    """Return the setting to train with: the leader if it is faster than serial, else serial.
+def study_command(study: Study, **changed: Any) -> str:
+    """Return the command that made the study, as it was typed; "" if it was made in Python.
 
-    Without serial to compare with it is the setting with the best score, else the fastest.
+    `changed` are flags with other values. The study goes on in the folder that it has.
     """
-    lines = compared(study)
-    if lines:
-        best = leader(study, lines)
-        serial = study.serial(best)
-        verdict = speed(study, best, serial)
-        return best if verdict is not None and verdict.lower else serial
-    done, score = [x for x in study.lines if x.completed], score_of(study)
-    known = {x.id: found.mean for x in done if (found := score.spread(x)) is not None}
-    if known:
-        sign = 1 if score.higher_is_better else -1
-        return max((x for x in done if x.id in known), key=lambda x: sign * known[x.id])
-    return max(done, key=lambda x: mean_of(serial_speedup(study, x)), default=None)
+    said = str((study.about.get("environment") or {}).get("command") or "")
+    if not said.startswith("paceline study"):
+        return ""
+    try:
+        words = shlex.split(said)
+    except ValueError:  # an unbalanced quote, in a record of an earlier version
+        return said if not changed else ""
+    for name, value in changed.items():
+        words = [*_without(words, f"--{name}"), f"--{name}", str(value)]
+    return shlex.join(words) if changed else said
 
 
-def study_command(study: Study) -> str:
-    """Return the command that made the study, as it was typed; "" if it was made in Python."""
-    said = (study.about.get("environment") or {}).get("command") or ""
-    return str(said) if str(said).startswith("paceline study") else ""
+def _without(words: list[str], flag: str) -> list[str]:
+    """Return a command without a flag and its value."""
+    kept: list[str] = []
+    for before, word in pairwise(["", *words]):
+        if word != flag and before != flag and not word.startswith(f"{flag}="):
+            kept.append(word)
+    return kept
