@@ -300,6 +300,27 @@ def test_other_strategies_train_them(run_inproc: RunInproc, spec: str) -> None:
         assert run.test_loss < float(before)
 
 
+def test_a_loss_that_is_a_sum_makes_smaller_steps_as_with_ddp() -> None:
+    """With two workers half as large as in the plain loop, so this rate is twice as large."""
+
+    def summed(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0])[0], batch[1], reduction="sum")
+
+    case = Case(TwoHeads, summed, CASES["two heads"].loader)
+
+    def body(pace: Pace) -> State:
+        model, _ = made(case)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        follow(case, *pace.prepare(model, optimizer, case.loader(2)))
+        pace.finish()
+        return pace.state_dict()
+
+    model, _ = made(case)
+    expected = follow(case, model, torch.optim.SGD(model.parameters(), lr=0.01), case.loader(4))
+    for found in on_paces(2, body):
+        assert weights_distance(found, expected) < 1e-5
+
+
 # --- what cannot be taken as it is
 
 
@@ -321,6 +342,19 @@ def test_a_class_at_every_place_says_which_loss(run_inproc: RunInproc) -> None:
             run_inproc(model=UNet, data=given)
     run = run_inproc(model=UNet, data=data, loss="cross-entropy", metric="accuracy", steps=3)
     assert 0 < run.test_accuracy < 1
+
+
+class Triples(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[Any]:
+        return iter(triples())
+
+
+def test_a_test_stream_gives_pairs(run_inproc: RunInproc) -> None:
+    """With `step=` the sentence does not ask for `step=`."""
+    with pytest.raises(BadRequest, match="a test stream must give pairs of tensors; pass a Data"):
+        run_inproc(model=TwoHeads, data=(triples(), Triples()), step=two_losses)
+    run = run_inproc(model=TwoHeads, data=(Triples(), triples()), step=two_losses, steps=2)
+    assert run.test_loss > 0
 
 
 class Bag(nn.Module):
