@@ -95,6 +95,9 @@ def test_python_never_sees_a_flag() -> None:
         ("paceline testbed up --hosts 4 --rate 1m", "paceline testbed up --hosts 4 --rate 1m"),
         ("make it with: paceline prepare flights --out a", "make it with: paceline prepare flights"
          " --out a"),
+        ("give it with --model package.module:factory, or", 'give it with'
+         ' model="package.module:factory", or'),
+        ("choose another --out: this one is taken", "choose another `out`: this one is taken"),
         ("a path like runs--a/b and --lr=0.1", "a path like runs--a/b and lr=0.1"),
     ],
 )  # fmt: skip

@@ -132,7 +132,8 @@ def train(
         transport: what moves bytes between ranks
         launcher: who starts the workers: auto (a launcher that this runs inside, else this
             machine), local, spark
-        master: Spark's master, for launcher="spark": spark://host:port
+        master: Spark's master, for launcher="spark": spark://host:port (default: the cluster
+            that is up)
         network: a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms,
             unlimited, standing
         codec: what encodes the messages
@@ -290,7 +291,8 @@ def study(
         transport: what moves bytes between ranks
         launcher: who starts the workers: auto (a launcher that this runs inside, else this
             machine), local, spark
-        master: Spark's master, for launcher="spark": spark://host:port
+        master: Spark's master, for launcher="spark": spark://host:port (default: the cluster
+            that is up)
         network: a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms,
             unlimited, standing
         codec: what encodes the messages

@@ -33,7 +33,7 @@ from typing import Any
 _COMMAND = r"paceline [a-z]+(?: [^\s;,)`]+)*"
 _FLAG = (
     r"(?<![\w-])--(?:set ([a-z_.]+)=([^\s,;:)`]+)"
-    r"|([a-z][a-z0-9-]*)(?:[ =]([^\s,;:()`][^\s,;:)`]*))?)"
+    r"|([a-z][a-z0-9-]*)(?:[ =]([^\s,;:()`](?:[^\s,;:)`]|:(?=\w))*))?)"
 )
 # Words that go on with the sentence after a flag: they are not its value.
 _NO_VALUES = (

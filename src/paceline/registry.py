@@ -251,12 +251,15 @@ class Registry(Generic[Make]):
         return Entry(f"{spec.name}:{attribute}", make)
 
 
+PLUGIN = "paceline_plugin_"  # the module of a plugin FILE.py has this name before FILE
+
+
 def load_plugin(path: str | Path) -> None:
     """Run a file that registers components (`--plugin FILE`)."""
     if not is_path(str(path)):
         raise BadRequest(f"plugin {shortened(path)} is not a path")
     path = Path(path).resolve()
-    name = f"paceline_plugin_{path.stem}"
+    name = f"{PLUGIN}{path.stem}"
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
         return
     if not path.is_file():

@@ -180,3 +180,32 @@ def test_different_numbers_of_steps_are_told_at_the_end(strategy: str) -> None:
             on_paces(2, body, strategy)
     else:
         on_paces(2, body, strategy)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: paceline.join("allreduce", servers=1), "servers=1: strategy allreduce has none"),
+        (lambda: paceline.join("ps", servers=0), "servers=0: strategy ps has 1 or more"),
+        (lambda: paceline.join("allreduce", transport="pigeon"), "unknown transport 'pigeon'"),
+        (lambda: with_data(make_pairs(8), batch_size=0), "batch_size=0: it must be 1 or more"),
+        (lambda: with_data(make_pairs(8), shard="odd"), "shard='odd': allowed are global, static"),
+        (lambda: with_data("mnist"), "is a text: give what paceline.load_data"),
+        (lambda: one_step(clip_norm=0), "clip_norm=0: it must be more than 0"),
+        (lambda: one_step(weight=-1), "weight=-1: it must be 0 or more"),
+        (lambda: one_step(weight=float("nan")), "weight=nan: it must be 0 or more"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(call: Any, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        call()
+
+
+def with_data(data: Any, **options: Any) -> None:
+    paceline.join("serial").prepare(*made(small_net), data, **options)
+
+
+def one_step(**options: Any) -> None:
+    pace, model, _, _ = prepared(data=False)
+    x, y = make_pairs(8)
+    pace.step(cross_entropy(model(x), y), **options)

@@ -159,6 +159,8 @@ class Triples(Dataset):  # type: ignore[type-arg]
         ({"step": usual, "privacy": "noise=1,clip=1"}, "privacy cannot be used with step"),
         ({"step": "nowhere:f"}, "step=nowhere:f cannot be imported"),
         ({"step": 3}, "give a function of"),
+        ({"step": lambda model: 1.0}, r"called with \(model, batch\), .* takes \(model\)"),
+        ({"data": [1, 2]}, "in Python: or tensors, a Dataset, a DataLoader"),
         ({"step": lambda model, batch: 1.0}, "step returned a float"),
     ],
 )

@@ -173,6 +173,9 @@ def test_the_table_is_whole_at_1280_and_becomes_cards_on_a_phone(tmp_path: Path)
             "grid"
         )
         assert page.run("document.documentElement.scrollWidth") == 390
+        bar = "document.querySelector('.controls')"
+        assert page.run(f"getComputedStyle({bar}).position") == "static"  # it covers no chart
+        assert page.run(f"{bar}.scrollHeight <= {bar}.clientHeight + 1")
         dots = page.run(
             "[...document.querySelectorAll('#main svg.dot')].map((s) => s.classList[1])"
         )

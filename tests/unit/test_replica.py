@@ -12,7 +12,8 @@ from paceline.errors import BadRequest, NotFinite
 from paceline.registry import models
 from paceline.replica.flat import FlatModel
 from paceline.replica.memory_format import measure_memory_format
-from paceline.replica.replica import Replica, refuse_closures
+from paceline.replica.refusals import refuse_optimizer
+from paceline.replica.replica import Replica
 from paceline.types import Batch
 
 
@@ -275,7 +276,7 @@ def test_compiled_and_autocast_models_train() -> None:
 
 def test_what_cannot_work_is_refused_with_a_reason() -> None:
     with pytest.raises(BadRequest, match="LBFGS"):
-        refuse_closures(torch.optim.LBFGS(nn.Linear(1, 1).parameters()))
+        refuse_optimizer(torch.optim.LBFGS(nn.Linear(1, 1).parameters()))
     replica = replica_of(nn.Linear(2, 2))
     replica.loss = lambda outputs, targets: outputs - targets
     with pytest.raises(BadRequest, match="one number"):

@@ -109,6 +109,17 @@ def test_the_page_says_why_nothing_passed_the_network(tmp_path: Path) -> None:
     assert "nothing passed the network" in render(tmp_path / "all", figures=False).read_text()
 
 
+def test_a_legend_has_only_the_parts_that_are_there(tmp_path: Path) -> None:
+    """user.md, task 7: "codec" and "computing and exchange" stood in the legend of runs without."""
+    study = read_study(write_study(tmp_path, [run(), served(OVER_NETWORK)]))
+    charts = {chart.name: chart for chart in all_charts(ChartData(study, tables_of(study)))}
+    for name in ("time_per_step", "time_per_worker"):
+        legends = re.findall(r"'domain': (\[[^]]*\])", str(charts[name].spec))
+        assert legends, name
+        assert not any("codec" in each or "not separated" in each for each in legends), name
+        assert any("compute" in each for each in legends), name
+
+
 def test_workers_csv_has_every_rank_of_every_run(tmp_path: Path) -> None:
     failed = run("psgd", 2, error="a worker died")
     unknown = run("gossip", 2, each=[{"net_sent_bytes": None}, {"net_sent_bytes": 3}])

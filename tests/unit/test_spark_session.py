@@ -17,6 +17,7 @@ import pytest
 
 from paceline.errors import BadRequest, DataCorrupt, NotFinite, PacelineError, RunFailed
 from paceline.launch import spark as launcher
+from paceline.spark import standalone
 from paceline.spark.java import pyspark_missing
 from paceline.spark.session import (
     TROUBLE,
@@ -214,6 +215,14 @@ def active(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: theirs)
     yield theirs
     assert not stopped
+
+
+def test_the_usual_master_is_this_machines_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """user.md, task 5: the cluster's port had to be copied by hand."""
+    found: list[Any] = [None, SimpleNamespace(master="spark://127.0.0.1:7077")]
+    monkeypatch.setattr(standalone, "standing", lambda: found.pop(0))
+    assert usual_master() == "local[*]"
+    assert usual_master() == "spark://127.0.0.1:7077"
 
 
 @needs_pyspark

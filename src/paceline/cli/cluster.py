@@ -14,8 +14,8 @@ def cluster() -> None:
     \b
     Examples:
       paceline cluster up --workers 3
-      paceline prepare flights --engine spark --master spark://127.0.0.1:PORT --out data/f-shards
-      paceline train --launcher spark --master spark://127.0.0.1:PORT --workers 3
+      paceline prepare flights --engine spark --out data/f-shards
+      paceline train --launcher spark --workers 3
       paceline cluster down
     """
 

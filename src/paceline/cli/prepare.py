@@ -25,7 +25,8 @@ import click
     "--master",
     default="",
     metavar="URL",
-    help="Spark's master: local[4], spark://host:port  [default: local[*]]",
+    help="Spark's master: local[4], spark://host:port  [default: the one of `paceline cluster`,"
+    " else local[*]]",
 )
 @click.option(
     "--shards",

@@ -246,11 +246,15 @@ def adopt_test(value: Any) -> Samples:
     # A stream is read into memory once, so that each sample is counted once.
     if isinstance(value, (DataLoader, IterableDataset)):
         loader = value if isinstance(value, DataLoader) else DataLoader(value, batch_size=256)
-        batches = [split(b) for b in loader]
+        only = "a test stream must give pairs of tensors; pass a Dataset for anything else"
+        try:
+            batches = [split(b) for b in loader]
+        except BadRequest:
+            raise BadRequest(only) from None
         if not batches:
             raise BadRequest("the test stream gave no batch")
         if not all(isinstance(part, Tensor) for b in batches for part in b):
-            raise BadRequest("a test stream must give tensors; pass a Dataset for anything else")
+            raise BadRequest(only)
         return TensorSamples(torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches]))
     return _indexed(value)
 
@@ -281,6 +285,14 @@ def _indexed(value: Any) -> Samples:
     )
 
 
+def _shape_of(sample: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor, an array or a number; () for anything else."""
+    try:
+        return tuple(torch.as_tensor(sample).shape)
+    except (ValueError, TypeError, RuntimeError):
+        return ()
+
+
 def _look(
     samples: Samples | Stream, loader: DataLoader[Any] | None, count_classes: bool, split: Split
 ) -> tuple[tuple[int, ...], int | None, bool, bool]:
@@ -298,7 +310,7 @@ def _look(
         if isinstance(iterable, DataLoader):
             shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
         else:
-            shape = () if isinstance(inputs, Mapping) else tuple(torch.as_tensor(inputs).shape)
+            shape = _shape_of(inputs)
         return shape, None, False, False
     inputs, targets = split(samples.batch(some_indices(samples, loader, 1)))
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()

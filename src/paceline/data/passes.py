@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.common.seeding import random_states, saved_random_states, set_random_states
+from paceline.common.values import shortened
 from paceline.data.adopt import in_its_order, not_used, own_sampler, training_part
 from paceline.data.ahead import iterate
 from paceline.data.base import Data, Stream
@@ -44,6 +45,7 @@ def passes_of(data: Any, batch_size: int | None, shard: str | None, asker: Asker
     A DataLoader keeps its order, its batch size (for each worker) and its settings. With one worker
     it is iterated as it is.
     """
+    _refuse_wrong(data, batch_size, shard)
     if hasattr(data, "batch"):
         given = Data("own", data, None, (), None)
     else:
@@ -84,6 +86,18 @@ def passes_of(data: Any, batch_size: int | None, shard: str | None, asker: Asker
         else GlobalShards(len(train), sizes, asker.seed, cuts)
     )
     return ShardBatches(train, shards, asker.rank, asker.device, True, asker.seed, whole)
+
+
+def _refuse_wrong(data: Any, batch_size: int | None, shard: str | None) -> None:
+    if isinstance(data, str):
+        raise BadRequest(
+            f"data={shortened(data)} is a text: give what paceline.load_data({shortened(data)})"
+            " returns, tensors, a Dataset or a DataLoader"
+        )
+    if batch_size is not None and batch_size < 1:
+        raise BadRequest(f"batch_size={batch_size}: it must be 1 or more")
+    if shard not in (None, "global", "static"):
+        raise BadRequest(f"shard={shard!r}: allowed are global, static")
 
 
 def _in_the_loaders_order(

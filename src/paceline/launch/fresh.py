@@ -70,9 +70,9 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     torch.set_num_threads(1)  # starts no pool of threads before the workers are forked
     connection = Connection(int(sys.argv[1]))
-    session = unpack(connection.recv_bytes())
     failure: PacelineError | None = None
     try:
+        session = unpack(connection.recv_bytes())
         run_processes(session, lambda kind, content: connection.send((kind, content)))
     except PacelineError as error:
         failure = error

@@ -58,8 +58,14 @@ def join(
     """
     chosen: Strategy = strategies.build(strategy) if isinstance(strategy, str) else strategy
     keep_freed_memory()
+    if transport != "auto":
+        transports.entry(transport)  # refuses an unknown name, also for one worker
     seat = find_seat()
-    count = (1 if servers is None else servers) if chosen.traits.serves == "ranks" else 0
+    serves = chosen.traits.serves == "ranks"
+    if servers is not None and (servers < 1 or not serves):
+        has = "1 or more" if serves else "none"
+        raise BadRequest(f"servers={servers}: strategy {chosen.name} has {has}")
+    count = (servers or 1) if serves else 0
     size = seat.size if seat else 1
     if size - count < 1:
         raise BadRequest(

@@ -17,8 +17,11 @@ from paceline.registry import losses
 Loss = Callable[[Any, Any], Tensor]
 
 
-def needs_tensors(loss: Loss) -> Loss:
-    """Return a loss that says what to do where a model returns something else than a tensor."""
+def needs_tensors(loss: Loss, name: str | None) -> Loss:
+    """Return a loss that says what to do where a model's outputs do not fit it.
+
+    `name` is that of a built-in loss. A loss of the user's own raises its own errors.
+    """
 
     def checked(outputs: Any, targets: Any) -> Tensor:
         if not isinstance(outputs, Tensor):
@@ -27,9 +30,28 @@ def needs_tensors(loss: Loss) -> Loss:
                 " loss of your own (a function of outputs and targets), or step=, a function of"
                 " (model, batch) that returns the loss"
             )
-        return loss(outputs, targets)
+        try:
+            return loss(outputs, targets)
+        except (ValueError, IndexError, RuntimeError) as error:
+            if name is None or not isinstance(targets, Tensor) or outputs.device.type != "cpu":
+                raise
+            shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+            raise BadRequest(
+                f"loss {name} does not fit {shapes}: {str(error).splitlines()[0]}"
+                f"{advice(outputs, targets)}"
+            ) from error
 
     return checked
+
+
+def advice(outputs: Any, targets: Any) -> str:
+    """What to give where every place of a sample has a class, as in segmentation."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return ""
+    places = outputs.dim() > 2 and outputs.shape[2:] == targets.shape[1:]
+    if targets.is_floating_point() or not places:
+        return ""
+    return " (for a class at every place give loss=cross-entropy and metric=accuracy)"
 
 
 def _described(outputs: Any) -> str:

@@ -18,6 +18,7 @@ from paceline.errors import BadRequest, NotFinite
 from paceline.replica.buckets import Buckets
 from paceline.replica.flat import Allocate, FlatModel, Region, allocate_plainly
 from paceline.replica.precision import Precision
+from paceline.replica.refusals import refuse_foreign_parameters
 from paceline.types import Batch
 
 
@@ -354,33 +355,14 @@ class Replica:
             group.update(options)
 
 
-def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise BadRequest(
-            "LBFGS evaluates the loss several times per step, which no strategy supports: use"
-            " another optimizer, such as sgd or adam"
-        )
+def enter_training(model: nn.Module) -> None:
+    """Call `train()` of the modules that have one of their own, as a plain loop does.
 
-
-def refuse_foreign_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise BadRequest if the optimizer holds a parameter that is not the model's.
-
-    Workers would not exchange such a parameter, and nothing would reset its gradient.
+    It may keep a part of them in evaluation mode. Other modules keep the modes that they have.
     """
-    own = {id(p) for p in model.parameters()}
-    for number, group in enumerate(optimizer.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            if id(parameter) not in own:
-                names = group.get("param_names") or []
-                name = (
-                    names[index] if index < len(names) else f"parameter {index} of group {number}"
-                )
-                raise BadRequest(
-                    f"the optimizer holds a parameter that is not the model's: {name}, of shape"
-                    f" {tuple(parameter.shape)}. Workers exchange the model's parameters only:"
-                    " register it in the model (self.x = nn.Parameter(...)), or give it a separate"
-                    " optimizer"
-                )
+    for module in model.modules():
+        if type(module).train is not nn.Module.train and module.training:
+            module.train()
 
 
 def has_batch_norm(model: nn.Module) -> bool:

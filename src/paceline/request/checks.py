@@ -113,8 +113,10 @@ def _choice(name: str, value: Any, default: Any) -> Any:
     if isinstance(value, (list, tuple)):
         wrong = name != "data" or all(isinstance(each, plain) for each in value)
     if wrong or name in ("transport", "codec"):
+        objects = " (in Python: or tensors, a Dataset, a DataLoader)" if name == "data" else ""
         raise BadRequest(
             f'{name}={shortened(value)} is not a name: write it as text, {name} = "{default}", say'
+            f"{objects}"
         )
     return value
 

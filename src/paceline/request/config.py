@@ -82,7 +82,10 @@ class Config:
         "How",
     )
     master: str | None = option(
-        None, str, "Spark's master, for --launcher spark: spark://host:port", "How"
+        None,
+        str,
+        "Spark's master, for --launcher spark: spark://host:port (default: the cluster that is up)",
+        "How",
     )
     network: str | None = option(
         None,

@@ -39,7 +39,7 @@ from paceline.registry import (
     strategies,
     transports,
 )
-from paceline.replica.replica import refuse_closures
+from paceline.replica.refusals import refuse_optimizer
 from paceline.request.config import Config
 from paceline.request.groups import check_groups, grouped
 from paceline.request.step import Step, step_function
@@ -152,7 +152,7 @@ class Job:
             raise BadRequest(
                 f"optimizer gave a {type(built).__name__}, not a torch.optim.Optimizer"
             )
-        refuse_closures(built)
+        refuse_optimizer(built)
         check_groups(built, config.groups)
         return built
 
@@ -167,7 +167,7 @@ class Job:
         given = self.config.loss
         if not isinstance(given, Spec):
             return given  # type: ignore[no-any-return]
-        return needs_tensors(losses.build(given))
+        return needs_tensors(losses.build(given), given.name if given.name in losses else None)
 
     def step_function(self) -> Step | None:
         """The training step of the user's own, in place of a loss."""

@@ -27,6 +27,7 @@ from paceline.record.keep import Keep
 from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, models, strategies, transports
 from paceline.replica.flat import layout_of
+from paceline.replica.refusals import refuse_lazy
 from paceline.replica.replica import has_batch_norm
 from paceline.request import sizes
 from paceline.request.callbacks import make_callbacks
@@ -224,6 +225,7 @@ def _try_out(job: Job, strategy: Strategy) -> bool:
     """Build what the workers will build. Returns whether the model has batch norm."""
     model = _on_meta(job)
     _refuse_a_model_on_a_gpu(job, model)
+    refuse_lazy(model)
     checkpoint.refuse_unsaveable(model)
     if job.protection is not None:
         refuse_mixing(model)

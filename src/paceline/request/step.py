@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +41,10 @@ def step_function(given: Any) -> Step | None:
 
 def check_step(config: Config) -> None:
     """Refuse options that a step of the user's own decides itself, or that look into it."""
-    if step_function(config.step) is None:
+    function = step_function(config.step)
+    if function is None:
         return
+    _check_arguments(function)
     for name in ("loss", "metric"):
         given = getattr(config, name)
         if not (isinstance(given, Spec) and given.name in ("auto", "none")):
@@ -57,3 +60,17 @@ def check_step(config: Config) -> None:
                 else "a step of your own gives the loss only"
             )
             raise BadRequest(f"{name} cannot be used with step: {why}")
+
+
+def _check_arguments(function: Step) -> None:
+    """Refuse a function that cannot be called with a model and a batch."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C, say: its first call will tell
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise BadRequest(
+            f"step is called with (model, batch), and your function takes {signature}: {error}"
+        ) from None

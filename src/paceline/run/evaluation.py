@@ -12,6 +12,7 @@ from paceline.data.base import Samples, some_of
 from paceline.data.batches import evaluation_slices
 from paceline.data.content import rows, to_device
 from paceline.errors import BadRequest, PacelineError
+from paceline.objectives.losses import advice
 from paceline.objectives.metrics import Accuracy, Metric
 from paceline.replica.replica import Replica
 from paceline.request.job import Job
@@ -70,6 +71,7 @@ class Evaluation:
                 shapes = f"outputs {_shape(outputs)} and targets {_shape(targets)}"
                 raise BadRequest(
                     f"{names} do not fit {shapes}: {str(error).splitlines()[0]}"
+                    f"{advice(outputs, targets)}"
                 ) from error
 
     def measure(self) -> tuple[float, dict[str, float]]:

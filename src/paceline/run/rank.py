@@ -21,7 +21,7 @@ from paceline.registry import Spec
 from paceline.replica import remembered
 from paceline.replica.memory_format import measure_memory_format
 from paceline.replica.precision import Precision
-from paceline.replica.replica import Replica
+from paceline.replica.replica import Replica, enter_training
 from paceline.request.job import Job
 from paceline.request.session import Session
 from paceline.strategies.base import Context, Strategy, codec_for
@@ -131,6 +131,7 @@ class Rank:
         job, ctx = self.job, self.ctx
         seed_everything(job.config.seed)
         model = job.model().to(self.device)
+        enter_training(model)
         if ctx.worker_index != 0:
             seed_everything(derive(job.config.seed, "worker", ctx.transport.rank))
         loss = job.loss() if job.config.step is None else no_loss

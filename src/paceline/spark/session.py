@@ -231,13 +231,19 @@ def check_master(master: str) -> None:
 
 
 def usual_master() -> str:
-    """Return the default master: that of the program's own session, else local[*]."""
+    """Return the default master: of the program's own session, else of this machine's cluster.
+
+    Without a cluster (`paceline cluster up`) it is local[*].
+    """
+    from paceline.spark.standalone import standing
+
     if "pyspark" in sys.modules:
         from pyspark.sql import SparkSession
 
         if (active := SparkSession.getActiveSession()) is not None:
             return str(active.sparkContext.master)
-    return "local[*]"
+    cluster = standing()
+    return cluster.master if cluster is not None else "local[*]"
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def _step_parts(data: ChartData) -> Chart:
         ("part", "part", ""),
         ("ms", "milliseconds", ".2f"),
     )
-    layers = [_stacked(x, y, CHOSEN_WORKERS, tooltip)]
+    layers = [_stacked(data.tables["parts"], x, y, CHOSEN_WORKERS, tooltip)]
     return Chart(
         "time_per_step",
         "Where the time goes",
@@ -84,14 +84,16 @@ def _step_parts(data: ChartData) -> Chart:
 def _time_of_each(data: ChartData) -> Chart:
     y, x = names("worker", []), quantity("seconds", "seconds of the training")
     tooltip = tips(("worker", "worker", ""), ("part", "part", ""), ("seconds", "seconds", ".3f"))
-    layers = [_stacked(x, y, "datum.line == line", tooltip)]
+    layers = [_stacked(data.tables["workers"], x, y, "datum.line == line", tooltip)]
     spec, title = data.spec(layers, line=True, height=SMALL), "Where each worker's time went"
     return Chart("time_per_worker", "Each worker", title, "", "workers", spec, own_legend=True)
 
 
-def _stacked(x: Spec, y: Spec, which: str, tooltip: list[Spec]) -> Spec:
-    """Return bars of the parts of a time, one after the other."""
-    colour, order = colours_of("part", dict(palette.PARTS)), {"field": "place", "sort": "ascending"}
+def _stacked(rows: list[Row], x: Spec, y: Spec, which: str, tooltip: list[Spec]) -> Spec:
+    """Return bars of the parts of a time, one after the other; the legend has those of the rows."""
+    there = {row["part"] for row in rows}
+    parts = {part: colour for part, colour in palette.PARTS.items() if part in there}
+    colour, order = colours_of("part", parts), {"field": "place", "sort": "ascending"}
     encoding = {"x": x, "y": y, "color": colour, "order": order, "tooltip": tooltip}
     return {
         "transform": [{"filter": which}],

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.errors import BadRequest
-from paceline.replica.replica import refuse_closures
+from paceline.replica.refusals import refuse_lazy, refuse_optimizer
 
 
 def check(model: Any, optimizer: Any) -> None:
@@ -22,7 +22,8 @@ def check(model: Any, optimizer: Any) -> None:
         raise BadRequest(
             "prepare takes a torch.nn.Module and an optimizer made from its parameters"
         )
-    refuse_closures(optimizer)
+    refuse_optimizer(optimizer)
+    refuse_lazy(model)
 
 
 def pace_step(

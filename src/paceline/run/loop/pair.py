@@ -284,6 +284,8 @@ class Pair:
 
     def step(self, now: Batch, clip_norm: float | None = None) -> None:
         """Exchange and update; after `synchronize` only update."""
+        if clip_norm is not None and not float(clip_norm) > 0:
+            raise BadRequest(f"clip_norm={clip_norm}: it must be more than 0")
         self._refuse_new_groups()
         self.replica.clip_norm = clip_norm
         with scaler.taken(self.optimizer) as scaling:

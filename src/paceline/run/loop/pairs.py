@@ -156,6 +156,8 @@ class Pairs:
         epoch, ends = (current.epoch, current.ends_epoch) if current is not None else (0, False)
         workers = self.ctx.workers
         if weight is not None:
+            if not float(weight) >= 0:
+                raise BadRequest(f"weight={weight}: it must be 0 or more")
             total = torch.tensor([float(weight)], dtype=torch.float64)
             if self.strategy.traits.in_step:
                 self.ctx.peers.uncounted().control.all_reduce(total)
