@@ -11,7 +11,6 @@ import sys
 from contextlib import suppress
 from multiprocessing import Pipe, get_context
 
-from paceline.common.parents import dying_with_parent
 from paceline.errors import RunFailed, TransportError
 from paceline.launch.addresses import LOOPBACK, is_loopback
 from paceline.launch.processes import end_processes, obey_parent
@@ -118,20 +117,21 @@ class HostedApart:
             pass_fds=[descriptor],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            preexec_fn=dying_with_parent(os.getpid()),  # noqa: PLW1509 (calls prctl only)
         )
         listening.close()
         atexit.register(self._end)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with self._process.stdin as secretly, self._process.stdout as answer:
-            secretly.write(secret.hex().encode() + b"\n")
-            secretly.flush()
+        self._process.stdin.write(secret.hex().encode() + b"\n")
+        self._process.stdin.flush()  # and stays open: the process ends when it is closed
+        with self._process.stdout as answer:
             if not answer.readline():
                 raise TransportError("the board of this run could not be started")
 
     def _end(self) -> None:
-        self._process.kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.kill()  # a child of this process may hold a copy of that pipe
         self._process.wait()
 
 

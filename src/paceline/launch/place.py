@@ -154,6 +154,8 @@ def _through_a_file(seat: Seat, wanted: Wanted) -> Place:
             _refuse_a_foreign(path)
             address, secret = json.loads(path.read_text())
             return _reach(seat, wanted, str(address), bytes.fromhex(secret))
+        except BadRequest:
+            raise
         except (OSError, ValueError, TypeError, TransportError) as error:
             if not isinstance(error, FileNotFoundError):
                 reason = f"{path}: {error}"

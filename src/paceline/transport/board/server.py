@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -79,11 +80,15 @@ class Server:
             self._wake.send(b"x")
         self._thread.join(5.0)
 
-    def run(self) -> None:
-        """Answer until `close`."""
+    def run(self, lifeline: int | None = None) -> None:
+        """Answer until `close`, or until the other end of `lifeline` (a pipe) is closed."""
+        if lifeline is not None:
+            self._selector.register(lifeline, selectors.EVENT_READ)
         try:
             while not self._closing:
                 for key, events in self._selector.select(self._patience_s()):
+                    if key.fileobj == lifeline:
+                        return
                     if key.fileobj is self._listening:
                         for _ in range(ACCEPTED):
                             self._accept()
@@ -296,15 +301,18 @@ def _same_user(line: socket.socket) -> bool:
 
 
 def main() -> None:
-    """Serve in a process of its own: `python -c ... DESCRIPTOR LOST_S`, the secret on stdin."""
+    """Serve in a process of its own: `python -c ... DESCRIPTOR LOST_S`.
+
+    The secret comes on the standard input, which stays open as long as the parent lives.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # the parent's end is this process's end
     listening = socket.socket(fileno=int(sys.argv[1]))
-    secret = bytes.fromhex(sys.stdin.readline().strip())
+    secret = bytes.fromhex(os.read(0, 1 << 12).decode().strip())
     print("ready", flush=True)
-    devnull = os.open(os.devnull, os.O_RDWR)
-    os.dup2(devnull, 0)
-    os.dup2(devnull, 1)
+    os.dup2(2, 1)
 
     def say(text: str) -> None:
         print(f"paceline: {text}", file=sys.stderr, flush=True)
 
-    Server(listening, secret, float(sys.argv[2]), say).run()
+    Server(listening, secret, float(sys.argv[2]), say).run(lifeline=0)
