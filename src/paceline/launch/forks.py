@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import PacelineError, WorkerFailed
@@ -20,6 +23,8 @@ from paceline.launch.signals import ENDING
 from paceline.launch.store import StoreInTestbed, rendezvous_for, store_for
 from paceline.testbed.hosts import Testbed
 
+NO_LIMITS: Mapping[str, Any] = MappingProxyType({})
+
 
 def on_forked_ranks(
     body: Body,
@@ -28,11 +33,14 @@ def on_forked_ranks(
     deadline_s: float = 30.0,
     expendable: frozenset[int] = frozenset(),
     bed: Testbed | None = None,
+    limits: Mapping[str, Any] = NO_LIMITS,
+    failing: Callable[[], None] = lambda: None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Run `body` on `size` forked ranks. Returns results and failures by rank.
 
     The death of an `expendable` rank is no failure. With a testbed each rank runs on one of its
-    hosts.
+    hosts. `limits`: fields of their rendezvous that end waits (give_up_s, lost_s). `failing` is
+    called before ranks that may still run are ended because of a failure or a signal.
     """
     context = get_context("fork")
     pipes: list[Connection] = []
@@ -54,8 +62,12 @@ def on_forked_ranks(
         # The store starts threads, and a process with running threads must not be forked.
         store = store_for(bed, deadline_s)
         for rank, pipe in enumerate(pipes):
-            pipe.send(rendezvous_for(bed, rank, size, store.port, deadline_s))
-        return _listen(pipes, processes, hear, expendable)
+            found = rendezvous_for(bed, rank, size, store.port, deadline_s)
+            pipe.send(replace(found, **limits))
+        return _listen(pipes, processes, hear, expendable, failing)
+    except BaseException:
+        failing()
+        raise
     finally:
         end_processes(processes)
         for pipe in pipes:
@@ -67,7 +79,11 @@ def on_forked_ranks(
 
 
 def _listen(
-    pipes: list[Connection], processes: list[Any], hear: Hear, expendable: frozenset[int]
+    pipes: list[Connection],
+    processes: list[Any],
+    hear: Hear,
+    expendable: frozenset[int],
+    failing: Callable[[], None],
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
     running = set(range(len(pipes)))
@@ -97,6 +113,7 @@ def _listen(
                 else:
                     outcome.failures[rank] = died
         if outcome.failures and give_up == float("inf"):
+            failing()
             give_up = time.monotonic() + GRACE_S
     return outcome.results, outcome.failures
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.common.allocator import keep_freed_memory
@@ -30,6 +31,8 @@ def join(
     servers: int | None = None,
     seed: int = 0,
     deadline_s: float = 30.0,
+    give_up_s: float | None = None,
+    lost_s: float = 60.0,
     check_every: int = 0,
     build: Build | None = None,
     out: str | Path | None = None,
@@ -41,7 +44,9 @@ def join(
 
     `strategy`: a name with options (`local-sgd:every=8`) or a Strategy; `codec`: what encodes the
     messages; `transport`: what moves them; `seed`: of the strategy's random choices.
-    `deadline_s`: seconds after which a wait for a slow rank is reported.
+    `deadline_s`: seconds after which a wait for a slow rank is reported. `give_up_s`: seconds after
+    which such a wait ends the loop (None: never, or 1800 where nothing tells that a rank lives).
+    `lost_s`: a host that has not answered for so long is lost.
     `servers`: how many of the ranks are servers, the last ones (1 for `ps`).
     `check_every`: steps between checks that identical replicas are still identical.
     `build`: a function, or its name as `module:function`, that returns (model, optimizer). Servers
@@ -70,6 +75,8 @@ def join(
     if seat is None:
         folder = Folder(out, resume, None)
         connected: Transport = Alone(deadline_s)
+        if folder.status is not None:
+            connected.patience.open_status(folder.status)
     else:
         name = transport
         if name == "auto":
@@ -88,6 +95,9 @@ def join(
                 " join(..., build='module:function')"
             )
         folder = Folder(out, resume, meeting)
+        meeting.rendezvous = replace(
+            meeting.rendezvous, status=folder.status, give_up_s=give_up_s, lost_s=lost_s
+        )
         connected = meeting.connect(kind, deadline_s)
     known = {
         "strategy": described(chosen),
@@ -97,6 +107,8 @@ def join(
         "transport": connected.name,
         "seed": seed,
         "deadline_s": deadline_s,
+        "give_up_s": give_up_s,
+        "lost_s": lost_s,
     }
     pace = Pace(
         chosen,

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from paceline.common.allocator import keep_freed_memory
 from paceline.common.devices import take_device
 from paceline.common.links import Links
 from paceline.common.warned import warnings_once
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, PacelineError
 from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.messages import Hear
 from paceline.registry import transports
+from paceline.request.config import Config
 from paceline.request.job import Job
 from paceline.request.session import Session
 from paceline.run.worker import run_worker
@@ -23,6 +25,8 @@ from paceline.testbed.build import lasting
 from paceline.testbed.hosts import Testbed
 from paceline.testbed.standing import standing
 from paceline.transport.base import Rendezvous
+from paceline.transport.status.line import FOLDER
+from paceline.transport.status.picture import keep_last
 
 
 def run_processes(session: Session, hear: Hear) -> None:
@@ -36,9 +40,16 @@ def run_processes(session: Session, hear: Hear) -> None:
             job.config.deadline_s,
             may_die(job),
             bed,
+            limits_of(job.config),
+            partial(keep_last, session.out / FOLDER),
         )
     if failures:
         raise root_cause(failures, job.workers)
+
+
+def limits_of(config: Config) -> dict[str, Any]:
+    """What ends a wait for a rank, as fields of a rank's rendezvous."""
+    return {"give_up_s": config.give_up_s, "lost_s": config.lost_s}
 
 
 @contextmanager
@@ -82,9 +93,16 @@ def train_rank(
     session = replace(session, taken=take_device(session.job.config.device, number))
     for fault in session.job.faults():
         fault.at("connect", 0, rendezvous.rank)
+    rendezvous = replace(rendezvous, status=session.out / FOLDER)
     transport = transports.entry(session.job.transport).make.connect(rendezvous)
     try:
         run_worker(session, transport, say, alone_on_host=rendezvous.alone)
+        transport.patience.activity.end()
+    except RuntimeError as error:  # of PyTorch's DDP, whose wait was aborted
+        verdict = transport.patience.verdict
+        if verdict is None or isinstance(error, PacelineError):
+            raise
+        raise verdict from None
     finally:
         with suppress(Exception):  # the process ends anyway
             transport.close()

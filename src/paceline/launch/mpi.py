@@ -14,8 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
@@ -25,7 +26,8 @@ import torch
 
 from paceline.errors import BadRequest, PacelineError, RunFailed, WorkerFailed
 from paceline.launch.failures import root_cause
-from paceline.launch.local import network, train_rank_told_once
+from paceline.launch.forks import NO_LIMITS
+from paceline.launch.local import limits_of, network, train_rank_told_once
 from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
 from paceline.launch.package import pack, unpack
 from paceline.launch.processes import leave_terminal_to_parent
@@ -34,6 +36,8 @@ from paceline.request.session import Session
 from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
 from paceline.transport.base import Rendezvous
 from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
+from paceline.transport.status.line import FOLDER
+from paceline.transport.status.picture import keep_last
 
 START_S = 120.0  # for all ranks to connect: each imports torch first
 GRACE_S = 3.0  # after the first failure: for mpirun to print which rank it was
@@ -61,6 +65,8 @@ def run_under_mpirun(session: Session, hear: Hear) -> None:
             config.deadline_s,
             config.plugin,
             bed,
+            limits_of(config),
+            partial(keep_last, session.out / FOLDER),
         )[1]
     if failures:
         raise root_cause(failures, job.workers)
@@ -73,6 +79,8 @@ def on_mpi_ranks(
     deadline_s: float = 30.0,
     plugins: tuple[str, ...] = (),
     bed: Testbed | None = None,
+    limits: Mapping[str, Any] = NO_LIMITS,
+    failing: Callable[[], None] = lambda: None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Run `body` on every rank of a new mpirun. Returns results and failures by rank."""
     package = pack(body if bed is None else partial(_on_host, bed, body), plugins)
@@ -80,9 +88,14 @@ def on_mpi_ranks(
     try:
         with _started(size, bed) as (process, printed, connections):
             for rank, connection in connections.items():
-                connection.send(rendezvous_for(bed, rank, size, store.port, deadline_s))
+                found = rendezvous_for(bed, rank, size, store.port, deadline_s)
+                connection.send(replace(found, **limits))
                 connection.send_bytes(package)
-            results, failures = _listen(process, printed, connections, hear)
+            try:
+                results, failures = _listen(process, printed, connections, hear, failing)
+            except BaseException:
+                failing()
+                raise
             if not failures:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(FINISH_S)
@@ -198,6 +211,7 @@ def _listen(
     printed: list[str],
     connections: dict[int, Connection],
     hear: Hear,
+    failing: Callable[[], None],
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
     running = dict(connections)
@@ -215,6 +229,7 @@ def _listen(
                 running.pop(rank)
                 vanished.append(rank)
         if (outcome.failures or vanished) and give_up == float("inf"):
+            failing()
             give_up = time.monotonic() + GRACE_S
     if vanished and not outcome.failures:
         with suppress(subprocess.TimeoutExpired):

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -90,6 +91,7 @@ class Rendezvous:
     watched: bool = False  # a rank's end is noticed at once, so waits for slow ranks have no limit
     give_up_s: float | None = None  # a wait ends after so long; None: never, or half an hour
     lost_s: float = 60.0  # a host that has not answered for so long is lost
+    status: Path | None = None  # the folder where each rank says what it does
 
 
 class Transport(ABC):

@@ -54,9 +54,17 @@ def patience_for(rendezvous: Rendezvous) -> Patience:
     def connect() -> Any:
         return dist.PrefixStore(f"patience-{rendezvous.generation}", connect_store(rendezvous))
 
-    return Patience(
-        rendezvous.rank, rendezvous.size, rendezvous.deadline_s, connect, rendezvous.watched
+    patience = Patience(
+        rendezvous.rank,
+        rendezvous.size,
+        rendezvous.deadline_s,
+        connect,
+        rendezvous.watched,
+        rendezvous.give_up_s,
     )
+    if rendezvous.status is not None:
+        patience.open_status(rendezvous.status)
+    return patience
 
 
 def first_line(error: BaseException) -> str:
