@@ -10,7 +10,7 @@ PacelineError
     ├── ReplicasDiffer    workers that should have the same weights do not
     ├── TransportError    a transport could not move bytes
     │   ├── PeerLost      a rank has ended
-    │   └── PeerSlow      a rank did not answer in time, and may or may not have ended
+    │   └── PeerSlow      a rank has not answered for `give_up_s`, and may or may not have ended
     └── WorkerFailed      a worker raised or died; carries its rank and its traceback
 
 KeyboardInterrupt
@@ -159,9 +159,9 @@ class PeerLost(TransportError):
 
 
 class PeerSlow(TransportError):
-    """A rank did not answer within the deadline, and the transport cannot tell if it has ended.
+    """The run has given a slow rank up, after `give_up_s`. No strategy goes on without that rank.
 
-    No strategy goes on without that rank.
+    `rank` is its rank in the world; None if the ranks waited for each other.
     """
 
     def __init__(self, rank: int | None, waited_s: float, what: str = "") -> None:
@@ -170,7 +170,7 @@ class PeerSlow(TransportError):
         doing = f", while waiting for {what}" if what else ""
         super().__init__(
             f"no answer from {who} within {waited_s:g} s{doing}: if it is only slow, use a longer"
-            " --deadline-s"
+            " --give-up-s"
         )
 
     def __reduce__(self) -> tuple[type, tuple[int | None, float, str]]:

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from paceline.api import make_job, start
-from paceline.errors import PeerSlow
-from paceline.transport.patience import Patience
 
 SLOW_S, DEADLINE_S = 1.0, 0.4
 
@@ -121,11 +119,11 @@ def test_12_a_slow_worker_is_waited_for_and_told_by_name(
     assert record["status"] == "completed"
     assert "lost" not in record
     assert record["result"]["steps"] == 12
-    if strategy == "ddp":
-        return  # it waits inside the backward pass, where nobody can tell waiting from computing
     told = naming("worker 1", waits)
-    assert told, "the slow one is named, in a ring and behind a server too"
-    assert f"--deadline-s {DEADLINE_S}" in told[0]
+    assert told, "the slow one is named, in a ring, behind a server and inside DDP's backward pass"
+    assert "computing step" in told[0], "what it does"
+    assert "test_slow_is_not_gone.py:" in told[0], "and where, in the user's own code"
+    assert "the run waits on" in told[0]
 
 
 APART = [
@@ -202,20 +200,6 @@ def test_12_gossip_meets_a_slow_partner_again(tmp_path: Path) -> None:
     assert max(waited) > DEADLINE_S, "waiting is booked as waiting"
 
 
-def test_12_where_nothing_tells_that_a_rank_lives_the_sentence_does_not_say_that_it_is_gone() -> (
-    None
-):
-    patience = Patience(0, 2, deadline_s=0.0)
-    with (
-        pytest.raises(
-            PeerSlow,
-            match=r"no answer from rank 1 within 0 s, while waiting for a message.*`deadline_s`",
-        ),
-        patience.waiting("a message", 1) as look,
-    ):
-        look()
-
-
 OWN = """
 import sys, time, torch, paceline
 from torch import nn
@@ -242,5 +226,5 @@ def test_12_worker_0_may_evaluate_alone_in_a_loop_of_ones_own(tmp_path: Path) ->
         timeout=100,
         check=True,
     )
-    assert done.stderr.count("worker 1 has waited") == 1
+    assert "worker 1 has waited" in done.stderr
     assert "for worker 0 (" in done.stderr

@@ -21,6 +21,7 @@ COMMANDS = {
     "runs": "paceline.cli.runs:runs",
     "show": "paceline.cli.runs:show",
     "evaluate": "paceline.cli.runs:evaluate",
+    "status": "paceline.cli.status:status",
     "watch": "paceline.cli.watch:watch",
     "explain": "paceline.cli.explain:explain",
     "list": "paceline.cli.listing:listing",

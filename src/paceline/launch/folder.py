@@ -15,6 +15,7 @@ from paceline.record.reader import read_worker_events
 from paceline.request.earlier import run_folder
 from paceline.request.job import Job
 from paceline.request.session import Session
+from paceline.transport.status.line import FOLDER
 
 
 def claim(
@@ -31,6 +32,7 @@ def claim(
     out, begins_again = _take(job, restarted)
     if held is not None:
         held.enter_context(alone_in(out, HELD))
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
     if begins_again:
         shutil.rmtree(out / "events")
         (out / "events").mkdir()
@@ -65,6 +67,7 @@ def claim_own(out: Path, resume: bool, restarted: Callable[[Path], bool], held: 
     except OSError as error:
         raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
     held.enter_context(alone_in(out, HELD))
+    shutil.rmtree(out / FOLDER, ignore_errors=True)
     if clear:
         shutil.rmtree(out / "events")
         (out / "events").mkdir()

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -31,11 +32,13 @@ def on_forked_ranks(
     waits: Waits = WAITS,
     expendable: frozenset[int] = frozenset(),
     bed: Testbed | None = None,
+    failing: Callable[[], None] = lambda: None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Run `body` on `size` forked ranks. Returns results and failures by rank.
 
     The death of an `expendable` rank is no failure. With a testbed each rank runs on one of its
-    hosts.
+    hosts. `failing` is called before ranks that may still run are ended because of a failure or a
+    signal.
     """
     context = get_context("fork")
     pipes: list[Connection] = []
@@ -58,7 +61,10 @@ def on_forked_ranks(
         board = board_for(bed, waits.lost_s)
         for rank, pipe in enumerate(pipes):
             pipe.send(rendezvous_for(board, bed, rank, size, waits))
-        return _listen(pipes, processes, board, hear, expendable)
+        return _listen(pipes, processes, board, hear, expendable, failing)
+    except BaseException:
+        failing()
+        raise
     finally:
         end_processes(processes)
         for pipe in pipes:
@@ -73,6 +79,7 @@ def _listen(
     board: Hosted,
     hear: Hear,
     expendable: frozenset[int],
+    failing: Callable[[], None],
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
     running = set(range(len(pipes)))
@@ -104,6 +111,7 @@ def _listen(
                 else:
                     outcome.failures[rank] = died
         if outcome.failures and give_up == float("inf"):
+            failing()
             give_up = time.monotonic() + GRACE_S
     return outcome.results, outcome.failures
 

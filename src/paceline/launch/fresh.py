@@ -68,6 +68,7 @@ def main() -> None:
     from paceline.launch.local import run_processes
 
     die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # the parent answers Ctrl-\
     torch.set_num_threads(1)  # starts no pool of threads before the workers are forked
     connection = Connection(int(sys.argv[1]))
     failure: PacelineError | None = None

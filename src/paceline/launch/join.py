@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.common.allocator import keep_freed_memory
@@ -82,6 +83,8 @@ def join(
     if seat is None:
         folder = Folder(out, resume, None)
         connected: Transport = Alone(deadline_s)
+        if folder.status is not None:
+            connected.patience.open_status(folder.status)
     else:
         name = transport
         if name == "auto":
@@ -103,6 +106,7 @@ def join(
                 " join(..., build='module:function')"
             )
         folder = Folder(out, resume, meeting)
+        meeting.rendezvous = replace(meeting.rendezvous, status=folder.status)
         connected = meeting.connect(kind, Waits(deadline_s, give_up_s, lost_s))
     known = {
         "strategy": described(chosen),

@@ -11,7 +11,7 @@ from paceline.common.allocator import keep_freed_memory
 from paceline.common.devices import take_device
 from paceline.common.links import Links
 from paceline.common.warned import warnings_once
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, PacelineError
 from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.messages import Hear
@@ -23,6 +23,8 @@ from paceline.testbed.build import lasting
 from paceline.testbed.hosts import Testbed
 from paceline.testbed.standing import standing
 from paceline.transport.base import Rendezvous
+from paceline.transport.status.line import FOLDER
+from paceline.transport.status.picture import keep_last
 
 
 def run_processes(session: Session, hear: Hear) -> None:
@@ -36,6 +38,7 @@ def run_processes(session: Session, hear: Hear) -> None:
             job.config.waits,
             may_die(job),
             bed,
+            partial(keep_last, session.out / FOLDER),
         )
     if failures:
         raise root_cause(failures, job.workers)
@@ -82,9 +85,16 @@ def train_rank(
     session = replace(session, taken=take_device(session.job.config.device, number))
     for fault in session.job.faults():
         fault.reached("connect", 0, rendezvous.rank)
+    rendezvous = replace(rendezvous, status=session.out / FOLDER)
     transport = transports.entry(session.job.transport).make.connect(rendezvous)
     try:
         run_worker(session, transport, say, alone_on_host=rendezvous.alone)
+        transport.patience.activity.end()
+    except RuntimeError as error:  # of PyTorch's DDP, whose wait was aborted
+        verdict = transport.patience.verdict
+        if verdict is None or isinstance(error, PacelineError):
+            raise
+        raise verdict from None
     finally:
         with suppress(Exception):  # the process ends anyway
             transport.close()

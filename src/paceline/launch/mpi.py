@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener, wait
@@ -34,6 +34,8 @@ from paceline.request.session import Session
 from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
 from paceline.transport.base import WAITS, Rendezvous, Waits
 from paceline.transport.mpi.transport import HOW_TO_GET, mpirun
+from paceline.transport.status.line import FOLDER
+from paceline.transport.status.picture import keep_last
 
 START_S = 120.0  # for all ranks to connect: each imports torch first
 GRACE_S = 3.0  # after the first failure: for mpirun to print which rank it was
@@ -61,6 +63,7 @@ def run_under_mpirun(session: Session, hear: Hear) -> None:
             config.waits,
             config.plugin,
             bed,
+            partial(keep_last, session.out / FOLDER),
         )[1]
     if failures:
         raise root_cause(failures, job.workers)
@@ -73,6 +76,7 @@ def on_mpi_ranks(
     waits: Waits = WAITS,
     plugins: tuple[str, ...] = (),
     bed: Testbed | None = None,
+    failing: Callable[[], None] = lambda: None,
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Run `body` on every rank of a new mpirun. Returns results and failures by rank."""
     package = pack(body if bed is None else partial(_on_host, bed, body), plugins)
@@ -82,7 +86,11 @@ def on_mpi_ranks(
             for rank, connection in connections.items():
                 connection.send(rendezvous_for(board, bed, rank, size, waits))
                 connection.send_bytes(package)
-            results, failures = _listen(process, printed, connections, board, hear)
+            try:
+                results, failures = _listen(process, printed, connections, board, hear, failing)
+            except BaseException:
+                failing()
+                raise
             if not failures:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(FINISH_S)
@@ -198,6 +206,7 @@ def _listen(
     connections: dict[int, Connection],
     board: Hosted,
     hear: Hear,
+    failing: Callable[[], None],
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
     running = dict(connections)
@@ -219,6 +228,7 @@ def _listen(
                 running.pop(rank)
                 vanished.append(rank)
         if (outcome.failures or vanished) and give_up == float("inf"):
+            failing()
             give_up = time.monotonic() + GRACE_S
     if vanished and not outcome.failures:
         with suppress(subprocess.TimeoutExpired):

@@ -28,6 +28,7 @@ from paceline.record.lock import alone_in
 from paceline.run.loop.conclusion import Conclusion, Failure, Terminated
 from paceline.run.loop.record import Recorded
 from paceline.transport.base import Transport
+from paceline.transport.status.line import FOLDER
 
 KILLING = (signal.SIGTERM, signal.SIGHUP)  # Ctrl-C raises a KeyboardInterrupt already
 _heard: list[Terminated] = []
@@ -54,6 +55,11 @@ class Folder:
         self.session = claimed[1] if claimed is not None else 0
 
         self._ending: Ending | None = None
+
+    @property
+    def status(self) -> Path | None:
+        """The folder where each rank says what it does; None without `out`."""
+        return self.out / FOLDER if self.out is not None else None
 
     def record(
         self, transport: Transport, seat: Seat | None, known: dict[str, Any]

@@ -23,7 +23,7 @@ def obey_parent(parent: int) -> None:
 
 def leave_terminal_to_parent() -> None:
     """Ignore the signals that a terminal sends to all processes: the parent ends this one."""
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -22,6 +22,7 @@ from paceline.launch.fresh import run_in_fresh_process
 from paceline.launch.joined import Meeting
 from paceline.launch.local import run_processes
 from paceline.launch.mpi import run_under_mpirun
+from paceline.launch.picture import shown_on_request
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.launch.signals import Ending, ending
@@ -37,6 +38,7 @@ from paceline.record.writer import write_json
 from paceline.registry import transports
 from paceline.request.job import Job
 from paceline.request.session import Session
+from paceline.transport.status.picture import last_picture
 
 # Called with ("progress", {...}), ("evaluation", {...}), ("notice", {...}), ("chosen", {...})
 Listen = Callable[[str, dict[str, Any]], None]
@@ -94,6 +96,7 @@ class Attempt:
         # they are.
         self.started = session.job.resume_from is None
         self.lost: list[int] = []  # workers that died while the others went on
+        self.last: list[dict[str, Any]] = []  # what the ranks did when the run failed
         self.notices = Notices(session.out, session.number)
         self._early: list[tuple[str, dict[str, Any]]] = []  # heard before the run has started
         self.calls = Calls(
@@ -114,7 +117,7 @@ class Attempt:
                 for notice in self.job.notices:
                     self._hear("notice", {"text": notice})
             start = self.meeting.train if self.meeting else _starter(self.job, clean)
-            with warnings_once():
+            with warnings_once(), shown_on_request(self.out, alone=self.meeting is None):
                 start(self._for_workers(), self._hear)
             self.calls.drain()
             end.settling = True
@@ -173,6 +176,7 @@ class Attempt:
         """Remove what only a running session needs."""
         if self.leads or _lost_the_leader(failure):
             self.notices.close()
+            self.last = last_picture(self.out, keep=failure is not None)
             reserve.release(self.out)
             checkpoint.sweep(self.out / "checkpoints")
 
@@ -223,6 +227,8 @@ class Attempt:
             "input_shape": list(job.data.input_shape),
             "classes": job.data.classes,
         }
+        if self.last:
+            record["last"] = self.last
         if self.lost:
             record["lost"] = sorted(self.lost)
         if job.data.origin:

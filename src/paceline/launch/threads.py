@@ -19,6 +19,7 @@ from paceline.request.session import Session
 from paceline.run.worker import run_worker
 from paceline.transport.base import Transport
 from paceline.transport.inproc import Hub
+from paceline.transport.status.line import FOLDER
 
 
 def run_threads(session: Session, hear: Hear) -> None:
@@ -53,4 +54,7 @@ def _train_rank(session: Session, hear: Hear, transport: Transport) -> None:
     taken = take_device(session.job.config.device, 0)
     for fault in session.job.faults():
         fault.reached("connect", 0, transport.rank)
+    # Threads share one process, so there is no stack of one rank to ask for.
+    transport.patience.open_status(session.out / FOLDER, gives_stack=False)
     run_worker(replace(session, taken=taken), transport, hear)
+    transport.patience.activity.end()

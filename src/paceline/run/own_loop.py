@@ -275,7 +275,7 @@ class Pace(Talk, Results):
         """
         if not self._finished:
             self._pairs.meet("pace.consensus")
-        with self._record.aside("evaluation"), ExitStack() as held:
+        with self._pairs.at("evaluate"), self._record.aside("evaluation"), ExitStack() as held:
             for pair in self._pairs if not self._finished else ():  # then all workers hold them
                 held.enter_context(pair.replica.holding(self._agree(pair)))
             yield
@@ -302,7 +302,7 @@ class Pace(Talk, Results):
         self._assemble()
         self._pairs.meet("pace.save")
         at, self._resumed_at = self._resumed_at, None
-        with self._record.aside("checkpoint"):
+        with self._pairs.at("save"), self._record.aside("checkpoint"):
             spent = self._record.train_s
             made = saving.save(self._pairs, Path(path), self.steps, more, at, spent)
         self._record.saved(made)
@@ -340,6 +340,7 @@ class Pace(Talk, Results):
             return
         self._pairs.check_end()
         self._finished = True
+        self.ctx.transport.patience.activity.enter("finish")
         self._record.finishing()
         self._assemble()
         for pair in self._pairs:

@@ -56,10 +56,12 @@ def make_context(
     """
     rank = transport.rank
     transport.patience.say = say
+    if (line := transport.patience.activity.line) is not None:
+        line.describe("server" if rank >= workers else "worker")
     transport.patience.name = lambda other: (
         f"worker {other}" if other < workers else f"the server (rank {other})"
     )
-    transport.tolerant = strategy.traits.survives
+    transport.tolerant = transport.patience.tolerant = strategy.traits.survives
     serves = rank >= workers
     ctx = Context(
         transport=transport,

@@ -45,6 +45,7 @@ def record_serving(
         parameters=replica.parameter_count,
     )
     net.start()
+    ctx.transport.patience.activity.enter("exchange")
     strategy.serve(ctx, replica)
     net.stop()
     recorder.write("summary", **summary_of(sampler, net, meter), **served(meter.total("train")))

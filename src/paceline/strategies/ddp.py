@@ -8,7 +8,6 @@ P * share, so that batches of different sizes are weighted by their samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import torch.distributed as dist
@@ -18,7 +17,9 @@ from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy, Traits
-from paceline.transport.c10d.store import LONG
+from paceline.strategies.parts.end_of_backward import EndOfBackward
+from paceline.transport.c10d.sockets import Sockets
+from paceline.transport.c10d.transport import timeout_of
 from paceline.types import Batch
 
 if TYPE_CHECKING:
@@ -52,22 +53,21 @@ class DDP(Strategy):
                 f"ddp requires a torch.distributed store, which transport {ctx.transport.kind} does"
                 " not have: use --transport gloo"
             )
-        dist.init_process_group(
-            ctx.transport.c10d(),
-            store=dist.PrefixStore("ddp", ctx.transport.store),
-            rank=ctx.transport.rank,
-            world_size=ctx.transport.size,
-            timeout=(
-                LONG
-                if ctx.transport.patience.watched
-                else timedelta(seconds=ctx.transport.deadline_s)
-            ),
-        )
-        # DDP does not copy worker 0's buffers to all in each step: batch statistics are averaged
-        # over the workers when they are needed, as with the other strategies.
-        wrapper = DistributedDataParallel(
-            replica.model, bucket_cap_mb=self.bucket_cap_mb, forward_sync_buffers=False
-        )
+        patience = ctx.transport.patience
+        with patience.blocking("the set-up of DDP"), Sockets() as sockets:
+            dist.init_process_group(
+                ctx.transport.c10d(),
+                store=dist.PrefixStore("ddp", ctx.transport.store),
+                rank=ctx.transport.rank,
+                world_size=ctx.transport.size,
+                timeout=timeout_of(patience),
+            )
+            # DDP does not copy worker 0's buffers to all in each step: batch statistics are
+            # averaged over the workers when they are needed, as with the other strategies.
+            wrapper = DistributedDataParallel(
+                replica.model, bucket_cap_mb=self.bucket_cap_mb, forward_sync_buffers=False
+            )
+        self._end = EndOfBackward(wrapper, patience, sockets.shut)
         replica.forward, replica.without_exchange = wrapper, wrapper.no_sync
         self._gradients = sum(p.numel() for p in replica.model.parameters() if p.requires_grad)
         self._itemsize = next(replica.model.parameters()).element_size()
@@ -80,6 +80,7 @@ class DDP(Strategy):
 
     def step(self, replica: Replica, batch: Batch) -> None:
         # The all-reduce happened inside the backward pass.
+        self._end.over()
         self.ctx.transport.note_all_reduce(self._gradients, self._itemsize)
         replica.update()
 

@@ -7,7 +7,10 @@ injected faults go by it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from paceline.transport.status.line import Line
 
 Point = Literal["connect", "set up", "load", "compute", "exchange", "evaluate", "save", "finish"]
 
@@ -20,10 +23,18 @@ class Activity:
         self.point: Point = "connect"
         self.step = 0  # counted from 1; 0: before the first
         self.heard: Callable[[Point, int], None] | None = None
+        self.line: Line | None = None  # where others can read it
 
     def enter(self, point: Point, step: int | None = None) -> None:
         self.point = point
         if step is not None:
             self.step = step
+        if self.line is not None:
+            self.line.enter(point, self.step)
         if self.heard is not None:
             self.heard(point, self.step)
+
+    def end(self) -> None:
+        """The rank has done its part of the run."""
+        if self.line is not None:
+            self.line.end(self.step)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -101,6 +102,7 @@ class Rendezvous:
     alone: bool = False  # no other rank runs on this host, so the host's traffic is this rank's
     watched: bool = False  # a rank's end is noticed at once, so waits for slow ranks have no limit
     joined: bool = False  # the rank's connection to the board is held open already
+    status: Path | None = None  # the folder where each rank says what it does
 
 
 class Transport(ABC):

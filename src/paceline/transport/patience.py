@@ -1,12 +1,12 @@
-"""Waiting for a slow rank: the user is notified once and the wait goes on.
+"""Waiting for a slow rank: a notice says who waits for whom, and the wait goes on.
 
-A rank that waits for more than `POST_S` posts that on the store, and removes it when the wait is
-over. After `deadline_s` the slow ranks are those that have not posted a wait. That holds for every
-pattern of messages: in a ring a rank waits for its neighbour, which waits for the slow rank. The
-first rank that notices writes the notice for all.
+After `deadline_s` the first rank that notices writes the notice for all, and again after 2, 4, 8,
+... times as long. A wait ends in three ways: what was waited for comes; a rank has ended
+(`PeerLost`); or `give_up_s` have passed (`PeerSlow`). Where the end of a rank cannot be noticed
+(its host may be down), `give_up_s` is half an hour unless the user says otherwise.
 
-Where the end of a rank cannot be noticed (its host may be down), a wait ends after `deadline_s`
-with `PeerSlow`.
+A wait inside a blocking call of a library is watched by a thread, which aborts the call when the
+wait has to end; `verdict` then says why.
 """
 
 from __future__ import annotations
@@ -14,30 +14,56 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from paceline.errors import PeerSlow, TransportError
+from paceline.errors import PeerLost, PeerSlow, TransportError, from_plain, to_plain
 from paceline.transport.activity import Activity
+from paceline.transport.status.line import Line
+from paceline.transport.status.picture import describer
+from paceline.transport.status.stacks import give_stack
+from paceline.transport.waits import Posted, Posts, duration, slow_ranks, told, who_waits
 
 # A rank posts a wait that lasts longer. Until then other ranks take it for one that computes.
 POST_S = 1.0
 IDLE_S = 1.0  # the watching thread ends after so long without a wait
 CLOSE_S = 2.0  # the longest wait for the watching thread to end
 LOOK_S = 0.5  # how often the watching thread looks at a blocking call
+ASK_S = 1.0  # how often a long wait asks the store which ranks have ended
+UNWATCHED_S = 1800.0  # a wait ends after so long where the end of a rank cannot be noticed
+STILL_S = 5.0  # between two looks: a rank that stood still for longer was suspended itself
+
+Peers = int | Sequence[int] | None
 
 
 @dataclass
 class Wait:
     what: str
-    peer: int | None  # its rank in the world; None: all ranks
-    began: float  # by time.monotonic
+    peers: tuple[int, ...]  # their ranks in the world; empty: all others
+    due_s: float  # when this wait has lasted so long, the next notice is due
+    gives_up: bool = True  # False: it ends only after a `give_up_s` that the user has set
     idle: bool = False
-    posted: bool = False  # the store says that this rank waits
-    told: bool = False  # the ranks have decided which of them writes the notice
-    tells: bool = False  # this rank writes it
+    abort: Callable[[], None] | None = None  # ends the blocking call that waits
+    began: float = 0.0  # by time.monotonic
+    looked: float = 0.0
+    still_s: float = 0.0  # this rank was suspended for so long
+    asked: float = 0.0  # when the store was asked which ranks have ended
+    posted: bool = False  # this rank has said that it waits
+    on_board: bool = False  # the store says so, too
+    tells: bool = False  # this rank writes the notices
+
+    def __post_init__(self) -> None:
+        self.began = self.looked = time.monotonic()
+
+    def waited_s(self) -> float:
+        """Seconds of waiting, without those in which this rank was suspended (SIGSTOP)."""
+        now = time.monotonic()
+        self.still_s += max(0.0, now - self.looked - STILL_S)
+        self.looked = now
+        return now - self.began - self.still_s
 
 
 class Patience:
@@ -53,15 +79,21 @@ class Patience:
         deadline_s: float,
         connect: Callable[[], Any] | None = None,
         watched: bool = False,
+        give_up_s: float | None = None,
     ) -> None:
         self.rank, self.size, self.deadline_s = rank, size, deadline_s
+        self.give_up_s = give_up_s
         self.activity = Activity(rank)
         self.watched = watched  # whether the end of a rank is noticed at once
+        self.tolerant = False  # the end of a rank matters only to those that wait for it
         self._connect = connect
         # A separate connection: the wait may be for an answer on the rank's other one.
-        self._store: Any = None
+        self._posts: Posts | None = None
+        self.verdict: TransportError | None = None  # why a blocking call was aborted
         self.say: Callable[[str], None] = lambda text: None
         self.name: Callable[[int], str] = lambda rank: f"rank {rank}"
+        # What these ranks do now, as far as this rank can see it.
+        self.describe: Callable[[Sequence[int]], dict[int, str]] = lambda ranks: {}
         # The number of the step in which this rank waits, if it knows.
         self.progress: Callable[[], int | None] = lambda: None
         self._blocked: Wait | None = None  # a wait inside a blocking call of a library
@@ -69,27 +101,44 @@ class Patience:
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
+    def open_status(self, folder: Path, gives_stack: bool = True) -> None:
+        """Write this rank's status into a folder, where `describe` reads that of the others.
+
+        A disk that cannot be written costs the status, not the run.
+        """
+        with suppress(OSError):
+            line = Line(folder, self.rank, self.size)
+            if gives_stack:
+                give_stack(line, folder)
+            self.activity.line, self.describe = line, describer(folder)
+
     @property
     def post_s(self) -> float:
         """Seconds after which a wait is posted on the store."""
         return min(POST_S, self.deadline_s / 2)
 
+    @property
+    def limit_s(self) -> float:
+        """Seconds after which a wait ends; infinite: never."""
+        if self.give_up_s is not None:
+            return self.give_up_s
+        return float("inf") if self.watched else UNWATCHED_S
+
     @contextmanager
     def waiting(
-        self, what: str, peer: int | None = None, *, gives_up: bool = True, idle: bool = False
+        self, what: str, peers: Peers = None, *, gives_up: bool = True, idle: bool = False
     ) -> Iterator[Callable[[], None]]:
         """Give the function that a waiting loop must call again and again.
 
-        It raises `PeerSlow` after the deadline, if `gives_up` and the peer's end cannot be noticed.
+        It raises `PeerLost` or `PeerSlow` when the wait has to end. `peers`: the ranks in the world
+        that are waited for. Without `gives_up` only a `give_up_s` of the user's ends the wait.
         `idle`: the wait delays no other rank (a server without requests), so it is not reported.
         """
-        wait = Wait(what, peer, time.monotonic(), idle)
+        wait = Wait(what, _ranks(peers), self.deadline_s, gives_up, idle)
 
         def look() -> None:
-            waited_s = time.monotonic() - wait.began
-            if gives_up and not self.watched and waited_s > self.deadline_s:
-                raise PeerSlow(peer, self.deadline_s, what)
-            self._look(wait, waited_s)
+            if (error := self._look(wait)) is not None:
+                raise error
 
         try:
             yield look
@@ -97,10 +146,12 @@ class Patience:
             if wait.posted:
                 self._take_back(wait)
 
-    def enter(self, what: str, peer: int | None = None) -> Wait:
-        """Begin a wait inside one blocking call, which has its own timeout. A thread watches it."""
+    def enter(
+        self, what: str, peers: Peers = None, abort: Callable[[], None] | None = None
+    ) -> Wait:
+        """Begin a wait inside one blocking call. A thread watches it, and may `abort` it."""
         # Set this before looking at `_watcher`, because that thread may be about to end.
-        wait = self._blocked = Wait(what, peer, time.monotonic())
+        wait = self._blocked = Wait(what, _ranks(peers), self.deadline_s, abort=abort)
         if self._watcher is None and self._connect is not None and not self._closed.is_set():
             self._watcher = threading.Thread(target=self._watch, name="patience", daemon=True)
             self._watcher.start()
@@ -111,6 +162,38 @@ class Patience:
         if wait.posted:
             self._take_back(wait)
 
+    @contextmanager
+    def blocking(self, what: str) -> Iterator[None]:
+        """Let a thread watch a block that may wait for other ranks inside a library."""
+        wait = self.enter(what)
+        try:
+            yield
+        except RuntimeError as error:
+            if self.verdict is None or isinstance(error, TransportError):
+                raise
+            raise self.verdict from None
+        finally:
+            self.leave(wait)
+
+    def blame(self, error: TransportError) -> TransportError:
+        """Why this rank's wait has failed: this error, or what made another rank leave before.
+
+        A rank that gives a slow one up leaves, and its connections close. The others then report
+        the slow rank too, not the one that left.
+        """
+        if self.verdict is not None:
+            return self.verdict
+        with self._lock:
+            return self._agreed() or error
+
+    def _agreed(self) -> TransportError | None:
+        """Why another rank has given up, if one has."""
+        with suppress(RuntimeError, ValueError):
+            if self._posts is not None and (said := self._posts.verdict()) is not None:
+                agreed = from_plain(json.loads(said))
+                return agreed if isinstance(agreed, TransportError) else None
+        return None
+
     def close(self) -> None:
         """End the watching thread; no wait will follow."""
         self._closed.set()
@@ -118,7 +201,7 @@ class Patience:
         if watcher is not None and watcher is not threading.current_thread():
             watcher.join(CLOSE_S)
         with self._lock:
-            self._store = None
+            self._posts = None
 
     def _watch(self) -> None:
         """Watch blocking calls until a while after the last one.
@@ -135,79 +218,130 @@ class Patience:
                     return
                 self._watcher = threading.current_thread()  # a wait began just before that
             if wait is not None:
-                self._look(wait, time.monotonic() - wait.began)
-                if self._blocked is not wait and wait.posted:
-                    self._take_back(wait)
+                error = self._look(wait)
+                if self._blocked is not wait:
+                    if wait.posted:
+                        self._take_back(wait)
+                elif error is not None and self.verdict is None:
+                    self.verdict = error
+                    if wait.abort is not None:
+                        wait.abort()
 
-    def _look(self, wait: Wait, waited_s: float) -> None:
-        if waited_s < self.post_s or self._connect is None:
+    def _look(self, wait: Wait) -> TransportError | None:
+        """Post a long wait, write a notice that is due; return why the wait has to end now."""
+        waited_s = wait.waited_s()
+        if waited_s < self.post_s:
+            return None
+        with self._lock:
+            # Errors: the launcher has ended, and its store with it, so there is no one to notify.
+            with suppress(RuntimeError, TransportError):
+                self._report(wait, waited_s)
+            error = self._end(wait, waited_s)
+            if error is not None and self._posts is not None:
+                with suppress(RuntimeError):
+                    self._posts.set_verdict(json.dumps(to_plain(error)))
+        return error
+
+    def _report(self, wait: Wait, waited_s: float) -> None:
+        if not wait.posted and (line := self.activity.line) is not None:
+            line.wait(wait.what, wait.peers, time.time() - waited_s, wait.idle)
+        wait.posted = True
+        if self._connect is None or self._closed.is_set():
             return
-        # Errors: the launcher has ended, and its store with it, so there is no one to notify.
-        with self._lock, suppress(RuntimeError, TransportError):
-            if self._closed.is_set():
-                return
-            if self._store is None:
-                self._store = self._connect()
-            if not wait.posted:
-                wait.posted = True
-                self._store.set(
-                    f"waits/{self.rank}", json.dumps({"idle": wait.idle, "step": self.progress()})
-                )
-            if waited_s > self.deadline_s and not wait.told and not wait.idle:
-                wait.told = True
-                wait.tells = (
-                    self._store.compare_set("teller", "", str(self.rank)) == str(self.rank).encode()
-                )
-                if wait.tells:
-                    self.say(self._sentence(wait, waited_s))
+        if self._posts is None:
+            self._posts = Posts(self._connect(), self.rank, self.size)
+        if not wait.on_board:
+            wait.on_board = True
+            self._posts.post(Posted(wait.peers, wait.idle, self.progress()))
+        if waited_s > wait.due_s and not wait.idle:
+            while waited_s > wait.due_s:
+                wait.due_s = 2 * wait.due_s or float("inf")
+            posted = self._posts.read()
+            wait.tells = self._posts.may_tell(posted)
+            if wait.tells:
+                self.say(self._sentence(wait, waited_s, posted))
+
+    def _end(self, wait: Wait, waited_s: float) -> TransportError | None:
+        """Why a wait has to end now; None: it goes on."""
+        if (lost := self._lost(wait)) is not None:
+            return lost
+        limit_s = self.limit_s if wait.gives_up or self.give_up_s is not None else float("inf")
+        if wait.idle or waited_s <= limit_s:
+            return None
+        slow = self._slow(wait)
+        # Looked at after that: a rank that gives up says so before it takes its own wait back.
+        if (agreed := self._agreed()) is not None:
+            return agreed
+        doing = self.describe(slow[:1]).get(slow[0]) if slow else None
+        what = f"{wait.what} (it is {doing})" if doing else wait.what
+        return PeerSlow(slow[0] if slow else None, limit_s, what)
+
+    def _lost(self, wait: Wait) -> PeerLost | None:
+        """The end of a rank that matters to this wait, as far as the store has noticed it."""
+        now = time.monotonic()
+        if self._posts is None or now - wait.asked < ASK_S:
+            return None
+        wait.asked = now
+        with suppress(RuntimeError, TransportError):
+            gone = self._posts.gone()
+            awaited = [rank for rank in wait.peers if rank in gone]
+            others = [] if self.tolerant else [rank for rank in gone if rank != self.rank]
+            for rank in awaited + others:
+                return PeerLost(rank, gone[rank])
+        return None
+
+    def _slow(self, wait: Wait) -> list[int]:
+        """The ranks that this wait is for in the end; else those that it is for directly."""
+        with suppress(RuntimeError):
+            if self._posts is not None:
+                posted = self._posts.read() | {self.rank: Posted(wait.peers)}
+                if slow := slow_ranks(posted, self.rank, self.size):
+                    return slow
+        return list(wait.peers) if len(wait.peers) == 1 else []
 
     def _take_back(self, wait: Wait) -> None:
+        if (line := self.activity.line) is not None:
+            line.wait_over()
         with self._lock, suppress(RuntimeError, TransportError):
-            if self._store is not None:
-                self._store.set(f"waits/{self.rank}", "")
-                if wait.tells:
-                    self._store.set("teller", "")
+            if self._posts is not None:
+                self._posts.take_back(wait.tells)
         wait.posted = wait.tells = False
 
-    def _sentence(self, wait: Wait, waited_s: float) -> str:
-        posted = self._posted()
-        slow = [rank for rank in range(self.size) if rank not in posted]
-        if not slow and wait.peer is not None:
-            slow = [wait.peer]
-        waiting = [rank for rank, idle in posted.items() if not idle and rank not in slow]
-        have = "has" if len(waiting) == 1 else "have"
-        whom = _listed([self.name(rank) for rank in slow]) if slow else "each other"
-        end = "" if self.watched else "; the wait ends soon"
-        return (
-            f"{_listed([self.name(rank) for rank in waiting])} {have} waited"
-            f" {waited_s:.{waited_s < 10:d}f} s for {whom} ({wait.what}): alive, but slow, so the"
-            f" run waits on{end} (--deadline-s {self.deadline_s:g})"
+    def _sentence(self, wait: Wait, waited_s: float, posted: dict[int, Posted]) -> str:
+        posted = posted | {self.rank: Posted(wait.peers)}
+        slow = slow_ranks(posted, self.rank, self.size)
+        if not slow and len(wait.peers) == 1:
+            slow = list(wait.peers)
+        ended = self._posts.gone() if self._posts is not None else {}
+        slow = [rank for rank in slow if rank not in ended] or slow
+        waiting = who_waits(posted, slow, self.size) or [self.rank]
+        doing = [
+            text if len(slow) == 1 else f"{self.name(rank)} {text}"
+            for rank, text in self.describe(slow).items()
+        ]
+        limit_s = self.limit_s if wait.gives_up or self.give_up_s is not None else float("inf")
+        end = (
+            "the run waits on (--give-up-s S ends it)"
+            if limit_s == float("inf")
+            else f"the run gives up after {duration(limit_s)} (--give-up-s)"
         )
+        names = [self.name(rank) for rank in waiting], [self.name(rank) for rank in slow]
+        return f"{told(names[0], waited_s, names[1], wait.what, doing)}; {end}"
 
     def steps_of_waiting(self) -> dict[int, int]:
         """The step in which each other rank waits that has posted a wait in a step."""
         with self._lock, suppress(RuntimeError, TransportError):
-            if self._store is not None:
-                said = {rank: self._said(rank) for rank in range(self.size) if rank != self.rank}
-                return {r: s["step"] for r, s in said.items() if s.get("step") is not None}
-        return {}
-
-    def _posted(self) -> dict[int, bool]:
-        """The ranks that have posted a wait on the store, and whether each wait is idle."""
-        found = {self.rank: False}
-        for rank in range(self.size):
-            if rank != self.rank and (said := self._said(rank)):
-                found[rank] = bool(said["idle"])
-        return dict(sorted(found.items()))
-
-    def _said(self, rank: int) -> dict[str, Any]:
-        """What a rank has posted about its wait; empty if it has posted none."""
-        key = f"waits/{rank}"
-        with suppress(ValueError, LookupError, TypeError):
-            if self._store.check([key]) and (said := self._store.get(key)):
-                return {"idle": False, **json.loads(said)}
+            if self._posts is not None:
+                posted = self._posts.read()
+                return {
+                    rank: own.step
+                    for rank, own in posted.items()
+                    if rank != self.rank and own.step is not None
+                }
         return {}
 
 
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _ranks(peers: Peers) -> tuple[int, ...]:
+    if peers is None:
+        return ()
+    return (peers,) if isinstance(peers, int) else tuple(peers)

@@ -74,7 +74,7 @@ def agree(transport: Transport, what: str) -> None:
 def assemble(
     transport: Transport, ranks: Sequence[int], survivors_suffice: bool = False
 ) -> tuple[int, ...]:
-    """Wait for these ranks without a deadline; return the ranks that came, the same on all.
+    """Wait for these ranks, however long they take; return those that came, the same on all.
 
     The first rank collects the others' messages. A rank that has ended raises `PeerLost` on all of
     them, unless `survivors_suffice`.
@@ -84,7 +84,7 @@ def assemble(
     if line.rank != first:
         said, heard = line.isend(word, first, ASSEMBLY_TAG), torch.zeros(line.size)
         answer = line.irecv(heard, first, ASSEMBLY_TAG)
-        _await_one(line, [answer])
+        _await_one(line, [answer], [first])
         answer.wait()
         said.wait()
         return tuple(r for r in ranks if heard[r])
@@ -95,7 +95,12 @@ def assemble(
             awaited[rank] = line.irecv(torch.zeros(line.size), rank, ASSEMBLY_TAG)
     while awaited:
         order = list(awaited)
-        rank = order[_await_one(line, [awaited[r] for r in order])]
+        try:
+            rank = order[_await_one(line, [awaited[r] for r in order], order)]
+        except PeerLost as lost:  # the store has noticed it
+            if not survivors_suffice or awaited.pop(lost.rank or 0, None) is None:
+                raise
+            continue
         with suppress(PeerLost) if survivors_suffice else nullcontext():
             awaited.pop(rank).wait()
             word[rank] = 1
@@ -105,10 +110,10 @@ def assemble(
     return here
 
 
-def _await_one(transport: Transport, works: Sequence[Work]) -> int:
+def _await_one(transport: Transport, works: Sequence[Work], ranks: Sequence[int]) -> int:
     """The index of a complete work, however long that takes; slow ranks are reported."""
     patience = transport.patience
-    with patience.waiting("all to come together", gives_up=False) as look:
+    with patience.waiting("all to come together", ranks, gives_up=False) as look:
         while (which := transport.wait_any(works, patience.post_s)) is None:
             look()
     return which

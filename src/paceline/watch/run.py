@@ -12,6 +12,8 @@ from typing import Any
 from paceline.record.following import Tail
 from paceline.record.notices import NAME as NOTICES
 from paceline.record.reader import Event, over_network, read_run
+from paceline.transport.status.line import FOLDER as STATUS
+from paceline.transport.status.picture import take_picture, waits
 from paceline.watch.curves import Means, Points
 from paceline.watch.files import JsonFile, inside
 from paceline.watch.ranks import RankView, rows
@@ -185,12 +187,18 @@ class RunView:
                     _times_known(config, ranks),
                     over_network(next((r.start for r in ranks if r.start), {}), config),
                 ),
+                "waits": None if self.ended else self._waits(),
                 "notices": list(self.notices),
                 "faults": self._faults(),
                 "reading": read / (read + unread) if unread else None,
             }
         )
         return told
+
+    def _waits(self) -> str | None:
+        """Which ranks wait for which, if they have waited for long."""
+        folder = self.folder / STATUS
+        return waits(take_picture(folder, stacks=False)) if inside(self.root, folder) else None
 
     def _config(self) -> dict[str, Any]:
         return {**(self.config.content or {}), **((self.record.content or {}).get("config") or {})}

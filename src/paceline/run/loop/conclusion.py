@@ -24,6 +24,7 @@ from paceline.record.writer import clean, write_json
 from paceline.request.config import Config
 from paceline.run.loop.talk import say
 from paceline.transport.base import Transport
+from paceline.transport.status.picture import last_picture
 
 if TYPE_CHECKING:
     from paceline.run.loop.pair import Pair
@@ -148,6 +149,8 @@ class Conclusion:
         wall_s = time.perf_counter() - self.started
         reserve.release(self.out)
         record = summarise(events, self.config, about, status, error, wall_s)
+        if last := last_picture(self.out, keep=failure is not None):
+            record["last"] = last
         write_json(self.out / "run.json", clean(record))
         try:
             write_trace(events, self.out / "trace.json")

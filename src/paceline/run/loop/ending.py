@@ -27,15 +27,15 @@ def agree_on_steps(transport: Transport, workers: int, steps: int, call: str) ->
     if line.rank == 0:
         heard = [torch.zeros_like(counts) for _ in range(workers - 1)]
         awaited = [line.irecv(h, rank, STEPS_TAG) for rank, h in enumerate(heard, start=1)]
-        for work in awaited:
-            _await(line, work, steps, workers, call)
+        for rank, work in enumerate(awaited, start=1):
+            _await(line, work, rank, steps, workers, call)
         counts += sum(heard, torch.zeros_like(counts))
         for rank in range(1, workers):
             line.send(counts, rank, STEPS_TAG)
     else:
         all_counts = torch.zeros_like(counts)
         said, answer = line.isend(counts, 0, STEPS_TAG), line.irecv(all_counts, 0, STEPS_TAG)
-        _await(line, answer, steps, workers, call)
+        _await(line, answer, 0, steps, workers, call)
         said.wait()
         counts = all_counts
     _compare(counts)
@@ -47,14 +47,14 @@ def _compare(counts: Tensor) -> None:
         raise BadRequest(f"the workers have made different numbers of steps: {told}. {REMEDY}")
 
 
-def _await(line: Transport, work: Work, steps: int, workers: int, call: str) -> None:
+def _await(line: Transport, work: Work, rank: int, steps: int, workers: int, call: str) -> None:
     patience = line.patience
-    with patience.waiting(f"all to call {call}", gives_up=False) as look:
+    with patience.waiting(f"all to call {call}", rank, gives_up=False) as look:
         while line.wait_any([work], patience.post_s) is None:
             look()
-            for rank, step in patience.steps_of_waiting().items():
-                if rank < workers and step > steps:
-                    raise BadRequest(_apart(call, line.rank, steps, rank, step))
+            for other, step in patience.steps_of_waiting().items():
+                if other < workers and step > steps:
+                    raise BadRequest(_apart(call, line.rank, steps, other, step))
     work.wait()
 
 

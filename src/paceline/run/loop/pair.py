@@ -20,6 +20,8 @@ from paceline.run.loop import scaler
 from paceline.run.loop.gradients import OwnGradients
 from paceline.run.state import set_up_strategy
 from paceline.strategies.base import Context, Strategy, expect_identical
+from paceline.transport.activity import Activity
+from paceline.transport.status.stacks import check_signal
 from paceline.types import Batch
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Pair:
 
     def set_up(self, saved: Saved | None) -> None:
         """Set the strategy up, new or with what a checkpoint remembers. It may be set up again."""
+        self.activity.enter("set up")
         groups = self.optimizer.param_groups
         for group, taken in zip(groups, self.taken, strict=False):
             group.update(taken)
@@ -64,6 +67,11 @@ class Pair:
             for old, new in zip(before, groups, strict=True)
         ]
         self.strategy.begin(self.replica, None)
+        self.activity.enter("compute", self.steps + 1)
+
+    @property
+    def activity(self) -> Activity:
+        return self.ctx.transport.patience.activity
 
     @property
     def again(self) -> bool:
@@ -287,6 +295,7 @@ class Pair:
         if clip_norm is not None and not float(clip_norm) > 0:
             raise BadRequest(f"clip_norm={clip_norm}: it must be more than 0")
         self._refuse_new_groups()
+        self.activity.enter("exchange", self.steps + 1)
         self.replica.clip_norm = clip_norm
         with scaler.taken(self.optimizer) as scaling:
             if scaling is not None and self._skips(scaling):
@@ -299,6 +308,9 @@ class Pair:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self._was_by_pace = self._by_pace
         self.forget()
+        self.activity.enter("compute", self.steps + 1)
+        if (line := self.activity.line) is not None:
+            check_signal(line)
 
     def _exchange_and_update(self, now: Batch, scaling: scaler.Scaling | None) -> None:
         batch = self._settle(now, scaling, scaling.inverse if scaling is not None else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from paceline.run.loop.ending import agree_on_steps
 from paceline.run.loop.pair import Pair
 from paceline.run.loop.saving import Loaded
 from paceline.strategies.base import Context, Strategy, Traits
+from paceline.transport.activity import Point
 from paceline.types import Batch
 
 UNUSED = (
@@ -115,6 +117,14 @@ class Pairs:
             if pair.optimizer is optimizer:
                 return pair
         raise BadRequest("optimizer= is not one that was given to pace.prepare")
+
+    @contextmanager
+    def at(self, point: Point) -> Iterator[None]:
+        """Say that this worker is at a point between its steps."""
+        activity = self.ctx.transport.patience.activity
+        activity.enter(point, self.steps)
+        yield
+        activity.enter("compute", self.steps + 1)
 
     # --- mistakes
 

@@ -170,19 +170,25 @@ class Server:
             here = [c for c in self.clients if c.next_note is not None]
             if not here:
                 raise RunFailed(f"server {self.transport.rank} has no worker left to serve")
-            self._receive(
-                here[self._wait_for_note([c.next_note for c in here if c.next_note is not None])]
-            )
+            try:
+                self._receive(here[self._wait_for_note(here)])
+            except PeerLost as lost:  # the store has noticed the end of a worker
+                gone = [c for c in here if c.rank == lost.rank]
+                if not self.survives or not gone:
+                    raise
+                gone[0].here, gone[0].waits, gone[0].next_note = False, False, None
             self._reply_to_all()
 
-    def _wait_for_note(self, notes: list[Work]) -> int:
+    def _wait_for_note(self, clients: list[Client]) -> int:
         """The index of a note that has arrived.
 
         None may arrive for a long time (during an evaluation). If workers wait for a reply
         meanwhile, the slow ranks are reported.
         """
         idle, patience = not any(c.waits for c in self.clients), self.transport.patience
-        with patience.waiting("gradients", gives_up=False, idle=idle) as look:
+        notes = [c.next_note for c in clients if c.next_note is not None]
+        ranks = [c.rank for c in clients]
+        with patience.waiting("gradients", ranks, gives_up=False, idle=idle) as look:
             while (which := self.transport.wait_any(notes, patience.post_s)) is None:
                 look()
         return which
@@ -224,6 +230,7 @@ class Server:
             client.clock += 1
             client.waits = True
             self.step = max(self.step, int(client.request[1]) + 1)
+            self.transport.patience.activity.enter("exchange", self.step)
         elif kind == PULL:
             self._apply()
             with self.transport.during("evaluate"):

@@ -28,13 +28,17 @@ def connect_store(rendezvous: Rendezvous) -> Board:
 
 def patience_for(rendezvous: Rendezvous, board: Board) -> Patience:
     """A rank's `Patience`, which uses the board at the first long wait."""
-    return Patience(
+    patience = Patience(
         rendezvous.rank,
         rendezvous.size,
         rendezvous.waits.deadline_s,
         lambda: board.under(f"patience-{rendezvous.generation}"),
         rendezvous.watched,
+        rendezvous.waits.give_up_s,
     )
+    if rendezvous.status is not None:
+        patience.open_status(rendezvous.status)
+    return patience
 
 
 def first_line(error: BaseException) -> str:

@@ -27,11 +27,13 @@ from paceline.transport.base import (
     check_tensor,
     wording,
 )
+from paceline.transport.c10d.sockets import Sockets
 from paceline.transport.c10d.store import LONG, connect_store, first_line, patience_for
 from paceline.transport.patience import Patience
 from paceline.transport.together import agree
 
 Kind = TypeVar("Kind", bound="ProcessGroupTransport")
+MARGIN_S = 30.0  # between the end of a wait by `patience` and by the library's own timeout
 REDUCE: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
@@ -59,7 +61,13 @@ class ProcessGroupTransport(Transport):
         super().__init__(rank, size, deadline_s, generation, patience)
         self.store, self._host, self._label = store, host, name
         self._members = members or tuple(range(size))  # the ranks in the world
-        self._group = self._guard(lambda: self.make_group(store.under(f"{name}/{generation}")))
+        self._others = tuple(m for i, m in enumerate(self._members) if i != rank)
+        self._sockets = Sockets()
+        with self._sockets:
+            self._group = self._guard(
+                lambda: self.make_group(store.under(f"{name}/{generation}")),
+                what="the connections",
+            )
         self._agreed: set[tuple[str, int, torch.dtype, str, bool]] = set()
         self._arrived, self._waiters = threading.Condition(), Waiters()
         self._reduce = {}
@@ -86,8 +94,8 @@ class ProcessGroupTransport(Transport):
 
     @property
     def timeout(self) -> timedelta:
-        """The library's timeout: `LONG` where the end of a rank is noticed otherwise."""
-        return LONG if self.patience.watched else timedelta(seconds=self.deadline_s)
+        """The library's timeout, should `patience` not end a wait first."""
+        return timeout_of(self.patience)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         return _GroupWork(self, self._guard(lambda: self._group.send([tensor], to, tag), to), to)
@@ -166,6 +174,12 @@ class ProcessGroupTransport(Transport):
         if self._label == f"{self.name}/world":
             self.store.close()
 
+    def _abort(self) -> None:
+        """End all calls of this process group that wait."""
+        if (group := getattr(self, "_group", None)) is not None:  # None: it is being made
+            group.abort()
+        self._sockets.shut()
+
     def _guard(
         self,
         call: Callable[[], Any],
@@ -177,22 +191,32 @@ class ProcessGroupTransport(Transport):
 
         `aside`: a thread waits while this rank may do something else, so the wait is not reported.
         """
-        wait = None if aside else self.patience.enter(what, peer)
+        patience, others = self.patience, self._others if peer is None else (self._members[peer],)
+        wait = None if aside else patience.enter(what, others, self._abort)
         try:
-            return call()
+            result = call()
         except RuntimeError as error:
-            text = first_line(error)
+            text, other = first_line(error), others[0] if len(others) == 1 else None
+            if patience.verdict is not None:
+                raise patience.verdict from None
             if "imed out" in text or "imeout" in text:
-                slow = None if peer is None else self._members[peer]
-                raise PeerSlow(slow, self.deadline_s, what) from None
+                slow = PeerSlow(other, self.timeout.total_seconds(), what)
+                raise patience.blame(slow) from None
             if any(words in str(error) for words in self.failure_words):
-                other = 1 - self.rank if self.size == 2 else peer
-                lost = None if other is None else self._members[other]
-                raise PeerLost(lost, "its connection closed") from None
+                raise patience.blame(PeerLost(other, "its connection closed")) from None
             raise TransportError(f"{self.name}: {text}") from None
         finally:
             if wait is not None:
-                self.patience.leave(wait)
+                patience.leave(wait)
+        if patience.verdict is not None:  # the call was aborted just when it was complete
+            raise patience.verdict
+        return result
+
+
+def timeout_of(patience: Patience) -> timedelta:
+    """A timeout for a library whose waits `patience` watches: it ends them a while before."""
+    limit_s = patience.limit_s + MARGIN_S
+    return LONG if limit_s > LONG.total_seconds() else timedelta(seconds=limit_s)
 
 
 class _GroupWork:

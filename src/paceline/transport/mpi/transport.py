@@ -96,10 +96,16 @@ class MpiTransport(Transport):
     )
 
     def __init__(
-        self, comm: Any, store: Any, deadline_s: float, patience: Patience | None = None
+        self,
+        comm: Any,
+        store: Any,
+        deadline_s: float,
+        patience: Patience | None = None,
+        members: tuple[int, ...] = (),
     ) -> None:
         super().__init__(comm.rank, comm.size, deadline_s, patience=patience)
         self.store, self._comm, self._mpi = store, comm, load()
+        self._members = members or tuple(range(comm.size))  # the ranks in the world
         self._types = number_types(self._mpi)
         self._ops = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}
         self._signature = torch.zeros(2 * SIGNATURE, dtype=torch.int64)
@@ -211,8 +217,12 @@ class MpiTransport(Transport):
         for _ in range(LOOKS):
             if test(status):
                 return
+        members = self._members
+        peers = (
+            members[peer] if peer is not None else [r for r in members if r != members[self.rank]]
+        )
         try:
-            with self.patience.waiting(what, peer) as look:
+            with self.patience.waiting(what, peers) as look:
                 while not test(status):
                     os.sched_yield()
                     look()
@@ -222,14 +232,17 @@ class MpiTransport(Transport):
             raise
 
     def side(self, label: str) -> MpiTransport:
-        return MpiTransport(self._comm.Dup(), self.store, self.deadline_s, self.patience)
+        return MpiTransport(
+            self._comm.Dup(), self.store, self.deadline_s, self.patience, self._members
+        )
 
     def group(self, ranks: Sequence[int]) -> MpiTransport:
         members = check_ranks(ranks, self.size, self.rank)
         if members == tuple(range(self.size)):
             return self
         own = self._comm.Create_group(self._comm.group.Incl(members))
-        return MpiTransport(own, self.store, self.deadline_s, self.patience)
+        world = tuple(self._members[r] for r in members)
+        return MpiTransport(own, self.store, self.deadline_s, self.patience, world)
 
 
 def hash_of(operation: str, tensor: Tensor) -> Tensor:

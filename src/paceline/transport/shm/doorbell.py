@@ -12,7 +12,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 
-from paceline.errors import PeerLost
+from paceline.errors import PeerLost, TransportError
 from paceline.transport.patience import Patience
 
 POLLS = 200  # before the rank yields its core
@@ -135,12 +135,15 @@ class Waiter:
             if counters.closed[peer] or self.has_ended(peer):
                 if ready():  # the peer may have finished this just before it ended
                     return
-                raise PeerLost(self._members[peer], f"while waiting for {what}")
+                raise self._lost(peer, what)
             # The peer may itself be waiting for another rank that has ended.
             for other in () if self.tolerant else self.descriptors:
                 if other != peer and not counters.closed[other] and self.has_ended(other):
-                    raise PeerLost(self._members[other], f"while waiting for {what}")
+                    raise self._lost(other, what)
             look()
+
+    def _lost(self, peer: int, what: str) -> TransportError:
+        return self.patience.blame(PeerLost(self._members[peer], f"while waiting for {what}"))
 
     def wait_any(
         self, found: Callable[[], int | None], peers: Sequence[int], patience_s: float | None

@@ -197,7 +197,8 @@ function drawRanks(run) {
       make("td", {}, bytes(rank.memory_bytes)));
   }));
   id("ranks-note").textContent = run.ranks.length
-    ? "Full colour: computing; pale: exchanging; empty: waiting for the last worker. Shares and"
+    ? (run.waits ? `${run.waits[0].toUpperCase()}${run.waits.slice(1)}. ` : "")
+      + "Full colour: computing; pale: exchanging; empty: waiting for the last worker. Shares and"
       + " speeds are of the last 200 steps; speed counts computing only, against the median worker."
       + (run.ranks.some((r) => r.shares && r.shares.codec) ? " Encoding counts as computing." : "")
       + (run.ranks.some((r) => r.role === "server" && r.sent_bytes === null)

@@ -1,0 +1,120 @@
+"""The Python stack of a rank: written by `faulthandler` when SIGUSR2 arrives.
+
+faulthandler's handler runs in C and does not take the GIL, so a rank answers also while it is
+inside a long call of a library. SIGUSR1 is left to the user.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import sysconfig
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.transport.status.line import Line, Seen
+from paceline.transport.status.process import state_of
+
+ANSWER_S = 0.5  # for a rank to write its stack
+LOOK_S = 0.01
+MOST_BYTES = 256 << 10  # of a file of stacks, before it is emptied
+OURS = str(Path(__file__).parents[2]) + os.sep
+LIBRARIES = tuple(
+    path + os.sep
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (path := sysconfig.get_path(name))
+)
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+ENTRY = re.compile(r"launch/(forks|mpi)\.py$")  # where a rank of ours begins
+_files: list[IO[Any]] = []  # faulthandler writes to their descriptors
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    number: int
+    function: str
+
+    @property
+    def place(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number} in {self.function}"
+
+
+def give_stack(line: Line, folder: Path) -> None:
+    """Let SIGUSR2 write this process's stack, unless the program uses that signal itself."""
+    if not hasattr(signal, "SIGUSR2") or not _is_free():
+        return
+    file = (folder / f"stack-{line.rank}").open("ab")
+    _files.append(file)  # a session's file stays open: a signal may come late
+    # The thread that receives the signal is the main thread, which computes. The frames of a
+    # thread that runs meanwhile could not be read safely.
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=False, chain=False)
+    line.gives_stack = True
+    line.describe()
+
+
+def check_signal(line: Line) -> None:
+    """Take the offer back where the program has begun to use SIGUSR2 itself."""
+    if line.gives_stack and not _is_free():
+        line.gives_stack = False
+        line.describe()
+
+
+def _is_free() -> bool:
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+
+
+def ask_stacks(folder: Path, ranks: Iterable[Seen]) -> dict[int, list[Frame]]:
+    """Ask these ranks for their stacks, where they run on this machine; innermost frame first."""
+    asked: dict[int, tuple[Path, int]] = {}
+    for seen in ranks:
+        if not seen.gives_stack or state_of(seen.pid, seen.start, seen.machine) != "running":
+            continue
+        path = folder / f"stack-{seen.rank}"
+        with suppress(OSError):  # another user's process, a file that is gone
+            size = path.stat().st_size
+            if size > MOST_BYTES:
+                os.truncate(path, 0)
+                size = 0
+            os.kill(seen.pid, signal.SIGUSR2)
+            asked[seen.rank] = (path, size)
+    found: dict[int, list[Frame]] = {}
+    until = time.monotonic() + ANSWER_S
+    while len(found) < len(asked) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+        for rank, (path, size) in asked.items():
+            with suppress(OSError):
+                if rank not in found and path.stat().st_size > size:
+                    time.sleep(LOOK_S)  # for the rest of it
+                    with path.open("rb") as file:
+                        file.seek(size)
+                        found[rank] = frames_in(file.read().decode(errors="replace"))
+    return found
+
+
+def frames_in(dump: str) -> list[Frame]:
+    """The frames of the last stack in what faulthandler wrote."""
+    last = re.split(r"^(?:Current thread|Thread|Stack).*$", dump, flags=re.MULTILINE)[-1]
+    found = (FRAME.match(line) for line in last.splitlines())
+    return [Frame(m[1], int(m[2]), m[3]) for m in found if m is not None]
+
+
+def users_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the user's own code; without one, the innermost of all."""
+    for frame in frames:
+        if ENTRY.search(frame.file) and frame.file.startswith(OURS):
+            break  # further out is the program that has started this rank
+        if not frame.file.startswith((OURS, *LIBRARIES, "<frozen")):
+            return frame
+    return frames[0] if frames else None
