@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from paceline.errors import BadRequest
 from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.messages import Hear
+from paceline.launch.start import attempts, begin
 from paceline.registry import transports
 from paceline.request.job import Job
 from paceline.request.session import Session
@@ -82,12 +83,11 @@ def train_rank(
     session = replace(session, taken=take_device(session.job.config.device, number))
     for fault in session.job.faults():
         fault.reached("connect", 0, rendezvous.rank)
-    transport = transports.entry(session.job.transport).make.connect(rendezvous)
-    try:
-        run_worker(session, transport, say, alone_on_host=rendezvous.alone)
-    finally:
-        with suppress(Exception):  # the process ends anyway
-            transport.close()
+    kind, survives = transports.entry(session.job.transport).make, bool(may_die(session.job))
+    begin(
+        attempts(kind, rendezvous, survives),
+        lambda transport: run_worker(session, transport, say, alone_on_host=rendezvous.alone),
+    )
 
 
 def train_rank_told_once(session: Session, rendezvous: Rendezvous, say: Hear) -> None:

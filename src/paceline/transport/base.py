@@ -90,6 +90,13 @@ class Rendezvous:
     watched: bool = False  # a rank's end is noticed at once, so waits for slow ranks have no limit
     give_up_s: float | None = None  # a wait ends after so long; None: never, or half an hour
     lost_s: float = 60.0  # a host that has not answered for so long is lost
+    # The ranks that have ended, as the launcher knows it; None: it does not tell.
+    ended: Callable[[], frozenset[int]] | None = None
+    present: tuple[int, ...] | None = None  # the ranks that connect; None: all
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.present if self.present is not None else tuple(range(self.size))
 
 
 class Transport(ABC):
@@ -119,6 +126,11 @@ class Transport(ABC):
     def kind(self) -> str:
         """The name of the transport below all wrappers."""
         return self.name
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The ranks that connected; the others had ended before."""
+        return tuple(range(self.size))
 
     @classmethod
     def available(cls) -> bool:
