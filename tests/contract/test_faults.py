@@ -75,7 +75,7 @@ def test_killed_at_a_point(run_inproc: RunInproc, fault: str, when: str) -> None
 
 @pytest.mark.processes
 def test_a_signal_at_a_point(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="worker 1 failed: its process was killed by SIGSEGV"):
+    with pytest.raises(RunFailed, match="worker 1 failed: its process was killed by SIGTERM"):
         paceline.train(
             model=small_net,
             data=make_pairs(60),
@@ -84,7 +84,7 @@ def test_a_signal_at_a_point(tmp_path: Path) -> None:
             workers=2,
             threads=1,
             batch_size=8,
-            faults="kill:rank=1,at=load,step=2,signal=SIGSEGV",
+            faults="kill:rank=1,at=load,step=2,signal=SIGTERM",
         )
     assert Run.open(tmp_path / "r").steps == 2
 

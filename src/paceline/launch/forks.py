@@ -6,8 +6,11 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -102,8 +105,11 @@ def _listen(
             outcome.take(rank, pipes[rank])
             if outcome.has(rank):
                 running.discard(rank)
+                if rank in outcome.failures:
+                    _tell_ended(rank, pipes, running)
             elif ended:
                 running.discard(rank)
+                _tell_ended(rank, pipes, running)
                 died = WorkerFailed(rank, describe_end(processes[rank].exitcode))
                 if rank in expendable:
                     hear("lost", {"rank": rank})
@@ -114,6 +120,27 @@ def _listen(
             failing()
             give_up = time.monotonic() + GRACE_S
     return outcome.results, outcome.failures
+
+
+def _tell_ended(rank: int, pipes: list[Connection], running: set[int]) -> None:
+    """Tell the other ranks that one has ended."""
+    for other in running:
+        with suppress(OSError):  # it is about to end itself
+            pipes[other].send(rank)
+
+
+class Ended:
+    """The ranks that have ended, as the launcher says on a rank's pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._ranks = pipe, frozenset[int]()
+        self._lock = threading.Lock()
+
+    def __call__(self) -> frozenset[int]:
+        with self._lock, suppress(EOFError, OSError):
+            while self._pipe.poll():
+                self._ranks |= {self._pipe.recv()}
+        return self._ranks
 
 
 def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | None) -> None:
@@ -131,7 +158,7 @@ def _child(body: Body, rank: int, pipe: Connection, parent: int, bed: Testbed | 
             # Set by an earlier run on this host alone. Other hosts are not on this loopback.
             if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":
                 del os.environ["GLOO_SOCKET_IFNAME"]
-        rendezvous = pipe.recv()
+        rendezvous = replace(pipe.recv(), ended=Ended(pipe))
         tell_result(pipe, body(rendezvous, teller(pipe)))
         code = 0
     except BaseException as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from paceline.errors import BadRequest, PacelineError
 from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.messages import Hear
+from paceline.launch.start import attempts, begin
 from paceline.registry import transports
 from paceline.request.job import Job
 from paceline.request.session import Session
@@ -22,7 +23,7 @@ from paceline.run.worker import run_worker
 from paceline.testbed.build import lasting
 from paceline.testbed.hosts import Testbed
 from paceline.testbed.standing import standing
-from paceline.transport.base import Rendezvous
+from paceline.transport.base import Rendezvous, Transport
 from paceline.transport.status.line import FOLDER
 from paceline.transport.status.picture import keep_last
 
@@ -86,18 +87,19 @@ def train_rank(
     for fault in session.job.faults():
         fault.reached("connect", 0, rendezvous.rank)
     rendezvous = replace(rendezvous, status=session.out / FOLDER)
-    transport = transports.entry(session.job.transport).make.connect(rendezvous)
+    kind, survives = transports.entry(session.job.transport).make, bool(may_die(session.job))
+    begin(attempts(kind, rendezvous, survives), partial(_work, session, say, rendezvous.alone))
+
+
+def _work(session: Session, say: Hear, alone: bool, transport: Transport) -> None:
     try:
-        run_worker(session, transport, say, alone_on_host=rendezvous.alone)
+        run_worker(session, transport, say, alone_on_host=alone)
         transport.patience.activity.end()
     except RuntimeError as error:  # of PyTorch's DDP, whose wait was aborted
         verdict = transport.patience.verdict
         if verdict is None or isinstance(error, PacelineError):
             raise
         raise verdict from None
-    finally:
-        with suppress(Exception):  # the process ends anyway
-            transport.close()
 
 
 def train_rank_told_once(session: Session, rendezvous: Rendezvous, say: Hear) -> None:

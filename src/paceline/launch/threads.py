@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.launch.failures import as_failure, root_cause
 from paceline.launch.local import may_die
 from paceline.launch.messages import Hear
+from paceline.launch.start import begin
 from paceline.registry import transports
 from paceline.request.session import Session
 from paceline.run.worker import run_worker
@@ -29,7 +32,7 @@ def run_threads(session: Session, hear: Hear) -> None:
     hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s, kind)
     threads = torch.get_num_threads()
     try:
-        results = hub.run(partial(_train_rank, session, hear))
+        results = hub.run(partial(_train_rank, session, hear, hub))
     finally:
         torch.set_num_threads(threads)
     failures: dict[int, PacelineError] = {
@@ -46,7 +49,7 @@ def run_threads(session: Session, hear: Hear) -> None:
         raise root_cause(failures, job.workers)
 
 
-def _train_rank(session: Session, hear: Hear, transport: Transport) -> None:
+def _train_rank(session: Session, hear: Hear, hub: Hub, transport: Transport) -> None:
     """Do one rank's part of the run, in its own thread.
 
     All ranks take the same device, because they add each other's tensors.
@@ -54,7 +57,15 @@ def _train_rank(session: Session, hear: Hear, transport: Transport) -> None:
     taken = take_device(session.job.config.device, 0)
     for fault in session.job.faults():
         fault.reached("connect", 0, transport.rank)
+    session, rank = replace(session, taken=taken), transport.rank
+    tries: Iterator[Callable[[], Transport]] = chain(
+        [lambda: transport], (partial(hub.connect, rank, n) for n in range(1, hub.size))
+    )
+    begin(tries, partial(_work, session, hear))
+
+
+def _work(session: Session, hear: Hear, transport: Transport) -> None:
     # Threads share one process, so there is no stack of one rank to ask for.
     transport.patience.open_status(session.out / FOLDER, gives_stack=False)
-    run_worker(replace(session, taken=taken), transport, hear)
+    run_worker(session, transport, hear)
     transport.patience.activity.end()

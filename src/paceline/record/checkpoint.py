@@ -64,6 +64,7 @@ def save(
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
     if not about["workers"] and final.is_dir():
         return final
+    collected = False  # whether worker 0 takes the other workers' files over
     try:
         if rank == 0:
             sweep(folder)
@@ -75,6 +76,7 @@ def save(
             _write_weights(aside / "model.safetensors", weights)
             _leave_checksum(aside / "model.safetensors")
         barrier()
+        collected = True
         if rank == 0:
             said = {**about, "files": _collect_checksums(aside)}
             (aside / "checkpoint.json").write_text(json.dumps(clean(said), indent=2) + "\n")
@@ -87,9 +89,10 @@ def save(
             _prune(folder, keep or Keep())
         barrier()
     except BaseException as error:
+        own_files = [f"worker-{rank}.pt"] if rank == 0 or not collected else []
         with contextlib.suppress(OSError):
             for name in (
-                f"worker-{rank}.pt",
+                *own_files,
                 *(("model.safetensors", "checkpoint.json") if rank == 0 else ()),
             ):
                 (aside / name).unlink(missing_ok=True)

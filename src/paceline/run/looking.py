@@ -43,13 +43,16 @@ def evaluate(worker: Worker, epoch: int | None) -> None:
     chosen = looks.decides if epoch is None else looks.glance
     if chosen is None:
         return
-    test = None
-    with worker.aside("evaluation"):
+
+    def look() -> tuple[dict[str, Any], dict[str, Any] | None]:
         worker.activity.enter("evaluate")
         weights = worker.strategy.consensus(worker.replica)
         found = _measured(worker, chosen, weights)
-        if epoch is None and looks.validation is not None and looks.test is not None:
-            test = _measured(worker, looks.test, weights)
+        if epoch is not None or looks.validation is None or looks.test is None:
+            return found, None
+        return found, _measured(worker, looks.test, weights)
+
+    found, test = worker.aside("evaluation", look)
     goal = worker.config.target_accuracy
     goal = worker.config.until_accuracy if goal is None else goal
     by = worker.stopping.saw(worker.step, found["loss"], found["metrics"], chosen.higher_is_better)
@@ -110,8 +113,7 @@ def converged(worker: Worker) -> bool:
     if worker.strategy.traits.decides_alone:
         weights: Sequence[Tensor] = worker.replica.weights()
     else:
-        with worker.aside("convergence"):
-            weights = worker.strategy.consensus(worker.replica) or worker.replica.weights()
+        weights = worker.aside("convergence", lambda: _agreed(worker))
     moved = _norm(a - b for a, b in zip(weights, worker.epoch_start, strict=True))
     size = _norm(worker.epoch_start)
     change = moved / size if size else float("inf")
@@ -119,6 +121,10 @@ def converged(worker: Worker) -> bool:
     worker.timer.start()
     worker.epoch_start = [w.clone() for w in weights]
     return change < worker.config.until_converged
+
+
+def _agreed(worker: Worker) -> Sequence[Tensor]:
+    return worker.strategy.consensus(worker.replica) or worker.replica.weights()
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,9 +63,10 @@ def make_context(
     )
     transport.tolerant = transport.patience.tolerant = strategy.traits.survives
     serves = rank >= workers
+    alike = [r for r in transport.present if (r >= workers) == serves]
     ctx = Context(
         transport=transport,
-        peers=transport.group(range(workers, transport.size) if serves else range(workers)),
+        peers=group_apart(transport, alike) if transport.tolerant else transport.group(alike),
         role="server" if serves else "worker",
         worker_index=-1 if serves else rank,
         workers=workers,
@@ -79,6 +80,13 @@ def make_context(
         overlap=overlap,
     )
     return ctx
+
+
+def group_apart(transport: Transport, ranks: Sequence[int], number: int = 0) -> Transport:
+    """Return a group that can be closed while the transport that it is made from stays open."""
+    if tuple(ranks) == transport.present and transport.traits.second_channel:
+        transport = transport.side(f"group-{number}")
+    return transport.group(ranks)
 
 
 def _meet(faults: list[Fault], point: Point, step: int, rank: int) -> None:

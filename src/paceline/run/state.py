@@ -35,8 +35,7 @@ def save(worker: Worker, best: bool = False) -> Path:
     own = own_state(worker, worker.strategy.state())
     if not worker.strategy.traits.replicas_identical:
         own["weights"] = [r.params.clone() for r in replica.regions]
-    resumed_at, worker.resumed_at = worker.resumed_at, None
-    return checkpoint.save(
+    path = checkpoint.save(
         worker.session.out / "checkpoints",
         worker.step,
         ctx.worker_index,
@@ -44,10 +43,12 @@ def save(worker: Worker, best: bool = False) -> Path:
         own,
         about(worker),
         ctx.peers.barrier,
-        resumed_at,
+        worker.resumed_at,
         worker.keep,
         best,
     )
+    worker.resumed_at = None
+    return path
 
 
 def rescue(worker: Worker) -> Path:
@@ -87,7 +88,7 @@ def about(worker: Worker) -> dict[str, Any]:
     return {
         "step": worker.step,
         "workers": worker.ctx.workers,
-        "members": list(worker.members),
+        "members": list(worker.gathering.members),
         "train_s": worker.timer.total_s,
         "memory_format": "channels_last" if worker.replica.channels_last else "contiguous",
         "optimizer": type(worker.replica.optimizer).__name__,

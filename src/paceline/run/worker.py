@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,9 +30,11 @@ from paceline.run import looking
 from paceline.run import state as snapshot
 from paceline.run.balance import Balance
 from paceline.run.ema import Ema
+from paceline.run.gathering import Gathering
 from paceline.run.minutes import Minutes
 from paceline.run.rank import Notify, Rank
 from paceline.run.server import run_server
+from paceline.run.start import before_the_run
 from paceline.run.step_log import (
     StepLog,
     mean_message_bytes,
@@ -44,8 +47,9 @@ from paceline.run.timer import StepTimer
 from paceline.transport.activity import Activity
 from paceline.transport.base import Transport
 from paceline.transport.metered import ALL_PEERS
-from paceline.transport.together import assemble
 from paceline.types import Batch, RecorderLike
+
+T = TypeVar("T")
 
 
 def run_worker(
@@ -64,10 +68,11 @@ def run_worker(
         sampler.sockets = Interface()
     sampler.start()
     try:
-        if transport.rank >= job.workers:
-            run_server(session, transport, recorder, notify, sampler)
-            return
-        worker = Worker(session, transport, recorder, notify, sampler)
+        with before_the_run(job.strategy().traits.survives):
+            if transport.rank >= job.workers:  # a server ends, or begins again, with worker 0
+                run_server(session, transport, recorder, notify, sampler)
+                return
+            worker = Worker(session, transport, recorder, notify, sampler)
         try:
             worker.train()
             worker.conclude()
@@ -123,7 +128,7 @@ class Worker:
         self.keep = Keep.read(job.config.keep)
         self.total_steps = self._total_steps()
         self.step = 0
-        self.members = tuple(range(job.workers))  # the workers that are alive
+        self.gathering = Gathering(self.ctx, self.strategy.traits, recorder)
         # for --until-converged: the weights when the epoch began
         self.epoch_start: list[Tensor] = []
         self.log = StepLog(place, recorder, self.timer, self.private, self.total_steps)
@@ -137,6 +142,7 @@ class Worker:
         self.looks = looking.Looks(self)
         seconds = seconds_of(self.config.checkpoint_every)
         self.minutes = Minutes(seconds, self.step) if seconds is not None else None
+        self.gathering.begin()
         if self.leads:
             notify("ready", {})
         recorder.write(
@@ -209,7 +215,6 @@ class Worker:
         activity = self.activity
         if self.config.until_converged is not None and not self.epoch_start:
             self.epoch_start = [w.clone() for w in replica.weights()]
-        self.ctx.peers.barrier()
         self.meter.phase = "train"
         self.net.start()
         timer.start()
@@ -269,8 +274,8 @@ class Worker:
     def _minutes_passed(self) -> bool:
         if self.minutes is None or not self.minutes.looks(self.step):
             return False
-        with self.aside("clock"):
-            return self.minutes.due(self.step, self.ctx.peers)
+        minutes = self.minutes
+        return self.aside("clock", lambda: minutes.due(self.step, self.ctx.peers))
 
     def say(self, notice: str) -> None:
         if self.leads:
@@ -295,7 +300,8 @@ class Worker:
     def _agree_on_finite(self) -> bool:
         """Whether the gradients of all workers are finite, so that a step can be made (fp16)."""
         finite, traits = self.replica.unscale(), self.strategy.traits
-        if self.ctx.workers > 1 and traits.in_step and traits.exchanges != "nothing":
+        agrees = traits.in_step and not traits.survives and traits.exchanges != "nothing"
+        if self.ctx.workers > 1 and agrees:
             votes = torch.tensor([float(not finite)])
             self.ctx.peers.uncounted().control.all_reduce(votes, "max")
             finite = not bool(votes)
@@ -307,14 +313,12 @@ class Worker:
         """Agree on the final weights, save and evaluate them, write the summary."""
         self.activity.enter("finish")
         self.meter.phase = "finish"
-        self._assemble()
-        self.strategy.finish(self.replica)
-        weights = self.strategy.consensus(self.replica)
+        undone = [*self.replica.held, *self._buffers]
+        weights, average = self.gathering.do(self._final_weights, self.step, undone)
         if self.leads:  # before the last evaluation, which may fail
-            with self.replica.holding(weights):
-                state = self.replica.state_dict()
-            checkpoint.save_weights(self.session.out / "model.safetensors", state)
-        self._save_average()
+            self._save_weights("model.safetensors", weights)
+            if average:
+                self._save_weights("model-ema.safetensors", average)
         if self.leads and self.resumed_at is not None:
             checkpoint.forget_after(self.session.out / "checkpoints", self.resumed_at)
         looking.evaluate(self, None)
@@ -330,8 +334,21 @@ class Worker:
             times_known=self.meter.times_known,
             **mean_message_bytes(self.ctx, self.replica.regions),
         )
-        self.ctx.peers.barrier()
+        self.gathering.part(self.step)
         self.strategy.leave()
+
+    def _final_weights(self) -> tuple[Sequence[Tensor] | None, Sequence[Tensor]]:
+        """The consensus weights of all workers after their last step, and their moving average."""
+        self.strategy.finish(self.replica)
+        weights = self.strategy.consensus(self.replica)
+        if self.ema is None:
+            return weights, ()
+        return weights, self.ema.agreed(self.ctx, self.strategy.traits.replicas_identical)
+
+    def _save_weights(self, name: str, weights: Sequence[Tensor] | None) -> None:
+        with self.replica.holding(weights):
+            state = self.replica.state_dict()
+        checkpoint.save_weights(self.session.out / name, state)
 
     def _is_over(self) -> bool:
         steps, epochs = self.job.steps, self.job.epochs
@@ -348,46 +365,32 @@ class Worker:
         if self.leads:
             snapshot.rescue(self)
 
-    def _assemble(self) -> None:
-        """Wait for the workers of an asynchronous strategy. Leaves out those that have died."""
-        traits = self.strategy.traits
-        if self.ctx.peers.size == 1 or (traits.in_step and not traits.survives):
-            return
-        here = assemble(self.ctx.transport, self.members, traits.survives)
-        if here != self.members:
-            lost = sorted(set(self.members) - set(here))
-            self.recorder.write("lost", ranks=lost, step=self.step)
-            self.members, self.ctx.peers = here, self.ctx.transport.group(here)
-
-    def _save_average(self) -> None:
-        """Save the moving average of the weights beside the weights."""
-        if self.ema is None or not self.ema.weights:
-            return
-        agreed = self.ema.agreed(self.ctx, self.strategy.traits.replicas_identical)
-        if self.leads:
-            with self.replica.holding(agreed):
-                state = self.replica.state_dict()
-            checkpoint.save_weights(self.session.out / "model-ema.safetensors", state)
+    @property
+    def _buffers(self) -> list[Tensor]:
+        """The batch statistics and the like, which the consensus averages in place."""
+        replica = self.replica
+        return [*replica.float_buffers, *replica.common_buffers, *replica.integer_buffers]
 
     def _checkpoint(self, best: bool = False) -> None:
-        with self.aside("checkpoint"):
+        def save() -> Path:
             self.activity.enter("save")
-            path = snapshot.save(self, best)
+            return snapshot.save(self, best)
+
+        path = self.aside("checkpoint", save)
         if self.leads:
             self.recorder.write("checkpoint", step=self.step, path=str(path), best=best)
 
-    @contextmanager
-    def aside(self, what: str) -> Iterator[None]:
-        """Do something that is not training: its time and its bytes are counted apart."""
+    def aside(self, what: str, body: Callable[[], T]) -> T:
+        """Do something that is not training, all workers together. It is counted apart."""
         began = time.perf_counter()
         self.net.stop()
         if self.profile is not None:
             self.profile.pause()
-        self._assemble()
         with self.meter.during("evaluate"):
-            yield
+            result = self.gathering.do(body, self.step, self._buffers)
         self.recorder.write(
             "aside", what=what, step=self.step, began=began, seconds=time.perf_counter() - began
         )
         self.net.start()
         self.timer.start()
+        return result

@@ -68,7 +68,7 @@ class Gossip(Strategy):
 
     def setup(self, ctx: Context, replica: Replica, saved: Saved | None = None) -> None:
         super().setup(ctx, replica, saved)
-        self._gone: set[int] = set()
+        self._gone = set(range(ctx.workers)) - set(ctx.transport.present)
         own = [r.trained for r in replica.regions]
         self._pairs: AsyncPairs | None = None
         self._pairings: dict[int, CodedPairing] = {}  # with a codec: by partner

@@ -227,14 +227,15 @@ class ParameterServer(Strategy):
         ctx.peers.barrier()
         average_buffers(ctx, replica)
         kept = [region.params.clone() for region in replica.regions]
-        if ctx.worker_index == 0:
-            self._push_and_pull(replica, PULL, [], [])
-        for region in replica.regions:
-            ctx.peers.broadcast(region.params)
-        found = [region.params.clone() for region in replica.regions]
-        for region, own in zip(replica.regions, kept, strict=True):
-            region.params.copy_(own)
-        return found
+        try:
+            if ctx.worker_index == 0:
+                self._push_and_pull(replica, PULL, [], [])
+            for region in replica.regions:
+                ctx.peers.broadcast(region.params)
+            return [region.params.clone() for region in replica.regions]
+        finally:
+            for region, own in zip(replica.regions, kept, strict=True):
+                region.params.copy_(own)
 
     def state(self) -> dict[str, Any]:
         """Worker 0 also saves the servers' state."""

@@ -103,6 +103,13 @@ class Rendezvous:
     watched: bool = False  # a rank's end is noticed at once, so waits for slow ranks have no limit
     joined: bool = False  # the rank's connection to the board is held open already
     status: Path | None = None  # the folder where each rank says what it does
+    # The ranks that have ended, as the launcher knows it; None: it does not tell.
+    ended: Callable[[], frozenset[int]] | None = None
+    present: tuple[int, ...] | None = None  # the ranks that connect; None: all
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.present if self.present is not None else tuple(range(self.size))
 
 
 class Transport(ABC):
@@ -132,6 +139,11 @@ class Transport(ABC):
     def kind(self) -> str:
         """The name of the transport below all wrappers."""
         return self.name
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The ranks that connected; the others had ended before."""
+        return tuple(range(self.size))
 
     @classmethod
     def available(cls) -> bool:

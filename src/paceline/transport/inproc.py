@@ -22,6 +22,8 @@ from paceline.common.seeding import random_states, set_random_states
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
 from paceline.transport.base import Op, Traits, Transport, Work, check_ranks
+from paceline.transport.patience import Patience
+from paceline.transport.remaining import with_absent
 
 Ready = Callable[[], bool]
 
@@ -107,11 +109,28 @@ class Hub:
         self.results: dict[tuple[Any, ...], Tensor | str] = {}  # a string: the error
         self.shared: dict[tuple[Any, ...], Tensor] = {}
         self.gone: set[int] = set()
+        self.closed: set[tuple[tuple[Any, ...], int]] = set()  # (place, rank) that left there
+        self._roll: dict[int, set[int]] = {}  # by attempt: the ranks that begin
+        self._present: dict[int, tuple[int, ...]] = {}
         for rank in range(size):
             self.baton.join(rank)
 
     def transport(self, rank: int) -> InprocTransport:
         return self.kind(self, rank, tuple(range(self.size)))
+
+    def connect(self, rank: int, attempt: int) -> Transport:
+        """Connect the ranks that have not ended, for the first time or again."""
+        roll = self._roll.setdefault(attempt, set())
+        roll.add(rank)
+        everyone = set(range(self.size))
+        self.baton.hand_over(rank, lambda: everyone <= roll | self.gone, "all to connect")
+        if 0 in self.gone:
+            raise PeerLost(0)
+        present = self._present.setdefault(attempt, tuple(sorted(roll - self.gone)))
+        if rank not in present:
+            raise PeerLost(rank)
+        own = self.kind(self, rank, present, (attempt,) if attempt else ())
+        return with_absent(own, present, rank, self.size)
 
     def run(self, body: Callable[[InprocTransport], Any]) -> list[Any]:
         """Run `body(transport)` on every rank; return what each rank returned or raised."""
@@ -167,15 +186,26 @@ class InprocTransport(Transport):
     def __init__(
         self, hub: Hub, rank: int, members: tuple[int, ...], place: tuple[Any, ...] = ()
     ) -> None:
-        super().__init__(members.index(rank), len(members), hub.deadline_s)
+        patience = Patience(rank, hub.size, hub.deadline_s)
+        super().__init__(members.index(rank), len(members), hub.deadline_s, patience=patience)
         self._hub, self._world_rank, self._members = hub, rank, members
         self._place = (*place, members)  # separates the messages of groups with the same members
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._calls = 0
 
+    def has_left(self, member: int) -> bool:
+        """Whether a rank has ended, or has closed this transport or one that it was made from."""
+        hub, place = self._hub, self._place
+        if member in hub.gone or not hub.closed:
+            return member in hub.gone
+        return any((place[:end], member) in hub.closed for end in range(len(place) + 1))
+
+    def close(self) -> None:
+        self._hub.closed.add((self._place, self._world_rank))
+
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         target = self._members[to]
-        if target in self._hub.gone:
+        if self.has_left(target):
             raise PeerLost(target)
         self._hub.messages.setdefault((self._place, self._world_rank, target, tag), deque()).append(
             tensor.detach().clone()
@@ -248,7 +278,8 @@ class InprocTransport(Transport):
 
         def lost() -> int | None:
             return next(
-                (m for r, m in enumerate(self._members) if r not in brought and m in hub.gone), None
+                (m for r, m in enumerate(self._members) if r not in brought and self.has_left(m)),
+                None,
             )
 
         self._yield(lambda: key in hub.results or lost() is not None, what)
@@ -275,7 +306,7 @@ class _Receive:
 
     def ready(self) -> bool:
         hub = self._transport._hub
-        return bool(hub.messages.get(self._key)) or self._source in hub.gone
+        return bool(hub.messages.get(self._key)) or self._transport.has_left(self._source)
 
     def wait(self) -> None:
         hub = self._transport._hub

@@ -20,6 +20,7 @@ REDUCE: dict[str, Callable[..., Tensor]] = {
     "max": torch.maximum,
     "min": torch.minimum,
 }
+WELL, UNWELL = 1, 2  # what a rank says when it comes to an assembly; 0: it has not come
 AGREEMENT_TAG, AGREEMENT_BYTES, ASSEMBLY_TAG = 99, 160, 98
 
 
@@ -76,23 +77,33 @@ def assemble(
 ) -> tuple[int, ...]:
     """Wait for these ranks, however long they take; return those that came, the same on all.
 
-    The first rank collects the others' messages. A rank that has ended raises `PeerLost` on all of
-    them, unless `survivors_suffice`.
+    A rank that has ended raises `PeerLost` on all of them, unless `survivors_suffice`.
+    """
+    return assemble_with(transport, ranks, True, survivors_suffice)[0]
+
+
+def assemble_with(
+    transport: Transport, ranks: Sequence[int], well: bool, survivors_suffice: bool = False
+) -> tuple[tuple[int, ...], bool]:
+    """Assemble, and return also whether every rank that came said that it is `well`.
+
+    The first rank collects the others' messages and answers them, so that all return the same.
     """
     line = transport.uncounted().control
     first, word = ranks[0], torch.zeros(line.size)
+    word[line.rank] = WELL if well else UNWELL
     if line.rank != first:
         said, heard = line.isend(word, first, ASSEMBLY_TAG), torch.zeros(line.size)
         answer = line.irecv(heard, first, ASSEMBLY_TAG)
         _await_one(line, [answer], [first])
         answer.wait()
         said.wait()
-        return tuple(r for r in ranks if heard[r])
+        return _outcome(heard, ranks)
     awaited: dict[int, Work] = {}
-    word[first] = 1
+    words = {rank: torch.zeros(line.size) for rank in ranks[1:]}
     for rank in ranks[1:]:
         with suppress(PeerLost) if survivors_suffice else nullcontext():
-            awaited[rank] = line.irecv(torch.zeros(line.size), rank, ASSEMBLY_TAG)
+            awaited[rank] = line.irecv(words[rank], rank, ASSEMBLY_TAG)
     while awaited:
         order = list(awaited)
         try:
@@ -103,11 +114,16 @@ def assemble(
             continue
         with suppress(PeerLost) if survivors_suffice else nullcontext():
             awaited.pop(rank).wait()
-            word[rank] = 1
+            word[rank] = words[rank][rank]
+    for rank in _outcome(word, ranks)[0][1:]:
+        with suppress(PeerLost) if survivors_suffice else nullcontext():
+            line.send(word, rank, ASSEMBLY_TAG)
+    return _outcome(word, ranks)
+
+
+def _outcome(word: Tensor, ranks: Sequence[int]) -> tuple[tuple[int, ...], bool]:
     here = tuple(r for r in ranks if word[r])
-    for rank in here[1:]:
-        line.send(word, rank, ASSEMBLY_TAG)
-    return here
+    return here, all(int(word[r]) == WELL for r in here)
 
 
 def _await_one(transport: Transport, works: Sequence[Work], ranks: Sequence[int]) -> int:

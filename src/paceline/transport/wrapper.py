@@ -27,6 +27,10 @@ class Wrapper(Transport):
         return self.inner.kind
 
     @property
+    def present(self) -> tuple[int, ...]:
+        return self.inner.present
+
+    @property
     def control(self) -> Transport:
         found = self.inner.control
         return self if found is self.inner else self.around(found)

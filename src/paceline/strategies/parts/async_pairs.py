@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import queue
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -43,7 +44,8 @@ class AsyncPairs:
         self._requests_in, self._replies_out = requests.twin().aside(), replies.aside()
         self._served: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what each reply moved
         self._requests_in.tolerant = True
-        others = [p for p in range(ctx.workers) if p != ctx.worker_index]
+        here = [p for p in ctx.transport.present if p < ctx.workers]
+        others = [p for p in here if p != ctx.worker_index]
         aside = copy.deepcopy(ctx.codec)  # for the thread
         self._own_pairings = {p: make_pairing(ctx, ctx.codec, replica.regions) for p in others}
         self._their_pairings = {p: make_pairing(ctx, aside, replica.regions) for p in others}
@@ -87,7 +89,10 @@ class AsyncPairs:
     def _run(self) -> None:
         if not any(w.numel() for w in self._weights()):
             return  # nothing is trained, so no request will come
-        awaited = {p: self._listen(p) for p in self._their_pairings}
+        awaited: dict[int, Work] = {}
+        for partner in self._their_pairings:
+            with suppress(PeerLost):
+                awaited[partner] = self._listen(partner)
         while not self._stop.is_set() and awaited:
             order = list(awaited)
             which = self._requests_in.wait_any([awaited[p] for p in order], PATIENCE_S)

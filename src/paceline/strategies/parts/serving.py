@@ -165,7 +165,10 @@ class Server:
         if memory.numel():
             self._remember(from_bytes(memory))
         for client in self.clients:
-            self._listen(client)
+            if client.rank in self.transport.present:
+                self._listen(client)
+            else:
+                client.here = False  # it ended before the run began
         while any(c.here for c in self.clients):
             here = [c for c in self.clients if c.next_note is not None]
             if not here:
@@ -220,7 +223,8 @@ class Server:
                         work.wait()
                 client.next_gradients = []
         except PeerLost:
-            if not self.survives:
+            # Worker 0 is needed for the run, and where it only connects again, so does the server.
+            if not self.survives or client.rank == 0:
                 raise
             client.here = client.waits = False  # the other workers go on
             return
@@ -252,7 +256,7 @@ class Server:
             try:
                 self._send_weights(client, whole=client.outbox is None)
             except PeerLost:
-                if not self.survives:
+                if not self.survives or client.rank == 0:
                     raise
                 client.here, client.next_note = False, None
 

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Self, TypeVar
@@ -32,6 +33,7 @@ from paceline.transport.c10d.store import LONG, connect_store, first_line, patie
 from paceline.transport.patience import Patience
 from paceline.transport.together import agree
 
+CONNECT_LOOK_S = 0.02  # how often a rank that connects looks whether another one has ended
 Kind = TypeVar("Kind", bound="ProcessGroupTransport")
 MARGIN_S = 30.0  # between the end of a wait by `patience` and by the library's own timeout
 REDUCE: dict[str, Any] = {
@@ -57,15 +59,19 @@ class ProcessGroupTransport(Transport):
         name: str,
         patience: Patience | None = None,
         members: tuple[int, ...] = (),
+        ended: Callable[[], frozenset[int]] | None = None,
     ) -> None:
         super().__init__(rank, size, deadline_s, generation, patience)
         self.store, self._host, self._label = store, host, name
         self._members = members or tuple(range(size))  # the ranks in the world
         self._others = tuple(m for i, m in enumerate(self._members) if i != rank)
+        self._ended = ended  # the ranks that have ended, as the launcher knows it
+        self._inside: list[ProcessGroupTransport] = []  # made from this one
+        self._groups: Counter[tuple[int, ...]] = Counter()  # made so far, by members
         self._sockets = Sockets()
         with self._sockets:
             self._group = self._guard(
-                lambda: self.make_group(store.under(f"{name}/{generation}")),
+                lambda: self._connected(store.under(f"{name}/{generation}")),
                 what="the connections",
             )
         self._agreed: set[tuple[str, int, torch.dtype, str, bool]] = set()
@@ -78,18 +84,46 @@ class ProcessGroupTransport(Transport):
     @abstractmethod
     def make_group(self, store: Any) -> Any: ...
 
+    def _connected(self, store: Any) -> Any:
+        """Make the group. The library waits for every rank, so a thread does that where a rank's
+        end is known, and this one gives up when a rank has ended.
+        """
+        if self._ended is None:
+            return self.make_group(store)
+        made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def make() -> None:
+            try:
+                made.put((self.make_group(store), None))
+            except RuntimeError as error:
+                made.put((None, error))
+
+        threading.Thread(target=make, name="connects", daemon=True).start()
+        while True:
+            try:
+                group, error = made.get(timeout=CONNECT_LOOK_S)
+            except queue.Empty:
+                if gone := sorted(self._ended() & set(self._members)):
+                    raise PeerLost(gone[0], "it ended while the ranks connected") from None
+                continue
+            if error is not None:
+                raise error
+            return group
+
     @classmethod
     def connect(cls, rendezvous: Rendezvous) -> Self:
-        board = connect_store(rendezvous)
+        board, members = connect_store(rendezvous), rendezvous.members
         return cls(
             board.under(f"{cls.name}-{rendezvous.generation}"),
             rendezvous.own,
-            rendezvous.rank,
-            rendezvous.size,
+            members.index(rendezvous.rank),
+            len(members),
             rendezvous.waits.deadline_s,
             rendezvous.generation,
             f"{cls.name}/world",
             patience_for(rendezvous, board),
+            members,
+            rendezvous.ended,
         )
 
     @property
@@ -149,14 +183,16 @@ class ProcessGroupTransport(Transport):
         members = check_ranks(ranks, self.size, self.rank)
         if members == tuple(range(self.size)):
             return self
-        return self.over(type(self), "-".join(map(str, members)), members)
+        self._groups[members] += 1
+        label = f"{'-'.join(map(str, members))}/{self._groups[members]}"
+        return self.over(type(self), label, members)
 
     def side(self, label: str) -> Self:
         return self.over(type(self), f"side/{label}", range(self.size))
 
     def over(self, kind: type[Kind], label: str, ranks: Sequence[int]) -> Kind:
         """Another process group over some of these ranks; all of them call it."""
-        return kind(
+        made = kind(
             self.store,
             self._host,
             ranks.index(self.rank),
@@ -166,12 +202,20 @@ class ProcessGroupTransport(Transport):
             f"{self._label}/{label}",
             self.patience,
             tuple(self._members[rank] for rank in ranks),
+            self._ended,
         )
+        self._inside.append(made)
+        return made
 
     def close(self) -> None:
-        self._group.abort()
-        self.patience.close()
-        if self._label == f"{self.name}/world":
+        """Break the connections, also those of all groups that were made from this one."""
+        for made in self._inside:
+            made.close()
+        if self._group is not None:
+            self._group.abort()
+        self._group = None  # gloo closes its connections only when the group is gone
+        if self._label.endswith("/world"):
+            self.patience.close()
             self.store.close()
 
     def _abort(self) -> None:
@@ -195,6 +239,8 @@ class ProcessGroupTransport(Transport):
         wait = None if aside else patience.enter(what, others, self._abort)
         try:
             result = call()
+        except PacelineError:
+            raise
         except RuntimeError as error:
             text, other = first_line(error), others[0] if len(others) == 1 else None
             if patience.verdict is not None:

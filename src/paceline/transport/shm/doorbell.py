@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import time
 from collections.abc import Callable, Sequence
 
 from paceline.errors import PeerLost, TransportError
 from paceline.transport.patience import Patience
+from paceline.transport.shm.memory import SharedMemory
 
 POLLS = 200  # before the rank yields its core
 YIELDS = 20  # before the rank sleeps, where ranks share cores
@@ -98,11 +98,17 @@ class Waiter:
     """Waits for one rank's peers and notices when a peer's process ends."""
 
     def __init__(
-        self, counters: Counters, me: int, members: Sequence[int], patience: Patience, crowded: bool
+        self,
+        counters: Counters,
+        me: int,
+        members: Sequence[int],
+        patience: Patience,
+        memory: SharedMemory,
     ) -> None:
         self._counters, self._me, self._members, self.patience = counters, me, members, patience
+        crowded = memory.ranks > len(os.sched_getaffinity(0))
         self._yields = YIELDS if crowded else ROOMY_YIELDS
-        self.descriptors: dict[int, int] = {}
+        self._memory = memory
         self.tolerant = False
 
     def wait(self, ready: Callable[[], bool], peer: int, what: str) -> None:
@@ -113,7 +119,8 @@ class Waiter:
             os.sched_yield()
             if ready():
                 return
-        watched = peer in self.descriptors  # the peer's end is noticed, so the wait needs no limit
+        # If the peer's end is noticed, the wait needs no limit.
+        watched = self._memory.watches(self._members[peer])
         with self.patience.waiting(what, self._members[peer], gives_up=not watched) as look:
             self._sleep_until(ready, peer, what, look)
 
@@ -137,8 +144,10 @@ class Waiter:
                     return
                 raise self._lost(peer, what)
             # The peer may itself be waiting for another rank that has ended.
-            for other in () if self.tolerant else self.descriptors:
-                if other != peer and not counters.closed[other] and self.has_ended(other):
+            for other in () if self.tolerant else range(len(self._members)):
+                if other in (me, peer) or counters.closed[other]:
+                    continue
+                if self.has_ended(other):
                     raise self._lost(other, what)
             look()
 
@@ -177,9 +186,4 @@ class Waiter:
                 return None
 
     def has_ended(self, peer: int) -> bool:
-        descriptor = self.descriptors.get(peer)
-        if descriptor is None:
-            return False
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._memory.has_ended(self._members[peer])

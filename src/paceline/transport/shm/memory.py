@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -21,7 +23,6 @@ from paceline.errors import PeerLost, TransportError
 from paceline.transport.patience import Patience
 
 POLL_S = 0.002  # between two looks at the store for what a rank publishes
-TOGETHER = 1 << 24  # the first number of allocations that all ranks make at the same call
 
 
 class SharedBytes:
@@ -73,26 +74,42 @@ class SharedMemory:
     """The memory that one rank shares, and the other ranks' memory that it has mapped.
 
     Allocations are numbered. Where all ranks make the same allocations in the same order, a number
-    means the same buffer on all of them. What all ranks allocate at the same call (`together`) has
-    numbers of its own, so that it does not depend on what each rank has allocated for itself.
+    means the same buffer on all of them. What the ranks of a group allocate at the same call
+    (`allocate_for`) is found by its name, so that it does not depend on other allocations.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int, patience: Patience) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        ranks: int,
+        patience: Patience,
+        ended: Callable[[], frozenset[int]] | None = None,
+    ) -> None:
         self._store, self._rank, self.ranks, self.patience = store, rank, ranks, patience
         # By number: the first address, the last address, the bytes.
         self._own: dict[int, tuple[int, int, SharedBytes]] = {}
-        self._others: dict[tuple[int, int], SharedBytes] = {}
+        self._named: dict[str, SharedBytes] = {}
+        self._others: dict[tuple[int, int | str], SharedBytes] = {}
+        self._ended = ended
+        self.descriptors: dict[int, int] = {}  # of the processes of all ranks
 
-    def allocate(self, size: int, together: bool = False) -> tuple[SharedBytes, int]:
-        first = TOGETHER if together else 0
-        number = first + sum((known >= TOGETHER) == together for known in self._own)
-        shared = SharedBytes(size)
+    def allocate(self, size: int) -> SharedBytes:
+        number, shared = len(self._own), SharedBytes(size)
         start = shared.tensor().data_ptr()
-        self._store.set(
-            f"shm/{self._rank}/{number}", f"{shared.address[0]} {shared.address[1]} {shared.size}"
-        )
+        self._publish(number, shared)
         self._own[number] = (start, start + shared.size, shared)
-        return shared, number
+        return shared
+
+    def allocate_for(self, name: str, size: int) -> None:
+        """Allocate memory that other ranks find by a name."""
+        self._named[name] = SharedBytes(size)
+        self._publish(name, self._named[name])
+
+    def _publish(self, label: int | str, shared: SharedBytes) -> None:
+        self._store.set(
+            f"shm/{self._rank}/{label}", f"{shared.address[0]} {shared.address[1]} {shared.size}"
+        )
 
     def find(self, tensor: Tensor) -> tuple[int, int] | None:
         """The number of this rank's allocation that holds a tensor, and the offset in bytes."""
@@ -102,23 +119,61 @@ class SharedMemory:
                 return number, address - start
         return None
 
-    def of(self, rank: int, number: int) -> SharedBytes:
-        """Map a rank's allocation of that number; wait until the rank has made it."""
+    def of(self, rank: int, label: int | str) -> SharedBytes:
+        """Map a rank's allocation of that number or name; wait until the rank has made it."""
         if rank == self._rank:
-            return self._own[number][2]
-        key = (rank, number)
+            return self._own[label][2] if isinstance(label, int) else self._named[label]
+        key = (rank, label)
         if key not in self._others:
-            process, file, size = self.published(f"shm/{rank}/{number}", rank)
-            self._others[key] = SharedBytes(size, (process, file))
+            process, file, size = self.published(f"shm/{rank}/{label}", rank)
+            self._others[key] = self.map(size, (process, file), rank)
         return self._others[key]
+
+    def map(self, size: int, address: tuple[int, int], rank: int) -> SharedBytes:
+        """Map a rank's memory; it goes with the rank's process."""
+        try:
+            return SharedBytes(size, address)
+        except TransportError:
+            if not os.path.isdir(f"/proc/{address[0]}/fd/") or self.has_ended(rank):
+                raise PeerLost(rank, "its memory has gone with it") from None
+            raise
+
+    def watches(self, rank: int) -> bool:
+        """Whether the end of a rank is noticed."""
+        return rank in self.descriptors or self._ended is not None
+
+    def watch(self, rank: int, process: int) -> None:
+        """Open a descriptor of a rank's process: it becomes readable when the process ends."""
+        try:
+            self.descriptors[rank] = os.pidfd_open(process)
+        except OSError as error:
+            raise PeerLost(rank, error.strerror or "") from None
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank's process has ended, as its descriptor or the launcher says."""
+        descriptor = self.descriptors.get(rank)
+        if descriptor is None:
+            return self._ended is not None and rank in self._ended()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)
+        self.descriptors.clear()
 
     def published(self, key: str, rank: int) -> list[int]:
         """The numbers that a rank has written to the store under `key`; waits for them."""
         try:
             with self.patience.waiting("the address of its memory", rank) as look:
                 while not self._store.check([key]):
+                    if self.has_ended(rank):
+                        raise PeerLost(rank, "it did not publish the address of its memory")
                     look()
                     time.sleep(POLL_S)
             return [int(v) for v in self._store.get(key).split()]
+        except TransportError:
+            raise
         except RuntimeError:
             raise PeerLost(rank, "it did not publish the address of its memory") from None

@@ -12,6 +12,7 @@ import copy
 import os
 import platform
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import PeerLost, TransportError
+from paceline.errors import TransportError
 from paceline.registry import transports
 from paceline.transport.base import (
     REDUCE,
@@ -70,18 +71,20 @@ class ShmTransport(Transport):
         self._counters = Counters(counters.words(), self.size)
         self._keep = (counters, channels)
         self._channels = channels.tensor()
-        crowded = memory.ranks > len(os.sched_getaffinity(0))
-        self._waiter: Waiter = Waiter(self._counters, self.rank, members, memory.patience, crowded)
+        self._waiter: Waiter = Waiter(self._counters, self.rank, members, memory.patience, memory)
         self._counters.pids[self.rank] = os.getpid()
         self._calls = 0
         self._hashes: dict[tuple[Any, ...], int] = {}  # of operations, in 32 bits
-        # The numbers of allocations that all ranks have made to copy through.
-        self._scratch: dict[tuple[str, int], int] = {}
-        self._slices: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
+        # The names of allocations that all ranks have made to copy through.
+        self._scratch: dict[tuple[str, int], str] = {}
+        self._groups: Counter[tuple[int, ...]] = Counter()  # made so far, by members
+        self._slices: dict[tuple[int | str, int, int, torch.dtype], list[Tensor]] = {}
         self._pending: list[ChannelMessage] = []
         self._barrier_number = 0
         self.barrier()  # all ranks have written their process id
-        self._watch()
+        for peer, member in enumerate(members):
+            if peer != self.rank and member not in memory.descriptors:
+                memory.watch(member, self._counters.pids[peer])
 
     @classmethod
     def missing(cls) -> str | None:
@@ -109,11 +112,12 @@ class ShmTransport(Transport):
         board = connect_store(rendezvous)
         store = board.under(f"shm-{rendezvous.generation}")
         patience = patience_for(rendezvous, board)
-        memory = SharedMemory(store, rendezvous.rank, rendezvous.size, patience)
+        members = rendezvous.members
+        memory = SharedMemory(store, rendezvous.rank, len(members), patience, rendezvous.ended)
         return cls(
             memory,
             store,
-            tuple(range(rendezvous.size)),
+            members,
             rendezvous.rank,
             rendezvous.waits.deadline_s,
             "world",
@@ -127,24 +131,17 @@ class ShmTransport(Transport):
             made = tuple(SharedBytes(s) for s in sizes)
             store.set(key, " ".join(f"{m.address[0]} {m.address[1]}" for m in made))
             return made[0], made[1]
-        numbers = self._memory.published(key, self._members[0])
-        return SharedBytes(sizes[0], (numbers[0], numbers[1])), SharedBytes(
-            sizes[1], (numbers[2], numbers[3])
+        memory, first = self._memory, self._members[0]
+        numbers = memory.published(key, first)
+        return (
+            memory.map(sizes[0], (numbers[0], numbers[1]), first),
+            memory.map(sizes[1], (numbers[2], numbers[3]), first),
         )
-
-    def _watch(self) -> None:
-        """Open a descriptor of each peer's process: it becomes readable when the process ends."""
-        for peer in range(self.size):
-            if peer != self.rank:
-                try:
-                    self._waiter.descriptors[peer] = os.pidfd_open(self._counters.pids[peer])
-                except OSError as error:
-                    raise PeerLost(self._members[peer], error.strerror or "") from None
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type != "cpu":
             return torch.zeros(numel, dtype=dtype, device=device)
-        return self._memory.allocate(numel * dtype.itemsize)[0].tensor(dtype, 0, numel).zero_()
+        return self._memory.allocate(numel * dtype.itemsize).tensor(dtype, 0, numel).zero_()
 
     def barrier(self) -> None:
         self._barrier_number += 1
@@ -172,17 +169,17 @@ class ShmTransport(Transport):
             if copied is None and place is not None:
                 self._reduce_slices(place, tensor.numel(), tensor.dtype, op)
             elif copied is not None:
-                number, shared = copied
-                self._reduce_slices((number, 0), tensor.numel(), tensor.dtype, op)
+                name, shared = copied
+                self._reduce_slices((name, 0), tensor.numel(), tensor.dtype, op)
                 tensor.view(-1).copy_(shared)
 
-    def _copied(self, tensor: Tensor) -> tuple[int, Tensor]:
-        """A copy in memory that all ranks have allocated for copies, and its number."""
-        number = self._scratch_number(tensor.nbytes)
-        shared = self._memory.of(self._members[self.rank], number).tensor(
+    def _copied(self, tensor: Tensor) -> tuple[str, Tensor]:
+        """A copy in memory that all ranks have allocated for copies, and its name."""
+        name = self._scratch_name(tensor.nbytes)
+        shared = self._memory.of(self._members[self.rank], name).tensor(
             tensor.dtype, 0, tensor.numel()
         )
-        return number, shared.copy_(tensor.view(-1))
+        return name, shared.copy_(tensor.view(-1))
 
     def _enter_together(
         self, operation: str, tensor: Tensor, place: tuple[int, int] | None = None
@@ -219,16 +216,16 @@ class ShmTransport(Transport):
         return same
 
     def _reduce_slices(
-        self, place: tuple[int, int], length: int, dtype: torch.dtype, op: Op
+        self, place: tuple[int | str, int], length: int, dtype: torch.dtype, op: Op
     ) -> None:
         """Sum this rank's slice over all ranks' buffers and write the result into all of them."""
         key = (*place, length, dtype)
         slices = self._slices.get(key)
         if slices is None:
             low, high = self.rank * length // self.size, (self.rank + 1) * length // self.size
-            number, offset = place
+            label, offset = place
             slices = [
-                self._memory.of(m, number).tensor(dtype, offset, length)[low:high]
+                self._memory.of(m, label).tensor(dtype, offset, length)[low:high]
                 for m in self._members
             ]
             self._slices[key] = slices
@@ -247,42 +244,42 @@ class ShmTransport(Transport):
 
         There are two places for copies, used alternately, as in `_enter_together`.
         """
-        number, flat = self._scratch_number(2 * SMALL_BYTES, "small"), tensor.view(-1)
+        name, flat = self._scratch_name(2 * SMALL_BYTES, "small"), tensor.view(-1)
         offset = (self._calls % 2) * SMALL_BYTES
-        self._memory.of(self._members[self.rank], number).tensor(
+        self._memory.of(self._members[self.rank], name).tensor(
             flat.dtype, offset, flat.numel()
         ).copy_(flat)
         self._enter_together(op, tensor)
         if not flat.numel():
             return
         copies = [
-            self._memory.of(m, number).tensor(flat.dtype, offset, flat.numel())
-            for m in self._members
+            self._memory.of(m, name).tensor(flat.dtype, offset, flat.numel()) for m in self._members
         ]
         flat.copy_(copies[0])
         for other in copies[1:]:
             REDUCE[op](flat, other, out=flat)
 
-    def _scratch_number(self, size: int, purpose: str = "copies") -> int:
-        """The number of an allocation that is large enough; all ranks make it at the same call."""
+    def _scratch_name(self, size: int, purpose: str = "copies") -> str:
+        """The name of an allocation that is large enough; all ranks make it at the same call."""
         key = (purpose, 1 << (size - 1).bit_length())
         if key not in self._scratch:
-            self._scratch[key] = self._memory.allocate(key[1], together=True)[1]
+            self._scratch[key] = f"{self._name}/{purpose}/{key[1]}"
+            self._memory.allocate_for(self._scratch[key], key[1])
         return self._scratch[key]
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         if self.size == 1:
             return
         here = movable(tensor) and tensor.numel() > 0
-        number = self._scratch_number(tensor.nbytes) if here else 0
+        name = self._scratch_name(tensor.nbytes) if here else ""
         if here and self.rank == root:
-            self._memory.of(self._members[root], number).tensor(
+            self._memory.of(self._members[root], name).tensor(
                 tensor.dtype, 0, tensor.numel()
             ).copy_(tensor.view(-1))
         self._enter_together(f"broadcast from {root}", tensor)
         if here and self.rank != root:
             tensor.view(-1).copy_(
-                self._memory.of(self._members[root], number).tensor(tensor.dtype, 0, tensor.numel())
+                self._memory.of(self._members[root], name).tensor(tensor.dtype, 0, tensor.numel())
             )
         self.barrier()
 
@@ -340,7 +337,8 @@ class ShmTransport(Transport):
         if members == tuple(range(self.size)):
             return self
         world = tuple(self._members[r] for r in members)
-        name = f"{self._name}/{'-'.join(map(str, members))}"
+        self._groups[members] += 1
+        name = f"{self._name}/{'-'.join(map(str, members))}/{self._groups[members]}"
         return ShmTransport(
             self._memory, self.store, world, self._members[self.rank], self.deadline_s, name
         )
@@ -366,10 +364,8 @@ class ShmTransport(Transport):
     def close(self) -> None:
         self._counters.closed[self.rank] = 1
         self._counters.ring_all(self.rank)
-        for descriptor in self._waiter.descriptors.values():
-            os.close(descriptor)
-        self._waiter.descriptors.clear()
         if self._name == "world":
+            self._memory.close()
             self.store.close()
 
 
