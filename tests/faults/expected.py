@@ -23,7 +23,7 @@ SIGNALS = {
 }
 MEMORY = r"(?i)memory"
 SLOW = r"no answer|waited|give.up"
-GONE = r"gone|lost|closed|connection|no answer|unreachable"
+GONE = r"gone|lost|closed|connection|no answer|does not answer|unreachable|Broken pipe"
 
 
 @dataclass(frozen=True)

@@ -189,8 +189,9 @@ def _stacks(said: Path) -> str:
     before = said.stat().st_size
     for one in family:
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
-            one.send_signal(signal.SIGCONT)
-            one.send_signal(signal.SIGUSR2)  # faulthandler
+            if "python" in one.name() or "python" in one.cmdline()[0]:
+                one.send_signal(signal.SIGCONT)
+                one.send_signal(signal.SIGUSR2)  # faulthandler
     time.sleep(1.0)
     with open(said, errors="replace") as file:
         file.seek(before)
@@ -229,6 +230,6 @@ def _segments() -> set[str]:
 
 
 def _namespaces() -> set[str]:
-    """The network namespaces that are mounted here."""
+    """The network namespaces that are mounted here: by this process's runs, after `be_alone`."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return {line.split()[4] for line in lines if "/netns/" in line.split()[4]}

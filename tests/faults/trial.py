@@ -44,30 +44,33 @@ class Setting:
     @property
     def exact(self) -> bool:
         """A resumed run ends with the weights of an unbroken one."""
+        # collective=auto measures at every start which collective adds up the numbers.
         return self.strategy not in (
-            "hogwild", "ps:consistency=ssp", "ps:consistency=async", "gossip:mode=async",
+            "allreduce", "hogwild", "ps:consistency=ssp", "ps:consistency=async",
+            "gossip:mode=async",
         )  # fmt: skip
 
     @property
     def in_step(self) -> bool:
         """No worker leaves an exchange before all have entered it."""
-        return self.exact and self.kind not in ("psgd", "serial")
+        apart = ("hogwild", "ps:consistency=ssp", "ps:consistency=async", "gossip:mode=async")
+        return self.strategy not in apart and self.kind not in ("psgd", "serial")
 
 
 SETTINGS = (
     Setting("serial", most_workers=1),
     Setting("allreduce"),
     Setting("allreduce:collective=ring"),
-    Setting("allreduce", overlap=True),
-    Setting("allreduce", "int8:feedback=true"),
-    Setting("allreduce", "topk:ratio=0.1"),
-    Setting("allreduce", "powersgd"),
+    Setting("allreduce:collective=native", overlap=True),
+    Setting("allreduce:collective=ring", "int8:feedback=true"),
+    Setting("allreduce:collective=ring", "topk:ratio=0.1"),
+    Setting("allreduce:collective=native", "powersgd"),
     Setting("allreduce:collective=ring", "qsgd"),
     Setting("ring-reduce"),
     Setting("stepwise"),
-    Setting("local-sgd:every=4"),
-    Setting("local-sgd:every=4", "int8:feedback=true"),
-    Setting("diloco:every=5"),
+    Setting("local-sgd:every=4,collective=native"),
+    Setting("local-sgd:every=4,collective=ring", "int8:feedback=true"),
+    Setting("diloco:every=5,collective=ring"),
     Setting("psgd"),
     Setting("hogwild"),
     Setting("ps", servers=1),

@@ -33,7 +33,7 @@ def done(out: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def serve(out: Path) -> None:
+def serve(out: Path, compares: bool) -> None:
     """Run the trials whose numbers come on stdin; a line of JSON for each."""
     from tests.faults.checks import perform
     from tests.faults.running import be_alone
@@ -42,7 +42,7 @@ def serve(out: Path) -> None:
     os.dup2(2, 1)
     be_alone()
     for line in sys.stdin:
-        answers.write(json.dumps(perform(int(line), out / "unbroken")) + "\n")
+        answers.write(json.dumps(perform(int(line), out / "unbroken", compares=compares)) + "\n")
         answers.flush()
 
 
@@ -99,14 +99,15 @@ def main() -> int:
     parser.add_argument("--to", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none later")
-    parser.add_argument("--out", type=Path, default=Path("fault-trials"))
+    parser.add_argument("--out", type=Path, default=Path("runs/fault-trials"))
     parser.add_argument("--only", type=int, action="append", help="repeat this trial")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     out = asked.out.resolve()
     (out / "unbroken").mkdir(parents=True, exist_ok=True)
     if asked.serve:
-        serve(out)
+        serve(out, not asked.quick)
         return 0
     if asked.only:
         from tests.faults.checks import perform
