@@ -28,6 +28,7 @@ NUMBERS = (
 PENDING = {
     **dict.fromkeys((10, 240, 496, 501, 2113), "exit codes 143 and 129 for SIGTERM and SIGHUP"),
     61: "a loss is survived at every moment",
+    380: "a rank that is gone is named, also by gloo",
 }
 JOBS = 2
 
