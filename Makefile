@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # containers often turns that off. `__pycache__` is in .gitignore.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup study test test-slow mutants written check lint types format bench clean help
+.PHONY: setup study test test-slow test-faults mutants written check lint types format bench clean help
 
 help:
 	@echo "make study      compare 8 strategies on MNIST (fetches it), to a report, in ten minutes; FULL=1: whole"
@@ -47,6 +47,10 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow
 	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q -m 'hypothesis and not slow'
+
+# Resumable: started again, it goes on with the trials that are missing in runs/fault-trials.
+test-faults: $(STAMP)
+	@$(BIN)/python -m tests.faults.trials --to 1000 --jobs 3 --out runs/fault-trials
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
