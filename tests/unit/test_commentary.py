@@ -67,6 +67,18 @@ def test_the_fastest_is_named_with_its_figures(study) -> None:
     assert "seen in one run" not in first
 
 
+def test_all_were_slower_only_where_the_table_says_so_of_each(study) -> None:
+    slow = [*rounds("serial", 1, 4.0, 0.97), *rounds("allreduce", 2, 6.0, 0.97)]
+    found = study(*slow, *rounds("psgd", 2, 7.0, 0.97))
+    assert answer(found)[0].startswith("All 2 settings with several workers were slower than")
+    noisy = study(*slow, *rounds("psgd", 2, 9.0, 0.97, by=0.8), folder="noisy")
+    psgd, serial = (next(x for x in noisy.lines if x.strategy == s) for s in ("psgd", "serial"))
+    assert not judge(SPEED, noisy)(psgd, serial).differs
+    first = answer(noisy)[0]
+    assert first.startswith("No setting with several workers was shown to be faster than serial")
+    assert "`allreduce` with 2 workers: 0.67x as fast as serial" in first
+
+
 def test_no_winner_is_made_up(study) -> None:
     found = study(*rounds("serial", 1, 4.0, 0.97), *rounds("allreduce", 2, 3.95, 0.97, by=0.05))
     (first,) = answer(found)

@@ -300,3 +300,13 @@ def test_names_beside_lines_do_not_overlap_in_print(tmp_path: Path) -> None:
         assert all(b - a > 11 for a, b in pairwise(heights)), (figure.chart.name, heights)
         checked += len(heights) >= 3
     assert checked >= 4
+
+
+def test_a_pilot_that_was_not_finished_has_fixed_nothing(tmp_path: Path) -> None:
+    found = read_study(made_up(tmp_path / "s"))
+    assert "the variance of the first 5 blocks fixed it" in str(document(found).method)
+    confirm = found.about["confirm"]
+    found.about["confirm"] = {**confirm, "blocks": confirm["blocks"][:2], "ended": "budget"}
+    for name in ("blocks", "confirmed"):
+        found.__dict__.pop(name, None)  # what was read before
+    assert "the variance of the first 5 blocks was to fix it" in str(document(found).method)

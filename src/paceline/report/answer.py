@@ -225,7 +225,7 @@ def _none_faster(
             f"The fastest seems to be {named(best)}: {as_fast(verdict)}{ends}; as the best of"
             f" {len(lines)} settings that is not certain (`--budget` confirms the best)."
         )
-    if verdict.higher and all(mean_of(serial_speedup(study, x)) < 1 for x in lines):
+    if all((v := speed(study, x, study.serial(x))) is not None and v.higher for x in lines):
         if len(lines) == 1:
             return f"{named(best)} was slower than serial: {as_fast(verdict)}{ends}."
         return (

@@ -10,7 +10,7 @@ from paceline.report.commentary.comment import Comment, told
 from paceline.report.commentary.trouble import SLOW
 from paceline.report.judge import SPEED, judge, speed
 from paceline.report.lines import Line, Study
-from paceline.report.words import milliseconds, percent
+from paceline.report.words import count, milliseconds, percent
 
 LESS_OFTEN, RARELY = "local-sgd:every=16", ("local-sgd", "psgd", "diloco")
 RUN_AHEAD, AHEAD = "ps:consistency=async", ("ps:consistency=async", "hogwild", "local-sgd", "psgd")
@@ -37,7 +37,7 @@ def next_steps(study: Study) -> Iterator[Comment]:
             "next",
             f"Times of equal {which} differed by {percent(noise.deviation, 0)} (standard"
             " deviation): use more `--seeds`, or a quieter machine.",
-            {"known from": f"{noise.freedom} degrees of freedom"},
+            {"known from": f"{count(noise.freedom, 'degree')} of freedom"},
             told(study_command(study, seeds=seeds)),
         )
 

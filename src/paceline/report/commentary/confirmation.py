@@ -55,10 +55,17 @@ def _width(study: Study, others: list[str]) -> Iterator[Comment]:
     if reached <= about["width"]:  # the pilot's variance was larger than that of all blocks
         return
     needed = (study.about.get("spent_s") or 0) + max(1, missing) * about["block_s"]
+    budget = f"`--budget {math.ceil(needed / 60)}min`"
+    pilot = int(about.get("pilot") or 0)
+    gives = (
+        f"{budget} would give +-{percent(about['width'], 0)}"
+        if len(study.blocks) >= pilot
+        else f"{budget} is enough for the first {pilot}, which show how many are needed for"
+        f" +-{percent(about['width'], 0)}"
+    )
     yield Comment(
         "confirmed",
         f"The budget ended after {len(study.blocks)} of {about['wanted']} blocks, with intervals of"
-        f" +-{percent(reached, 0)}; `--budget {math.ceil(needed / 60)}min` would give"
-        f" +-{percent(about['width'], 0)}.",
+        f" +-{percent(reached, 0)}; {gives}.",
         commands=told(study_command(study, budget=f"{math.ceil(needed / 60)}min")),
     )

@@ -68,6 +68,7 @@ def _confirming(study: Study) -> str:
     about = study.about["confirm"]
     names = listed([str(about["serial"]), *map(str, about["settings"])])
     width, blocks = percent(about["width"], 0), count(len(study.blocks), "block")
+    fixed = "fixed" if len(study.blocks) >= about["pilot"] else "was to fix"
     wanted = (
         f" The time budget ended after {blocks} of {about['wanted']}."
         if about.get("ended") == "budget"
@@ -77,7 +78,7 @@ def _confirming(study: Study) -> str:
         "The setting that looks fastest of many is in part the luckiest, so the fastest ones of"
         f" screening ran again. A confirming block runs {names} one after the other in random"
         f" order, about {seconds(about['block_s'])} in all; there were {blocks}. Their number does"
-        f" not depend on the result: the variance of the first {about['pilot']} blocks fixed it,"
+        f" not depend on the result: the variance of the first {about['pilot']} blocks {fixed} it,"
         f" for an interval of +-{width} (Stein's two-stage rule).{wanted} The speeds of these"
         " settings come from the blocks alone."
     )

@@ -37,7 +37,8 @@ def main_table(study: Study) -> Table:
     """Return each setting at its best number of workers; all settings where one has no time."""
     lines = best_lines(study) or [x for x in study.lines if x.completed]
     several = len(study.lines) > len(lines) > 1
-    shown = ", each at its best number of workers" if several else ""
+    confirmed = ", or as it was confirmed" if study.confirmed else ""
+    shown = f", each at its best number of workers{confirmed}" if several else ""
     return _settings(study, lines, "Result", _about(study, lines, shown))
 
 
