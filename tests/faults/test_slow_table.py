@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from tests.faults.slow_table import Trial, run_trial, trials
 
 pytestmark = pytest.mark.processes
