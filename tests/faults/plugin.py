@@ -220,7 +220,7 @@ class Strike(Fault):
             return transport
         return Watched(transport, self.striker)
 
-    def at(self, point: str, step: int, rank: int) -> None:
+    def reached(self, point: str, step: int, rank: int) -> None:
         self.striker.at(point, step, rank)
 
 

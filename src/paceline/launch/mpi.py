@@ -44,6 +44,7 @@ FINISH_S = 60.0  # the same after a result from every rank: a busy machine is no
 # Shared memory only: with TCP every rank would listen on all interfaces.
 ON_THIS_HOST = ("--mca", "btl", "^tcp")
 MAIN = "from paceline.launch.mpi import main; main()"
+DEATH = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"  # as it says
 # How the lines begin that mpirun itself prints when a rank fails.
 FROM_MPIRUN = (
     *("---", "prterun", "mpirun", "Primary job", "   Process", "   Exit", "   Node"),
@@ -231,17 +232,22 @@ def _listen(
             failing()
             give_up = time.monotonic() + GRACE_S
     if vanished and not outcome.failures:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-        rank, reason = _who_died("".join(printed), vanished)
+        until = time.monotonic() + GRACE_S
+        # its last line may come after its end
+        while not re.search(DEATH, _words(printed)) and time.monotonic() < until:
+            time.sleep(0.02)
+        rank, reason = _who_died(_words(printed), vanished)
         outcome.failures[rank] = WorkerFailed(rank, reason)
     return outcome.results, outcome.failures
 
 
+def _words(printed: list[str]) -> str:
+    return " ".join("".join(printed).split())
+
+
 def _who_died(printed: str, vanished: list[int]) -> tuple[int, str]:
     """Return the rank that mpirun names, else the first that vanished, and how it died."""
-    words = " ".join(printed.split())
-    found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", words)
+    found = re.search(DEATH, printed)
     if found is None:
         return vanished[0], "its process ended, and mpirun ended the others"
     name = signal.Signals(int(found[2])).name

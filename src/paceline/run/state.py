@@ -272,7 +272,8 @@ def _told(worker: Worker, memory: Memory) -> list[str]:
         told.append(f"these begin anew: {', '.join(memory.anew)}")
     if worker.strategy.traits.resumes.same != "exact":
         told.append(
-            f"{worker.strategy.name} depends on the workers' speeds, so the result is not"
+            worker.strategy.traits.resumes.why
+            or f"{worker.strategy.name} depends on the workers' speeds, so the result is not"
             " the one that an unbroken run has"
         )
     return told

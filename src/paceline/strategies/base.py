@@ -40,6 +40,7 @@ class Resumes:
     more: Resume = "told"
     after_loss: Resume = "exact"  # after a worker died
     damaged: Resume = "exact"  # from the checkpoint before the newest, which is damaged
+    why: str = ""  # `same` is not exact; empty: the workers' speeds decide the result
 
 
 APPROXIMATELY = Resumes("told", "told", "told", "told", "told")  # speeds decide the result

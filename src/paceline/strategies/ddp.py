@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.codecs.base import Codec
 from paceline.errors import BadRequest
 from paceline.registry import strategies
-from paceline.strategies.base import Context, Strategy, Traits
+from paceline.strategies.base import Context, Resumes, Strategy, Traits
 from paceline.strategies.parts.end_of_backward import EndOfBackward
 from paceline.transport.c10d.sockets import Sockets
 from paceline.transport.c10d.transport import timeout_of
@@ -40,6 +40,13 @@ class DDP(Strategy):
         needs_processes=True,
         skips_empty=False,
         update_last=True,
+        resumes=Resumes(
+            "told",
+            after_loss="told",
+            damaged="told",
+            why="PyTorch's DDP orders its buckets anew after the first step, so that sums of three"
+            " or more workers may differ in their last digit from those of an unbroken run",
+        ),
         not_private_because=(
             "it exchanges gradients inside the backward pass, before they can be clipped: use"
             " allreduce"

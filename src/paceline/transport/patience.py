@@ -33,6 +33,7 @@ IDLE_S = 1.0  # the watching thread ends after so long without a wait
 CLOSE_S = 2.0  # the longest wait for the watching thread to end
 LOOK_S = 0.5  # how often the watching thread looks at a blocking call
 ASK_S = 1.0  # how often a long wait asks the store which ranks have ended
+NAME_S = 1.0  # for the board to notice which rank has ended
 UNWATCHED_S = 1800.0  # a wait ends after so long where the end of a rank cannot be noticed
 STILL_S = 5.0  # between two looks: a rank that stood still for longer was suspended itself
 
@@ -184,7 +185,23 @@ class Patience:
         if self.verdict is not None:
             return self.verdict
         with self._lock:
-            return self._agreed() or error
+            agreed = self._agreed()
+            if agreed is None and isinstance(error, PeerLost) and error.rank is None:
+                return self._named(error)
+            return agreed or error
+
+    def _named(self, lost: PeerLost) -> PeerLost:
+        """The loss of a rank that the transport cannot name: the board can, a moment later."""
+        until = time.monotonic() + NAME_S
+        with suppress(RuntimeError):
+            if self._posts is None and self._connect is not None:
+                self._posts = Posts(self._connect(), self.rank, self.size)
+            while self._posts is not None and time.monotonic() < until:
+                for rank, reason in self._posts.gone().items():
+                    if rank != self.rank:
+                        return PeerLost(rank, reason)
+                time.sleep(NAME_S / 20)
+        return lost
 
     def _agreed(self) -> TransportError | None:
         """Why another rank has given up, if one has."""

@@ -33,6 +33,7 @@ from paceline.transport.c10d.store import LONG, connect_store, first_line, patie
 from paceline.transport.patience import Patience
 from paceline.transport.together import agree
 
+CLOSE_S = 2.0  # the longest wait for threads to leave the library
 CONNECT_LOOK_S = 0.02  # how often a rank that connects looks whether another one has ended
 Kind = TypeVar("Kind", bound="ProcessGroupTransport")
 MARGIN_S = 30.0  # between the end of a wait by `patience` and by the library's own timeout
@@ -214,6 +215,9 @@ class ProcessGroupTransport(Transport):
         if self._group is not None:
             self._group.abort()
         self._group = None  # gloo closes its connections only when the group is gone
+        if self._waiters.busy:  # a thread inside a library must not outlive the interpreter
+            self._sockets.shut()
+            self._waiters.wait(CLOSE_S)
         if self._label.endswith("/world"):
             self.patience.close()
             self.store.close()
@@ -305,13 +309,25 @@ class Waiters:
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
+        self.busy = 0  # threads that wait
+        self._change = threading.Condition()
 
     def start(self, task: Callable[[], None]) -> None:
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, daemon=True).start()
+        with self._change:
+            self.busy += 1
         self._tasks.put(task)
+
+    def wait(self, most_s: float) -> None:
+        """Wait until no thread waits any more."""
+        with self._change:
+            self._change.wait_for(lambda: not self.busy, most_s)
 
     def _work(self) -> None:
         while True:
             self._tasks.get()()
+            with self._change:
+                self.busy -= 1
+                self._change.notify_all()
             self._idle.release()
