@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +39,23 @@ STILL_S = 5.0  # between two looks: a rank that stood still for longer was suspe
 Peers = int | Sequence[int] | None
 
 
-@dataclass
 class Wait:
-    what: str
-    peers: tuple[int, ...]  # their ranks in the world; empty: all others
-    due_s: float  # when this wait has lasted so long, the next notice is due
-    gives_up: bool = True  # False: it ends only after a `give_up_s` that the user has set
-    idle: bool = False
-    abort: Callable[[], None] | None = None  # ends the blocking call that waits
-    began: float = 0.0  # by time.monotonic
-    looked: float = 0.0
-    still_s: float = 0.0  # this rank was suspended for so long
-    asked: float = 0.0  # when the store was asked which ranks have ended
-    posted: bool = False  # this rank has said that it waits
-    on_board: bool = False  # the store says so, too
-    tells: bool = False  # this rank writes the notices
+    """One wait. Its defaults are the class's, because most waits are short and many."""
 
-    def __post_init__(self) -> None:
+    still_s = 0.0  # this rank was suspended for so long
+    asked = 0.0  # when the store was asked which ranks have ended
+    posted = False  # this rank has said that it waits
+    on_board = False  # the store says so, too
+    tells = False  # this rank writes the notices
+    abort: Callable[[], None] | None = None  # ends the blocking call that waits
+
+    def __init__(self, what: str, peers: Peers, due_s: float, gives_up: bool, idle: bool) -> None:
+        self.what = what
+        # Their ranks in the world; empty: all others.
+        self.peers = () if peers is None else (peers,) if isinstance(peers, int) else tuple(peers)
+        self.due_s = due_s  # when this wait has lasted so long, the next notice is due
+        self.gives_up = gives_up  # False: it ends only after a `give_up_s` that the user has set
+        self.idle = idle
         self.began = self.looked = time.monotonic()
 
     def waited_s(self) -> float:
@@ -90,7 +89,7 @@ class Patience:
         self._connect = connect
         # A separate connection: the wait may be for an answer on the rank's other one.
         self._posts: Posts | None = None
-        self.verdict: TransportError | None = None  # why a blocking call was aborted
+        self.verdict: TransportError | None = None  # why this rank has given up
         self.say: Callable[[str], None] = lambda text: None
         self.name: Callable[[int], str] = lambda rank: f"rank {rank}"
         # What these ranks do now, as far as this rank can see it.
@@ -135,10 +134,12 @@ class Patience:
         that are waited for. Without `gives_up` only a `give_up_s` of the user's ends the wait.
         `idle`: the wait delays no other rank (a server without requests), so it is not reported.
         """
-        wait = Wait(what, _ranks(peers), self.deadline_s, gives_up, idle)
+        wait = Wait(what, peers, self.deadline_s, gives_up, idle)
 
         def look() -> None:
             if (error := self._look(wait)) is not None:
+                if isinstance(error, PeerSlow):
+                    self.verdict = error
                 raise error
 
         try:
@@ -152,7 +153,8 @@ class Patience:
     ) -> Wait:
         """Begin a wait inside one blocking call. A thread watches it, and may `abort` it."""
         # Set this before looking at `_watcher`, because that thread may be about to end.
-        wait = self._blocked = Wait(what, _ranks(peers), self.deadline_s, abort=abort)
+        wait = Wait(what, peers, self.deadline_s, True, False)
+        wait.abort, self._blocked = abort, wait
         if self._watcher is None and self._connect is not None and not self._closed.is_set():
             self._watcher = threading.Thread(target=self._watch, name="patience", daemon=True)
             self._watcher.start()
@@ -317,7 +319,8 @@ class Patience:
         return list(wait.peers) if len(wait.peers) == 1 else []
 
     def _take_back(self, wait: Wait) -> None:
-        if (line := self.activity.line) is not None:
+        # The last picture of a run that has given a rank up shows who waited for it.
+        if (line := self.activity.line) is not None and not isinstance(self.verdict, PeerSlow):
             line.wait_over()
         with self._lock, suppress(RuntimeError, TransportError):
             if self._posts is not None:
@@ -356,9 +359,3 @@ class Patience:
                     if rank != self.rank and own.step is not None
                 }
         return {}
-
-
-def _ranks(peers: Peers) -> tuple[int, ...]:
-    if peers is None:
-        return ()
-    return (peers,) if isinstance(peers, int) else tuple(peers)

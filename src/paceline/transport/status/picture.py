@@ -20,7 +20,7 @@ from paceline.transport.waits import Posted, duration, slow_ranks, told, who_wai
 
 LAST = "last.json"  # the picture that was taken just before the ranks were ended
 STOPPED = "stopped (SIGSTOP); it goes on with SIGCONT"
-HEADINGS = ("rank", "step", "does", "for", "computes", "in your code")
+HEADINGS = ("rank", "step", "does", "for", "computes", "at")
 DOING: dict[str, str] = {
     "connect": "connecting to the other ranks",
     "set up": "setting up",
@@ -189,9 +189,9 @@ def rows(picture: Sequence[Shown]) -> Iterable[tuple[str, ...]]:
         if shown.waits_for is not None and shown.state != "stopped":
             since_s = shown.waits_since_s or 0.0
             doing = _waiting(shown)
-        speed = "" if shown.steps_per_s is None else f"{shown.steps_per_s:.3g} steps/s"
+        speed = "" if shown.steps_per_s is None else f"{_rate(shown.steps_per_s)} steps/s"
         if speed and len(speeds) > 1 and middle:
-            speed += f", {(shown.steps_per_s or 0.0) / middle:.2f} of the median"
+            speed += f" ({(shown.steps_per_s or 0.0) / middle:.2f} of the median)"
         yield (
             shown.name,
             str(shown.step),
@@ -202,12 +202,17 @@ def rows(picture: Sequence[Shown]) -> Iterable[tuple[str, ...]]:
         )
 
 
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def _waiting(shown: Shown) -> str:
     if shown.idle:
         return "waits for requests"
     numbers = ", ".join(map(str, shown.waits_for or ()))
     whom = f"rank{'s' if ',' in numbers else ''} {numbers}" if numbers else "all others"
-    return f"{shown.doing}: waits for {whom} ({shown.what})"
+    verb = "waited" if shown.state == "ended" else "waits"
+    return f"{shown.doing}: {verb} for {whom} ({shown.what})"
 
 
 def keep_last(folder: Path, picture: Sequence[Shown] | None = None) -> None:

@@ -104,17 +104,22 @@ def ask_stacks(folder: Path, ranks: Iterable[Seen]) -> dict[int, list[Frame]]:
 
 
 def frames_in(dump: str) -> list[Frame]:
-    """The frames of the last stack in what faulthandler wrote."""
+    """The frames of the last stack in what faulthandler wrote.
+
+    Those of the program that has started the rank are left out.
+    """
     last = re.split(r"^(?:Current thread|Thread|Stack).*$", dump, flags=re.MULTILINE)[-1]
-    found = (FRAME.match(line) for line in last.splitlines())
-    return [Frame(m[1], int(m[2]), m[3]) for m in found if m is not None]
+    frames = []
+    for found in filter(None, map(FRAME.match, last.splitlines())):
+        frames.append(Frame(found[1], int(found[2]), found[3]))
+        if found[1].startswith(OURS) and ENTRY.search(found[1]):
+            break
+    return frames
 
 
 def users_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame of the user's own code; without one, the innermost of all."""
     for frame in frames:
-        if ENTRY.search(frame.file) and frame.file.startswith(OURS):
-            break  # further out is the program that has started this rank
         if not frame.file.startswith((OURS, *LIBRARIES, "<frozen")):
             return frame
     return frames[0] if frames else None
