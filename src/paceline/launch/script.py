@@ -16,6 +16,7 @@ from paceline.errors import BadRequest, RunFailed
 from paceline.launch.addresses import LOOPBACK
 from paceline.launch.seat import find
 from paceline.launch.secret import SECRET
+from paceline.launch.signals import delayed
 from paceline.record.machine import cores
 from paceline.transport.c10d.store import store_on
 
@@ -47,9 +48,10 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
         for rank in range(ranks):
             environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             # A preexec_fn is safe here: this process has one thread.
-            processes.append(
-                subprocess.Popen(command, env=environment, preexec_fn=die_with_this)  # noqa: PLW1509
-            )
+            with delayed():
+                processes.append(
+                    subprocess.Popen(command, env=environment, preexec_fn=die_with_this)  # noqa: PLW1509
+                )
         # The store starts threads, so it is opened after the ranks are started.
         store = store_on(listening, 300.0)
         failed = _wait(processes)
