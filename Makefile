@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup study test test-slow mutants written check lint types format bench clean help
+.PHONY: setup study test test-slow test-faults mutants written check lint types format bench clean help
 
 help:
 	@echo "make study      compare 8 strategies on MNIST (fetches it), to a report, in ten minutes; FULL=1: whole"
@@ -43,6 +43,10 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow
 	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q -m 'hypothesis and not slow'
+
+# Wrong requests and damaged folders; by parts: python tests/faults/fuzz.py --from 4000 --to 5000
+test-faults: $(STAMP)
+	@$(BIN)/python tests/faults/fuzz.py --from 0 --to 10000
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
