@@ -48,9 +48,11 @@ test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -m slow
 	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q -m 'hypothesis and not slow'
 
-# Resumable: started again, it goes on with the trials that are missing in runs/fault-trials.
+# Resumable: started again, the trials go on with those that are missing in runs/fault-trials; the
+# fuzz by parts: python tests/faults/fuzz.py --from 4000 --to 5000
 test-faults: $(STAMP)
 	@$(BIN)/python -m tests.faults.trials --to 1000 --jobs 3 --out runs/fault-trials
+	@$(BIN)/python tests/faults/fuzz.py --from 0 --to 10000
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

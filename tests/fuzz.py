@@ -1,7 +1,7 @@
 """Requests and run folders that are wrong at random: whatever is asked or read, only errors of ours
 come out.
 
-A case is a function of its seed. More of them, by hand: python -m tests.fuzz FIRST LAST [KIND].
+A case is a function of its kind and its seed. tests/faults/fuzz.py runs 10,000 of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 import traceback
 import typing
@@ -23,16 +22,16 @@ from typing import Any
 from unittest import mock
 
 import click
-import torch
 
 import paceline.api
-from paceline.cli.main import cli
+from paceline.cli.main import COMMANDS, cli
 from paceline.errors import PacelineError, WorkerFailed
 from paceline.launch.run import run
 from paceline.registry import ALL
 from paceline.request.config import CHOICES, Config
 from paceline.studies.folder import StudyFolder
 from paceline.studies.grid import StudySpec
+from paceline.watch.state import Watched
 
 SMALL = {
     "data": "synthetic:samples=40,shape=1x4x4",
@@ -385,7 +384,12 @@ def make_runs(folder: Path) -> None:
         "out": str(folder / "run"),
     }
     paceline.train(**options_here(**plain), progress=False)
-    private = {"privacy": "noise=1.0,delta=1e-5", "steps": 3, "out": str(folder / "private")}
+    private = {
+        "privacy": "noise=1.0,delta=1e-5",
+        "steps": 3,
+        "checkpoint_every": 2,
+        "out": str(folder / "private"),
+    }
     paceline.train(**options_here(**private), progress=False)
     base = {**options_here(steps=3), "data_share": 0.9}
     plan = StudySpec.make(
@@ -432,13 +436,101 @@ def study_of_damage(r: random.Random, runs: Path) -> None:
     [session.finished(p, False) for planned in rounds_of(plan) for p in planned]
 
 
+DAMAGED = (
+    ("run", ("run.json", "config.json", "*.jsonl", "checkpoint.json", "*.safetensors", "*.pt")),
+    ("private", ("run.json", "config.json", "*.jsonl", "worker-*.json", "status/*")),
+    ("study", ("study.json", "run.json", "config.json", "*.jsonl")),
+)
+
+
+def copy_of_damage(r: random.Random, runs: Path, *which: str) -> None:
+    name, patterns = r.choice([each for each in DAMAGED if each[0] in which])
+    shutil.copytree(runs / name, "copy")
+    damage_folder(r, Path("copy"), *patterns)
+
+
+def show_of_damage(r: random.Random, runs: Path) -> None:
+    copy_of_damage(r, runs, "run", "private")
+    more = ["--json"] if r.random() < 0.3 else []
+    cli.main(["show", "copy", *more], prog_name="paceline", standalone_mode=False)
+
+
+def runs_of_damage(r: random.Random, runs: Path) -> None:
+    copy_of_damage(r, runs, "run", "private", "study")
+    more = ["--json"] if r.random() < 0.3 else []
+    where = r.choice((".", "copy"))
+    cli.main(["runs", where, *more], prog_name="paceline", standalone_mode=False)
+
+
+def evaluate_of_damage(r: random.Random, runs: Path) -> None:
+    copy_of_damage(r, runs, "run", "private")
+    more = r.choice(([], ["--json"], ["--which", "best"], ["--which", "ema"]))
+    cli.main(["evaluate", "copy", *more], prog_name="paceline", standalone_mode=False)
+
+
+def watch_of_damage(r: random.Random, runs: Path) -> None:
+    """The picture that the page shows, as JSON, twice: the second one reads what is new."""
+    copy_of_damage(r, runs, "run", "private", "study")
+    watched = Watched("copy")
+    chosen = r.choice((None, "x", "serial-1w"))
+    for _ in range(2):
+        json.dumps(watched.picture(chosen), allow_nan=False)
+
+
+def status_of_damage(r: random.Random, runs: Path) -> None:
+    if "status" in COMMANDS:
+        copy_of_damage(r, runs, "run", "private")
+        cli.main(["status", "copy"], prog_name="paceline", standalone_mode=False)
+
+
+def ledger_of_damage(r: random.Random, runs: Path) -> None:
+    """Continue a private run: what it has spent must be known."""
+    shutil.copytree(runs / "private", "copy")
+    damage_folder(r, Path("copy"), "worker-*.json", "config.json", "checkpoint.json")
+    arguments = ["train", "--quiet", "--resume", "copy", "--steps", "4"]
+    with mock.patch("paceline.api.start", start):
+        cli.main(arguments, prog_name="paceline", standalone_mode=False)
+
+
+# Commands that only read or print: any words may be given to them.
+READING = ("report", "runs", "show", "evaluate", "explain", "list", "privacy", "completion")
+FLAGS = ("--json", "--workers", "--ranks", "--which", "--data", "--model", "--metric", "--debug")
+FLAGS += ("--out", "--no-figures", "--collective", "--size", "--dry-run", "--seeds", "--slurm")
+
+
+def other_command(r: random.Random) -> None:
+    command = r.choice(READING)
+    words = [r.choice((text(r), text(r), r.choice(FLAGS), "-")) for _ in range(r.randrange(4))]
+    with mock.patch("paceline.report.render.library", return_value=""):
+        cli.main([command, *words], prog_name="paceline", standalone_mode=False)
+
+
+def dry_study(r: random.Random) -> None:
+    """`paceline study FILE --dry-run`, and `paceline launch --slurm -` of a wrong request."""
+    if r.random() < 0.5:
+        words = ["study", r.choice(PATHS), "--dry-run"]
+        for _ in range(r.randrange(3)):
+            words += r.choice((["--set", text(r)], ["--seeds", text(r)], ["--budget", text(r)]))
+    else:
+        words = ["launch", "--slurm", "-"]
+        for _ in range(r.randrange(3)):
+            name = r.choice(("nodes", "tasks-per-node", "cpus-per-task", "time", "partition"))
+            words += [f"--{name}", text(r)]
+        words += ["--", "train", *r.choice(([], ["--workers", text(r)], ["--data", text(r)]))]
+    cli.main(words, prog_name="paceline", standalone_mode=False)
+
+
 REQUESTS: dict[str, Callable[[random.Random], None]] = {
     "command line": command_line,
     "run.toml": run_toml,
     "study.toml": study_toml,
+    "other command": other_command,
+    "dry study": dry_study,
 }
 FOLDERS: dict[str, Callable[[random.Random, Path], None]] = {
     "report": report_of_damage, "resume": resume_of_damage, "study": study_of_damage,
+    "show": show_of_damage, "runs": runs_of_damage, "evaluate": evaluate_of_damage,
+    "watch": watch_of_damage, "status": status_of_damage, "ledger": ledger_of_damage,
 }  # fmt: skip
 
 
@@ -474,30 +566,3 @@ def failure(kind: str, seed: int, runs: Path) -> str | None:
         except BaseException:
             return traceback.format_exc()
     return None
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    for registry in ALL.values():
-        registry.discover()
-    first, last, *kinds = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
-        make_runs(Path(folder))
-        for kind in kinds or (*REQUESTS, *FOLDERS):
-            seen: dict[str, list[int]] = {}
-            for seed in range(int(first), int(last)):
-                found = failure(kind, seed, Path(folder))
-                if found is not None:
-                    lines = [x for x in found.strip().splitlines() if x.strip()]
-                    place = [x.strip() for x in lines if "/paceline/" in x][-1:]
-                    seen.setdefault(f"{lines[-1][:160]}  {place}", []).append(seed)
-            print(
-                f"{kind}: {int(last) - int(first)} cases, {sum(map(len, seen.values()))} failures",
-                flush=True,
-            )
-            for what, seeds in seen.items():
-                print(f"   {len(seeds)} x {what}  seeds {seeds[:4]}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

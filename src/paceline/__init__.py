@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +11,8 @@ if TYPE_CHECKING:
     from paceline.errors import BadRequest, PacelineError, RunFailed
     from paceline.launch.join import join
     from paceline.run.own_loop import Pace
+
+    __version__: str
 
 __all__ = [
     "BadRequest",
@@ -29,7 +30,6 @@ __all__ = [
     "study",
     "train",
 ]
-__version__ = _version("paceline")
 
 _HOMES = {
     "Run": "api",
@@ -51,6 +51,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """On first use: importing torch takes a second that `paceline --help` should not."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("paceline")
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     from importlib import import_module

@@ -14,7 +14,8 @@ PacelineError
     └── WorkerFailed      a worker raised or died; carries its rank and its traceback
 
 KeyboardInterrupt
-└── Interrupted           Ctrl-C during a run, after its record was written (exit code 130)
+└── Interrupted           Ctrl-C, SIGTERM or SIGHUP during a run, after its record was written
+                          (exit codes 130, 143, 129)
 
 A sentence that says what to type is written for the command line: `use --transport gloo`. A reader
 in Python sees `use transport="gloo"`. `PacelineError.__str__` and `voiced` make the difference;
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -189,8 +191,17 @@ class WorkerFailed(RunFailed):
 
 
 class Interrupted(KeyboardInterrupt):
-    exit_code = 130
+    """A signal has ended the run; `number` says which, and the exit code is that of a shell."""
+
     told = False
+
+    def __init__(self, text: str = "interrupted", number: int = signal.SIGINT) -> None:
+        self.number = number
+        super().__init__(text)
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number
 
 
 def to_plain(error: PacelineError) -> dict[str, Any]:

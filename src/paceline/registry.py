@@ -27,6 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
+from paceline.common.shortage import out_of_memory
 from paceline.common.values import convert, format_value, is_path, parse_pairs, shortened
 from paceline.errors import BadRequest, PacelineError, UnknownName
 
@@ -213,10 +214,10 @@ class Registry(Generic[Make]):
         except PacelineError:
             raise
         except (Exception, SystemExit) as error:
-            reason = str(error).splitlines()[0] if str(error) else "no message"
-            raise BadRequest(
-                f"{self.kind} {spec} cannot be made: {type(error).__name__}: {reason}"
-            ) from error
+            if (reason := out_of_memory(error)) is None:
+                said = str(error).splitlines()[0] if str(error) else "no message"
+                reason = f"{type(error).__name__}: {said}"
+            raise BadRequest(f"{self.kind} {spec} cannot be made: {reason}") from error
 
     def _check(
         self, entry: Entry[Make], options: Mapping[str, Option], key: str, value: Any

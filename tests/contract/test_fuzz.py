@@ -11,9 +11,17 @@ CASES = {
     "command line": 120,
     "run.toml": 80,
     "study.toml": 110,
+    "other command": 20,
+    "dry study": 10,
     "report": 50,
     "resume": 30,
     "study": 40,
+    "show": 20,
+    "runs": 20,
+    "evaluate": 12,
+    "watch": 20,
+    "status": 20,
+    "ledger": 12,
 }
 
 

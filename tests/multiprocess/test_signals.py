@@ -1,6 +1,5 @@
-"""A run that signals ask to end, once or often, writes one record and leaves no process.
-
-Number 14 of issue 15.
+"""A run that signals ask to end, once or often and at any moment, says one sentence, writes one
+record and leaves no process.
 """
 
 import json
@@ -9,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from tests.commands import PACELINE, Popen
+from tests.commands import run as run_command
 
-from paceline.launch.signals import ending, held_back
+from paceline.errors import Interrupted
+from paceline.launch.signals import delayed, ending
 
 API = """
 import sys, torch, paceline
@@ -32,11 +34,10 @@ def ended(
     command: list[str],
     how: list[signal.Signals],
     tmp_path: Path,
-    start: type[subprocess.Popen[Any]] = Popen,
 ) -> tuple[int, str]:
     """Start an endless run, signal it after a few steps; return its exit code and its output."""
     with open(tmp_path / "said", "w") as said:
-        process = start(command, stdout=said, stderr=said, start_new_session=True)
+        process = Popen(command, stdout=said, stderr=said, start_new_session=True)
     events = tmp_path / "run" / "events" / "worker-0.jsonl"
     until = time.monotonic() + 60
     try:
@@ -88,21 +89,153 @@ def test_14_a_signal_leaves_a_record_in_the_api(
     assert found["error"] == expected
 
 
-@pytest.mark.parametrize(
-    "how", [[signal.SIGHUP], pytest.param([signal.SIGINT] * 5, marks=pytest.mark.slow)]
-)
-def test_14_a_closed_terminal_leaves_a_record_of_the_command(
-    tmp_path: Path, how: list[signal.Signals]
-) -> None:
-    train = ["train", "--data", "synthetic:samples=200,shape=6", "--model", "mlp:hidden=4"]
-    train += ["--workers", "2", "--epochs", "1000000"]
-    code, said = ended(
-        [str(PACELINE), *train, "--out", "run"], how, tmp_path, start=subprocess.Popen
+TRAIN = ["train", "--data", "synthetic:samples=200,shape=6", "--model", "mlp:hidden=4"]
+TRAIN += ["--epochs", "1000000", "--out", "run"]
+OWN_LOOP = """
+import time, torch, paceline
+from torch import nn
+pace = paceline.join("allreduce", out="run")
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer, _ = pace.prepare(model, optimizer)
+while True:
+    loss = nn.functional.cross_entropy(model(torch.randn(4, 6)), torch.arange(4) % 3)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def one_sentence(said: str, how: signal.Signals) -> None:
+    last = said.strip().splitlines()[-1]
+    assert last.startswith(
+        "paceline: interrupted" + ("" if how is signal.SIGINT else f" by {how.name}")
     )
-    assert code == 130
-    assert said.strip().splitlines()[-1].startswith("paceline: interrupted")
+    assert said.count("paceline: ") == 1
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("how", "more"),
+    [
+        ([signal.SIGHUP], ["--workers", "2"]),
+        ([signal.SIGTERM] * 5, ["--transport", "inproc"]),  # its one thread sends nothing
+        pytest.param([signal.SIGTERM], ["--workers", "2"], marks=pytest.mark.slow),
+        pytest.param([signal.SIGINT] * 5, ["--workers", "2"], marks=pytest.mark.slow),
+        pytest.param(
+            [signal.SIGTERM], ["--workers", "2", "--transport", "mpi"], marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_signal_leaves_a_record_of_the_command(
+    tmp_path: Path, how: list[signal.Signals], more: list[str]
+) -> None:
+    code, said = ended([str(PACELINE), *TRAIN, "--quiet", *more], how, tmp_path)
+    assert code == 128 + how[0]
+    one_sentence(said, how[0])
     assert record(tmp_path)["status"] == "interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_ranks_of_a_script(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "own.py").write_text(OWN_LOOP)
+    code, said = ended([str(PACELINE), "launch", "-n", "2", "own.py"], [how] * 5, tmp_path)
+    assert code == 128 + how
+    one_sentence(said, how)
+    found = record(tmp_path)
+    assert (found["status"], found["error"]) == ("interrupted", "interrupted by SIGTERM")
+
+
+# The command as it is installed, in an interpreter of its own, so that its imports count.
+AT_AN_IMPORT = """
+import os, signal, sys
+class AtImport:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            for _ in range({times}):
+                os.kill(os.getpid(), {number})
+sys.meta_path.insert(0, AtImport())
+from paceline.cli.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "how", "times"),
+    [
+        ("click", signal.SIGINT, 1),  # the first import of the command
+        ("torch.autograd", signal.SIGTERM, 5),
+        pytest.param("torch.autograd", signal.SIGINT, 1, marks=pytest.mark.slow),
+        pytest.param("torch", signal.SIGHUP, 2, marks=pytest.mark.slow),
+        pytest.param("torch._dynamo", signal.SIGINT, 5, marks=pytest.mark.slow),
+        pytest.param("paceline.strategies.gossip", signal.SIGTERM, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_during_an_import(
+    tmp_path: Path, module: str, how: signal.Signals, times: int
+) -> None:
+    code = AT_AN_IMPORT.format(module=module, times=times, number=int(how))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *TRAIN, "--quiet"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 128 + how, done.stderr
+    one_sentence(done.stderr, how)
+    assert Path("run").exists() is Path("run/run.json").exists()
+
+
+def test_a_folder_that_exists_has_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while the folder is being made."""
+    import paceline
+    from paceline.launch import folder
+
+    original = folder._next_session
+
+    def signalled(out: Path) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return original(out)
+
+    monkeypatch.setattr(folder, "_next_session", signalled)
+    with pytest.raises(Interrupted) as stop:
+        paceline.train(data="synthetic:samples=40,shape=6", model="mlp:hidden=4", out="run")
+    assert stop.value.exit_code == 143
+    found = json.loads(Path("run/run.json").read_text())
+    assert (found["status"], found["error"]) == ("interrupted", "interrupted by SIGTERM")
+
+
+def test_after_sigkill_of_the_launcher_a_run_can_be_resumed(tmp_path: Path) -> None:
+    said = open(tmp_path / "said", "w")  # noqa: SIM115
+    command = [str(PACELINE), *TRAIN, "--workers", "2", "--checkpoint-every", "5", "--quiet"]
+    with said:
+        process = Popen(command, stdout=said, stderr=said, start_new_session=True)
+    until = time.monotonic() + 60
+    try:
+        while not any(Path("run/checkpoints").glob("step-*")):
+            assert process.poll() is None, Path("said").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        family = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.wait()
+    assert psutil.wait_procs(family, timeout=20)[1] == [], "no process is left"
+    assert not Path("run/run.json").exists()
+    left = [Path(f"run/.config.json.{'0' * 16}.part"), Path("run/checkpoints/.step-00000099.part")]
+    left[0].write_text("{")
+    left[1].mkdir()
+    step = 5 + max(int(path.name[5:]) for path in Path("run/checkpoints").glob("step-*"))
+    done = run_command(
+        [str(PACELINE), "train", "--resume", "run", "--steps", str(step), "--quiet"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert record(tmp_path)["status"] == "completed"
+    assert not [path for path in Path("run").rglob(".*") if path.name != ".lock"]
 
 
 def test_14_only_the_first_signal_interrupts_and_none_while_the_record_is_written() -> None:
@@ -135,18 +268,71 @@ def test_14_a_programs_own_handler_stays() -> None:
         signal.signal(signal.SIGHUP, ignored)
 
 
-def test_14_ctrl_c_during_an_import_waits_for_its_end() -> None:
-    imported: list[str] = []
+@pytest.fixture
+def alarm_clock() -> Iterator[None]:
+    """Take the alarm clock from pytest-timeout, which has it as a user's program might."""
+    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    left = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    yield
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, *left)
 
-    def importing() -> None:
-        with held_back():
-            for module in ("one", "another"):
-                signal.raise_signal(signal.SIGINT)
-                imported.append(module)
 
-    with pytest.raises(KeyboardInterrupt):
-        importing()
-    assert imported == ["one", "another"]
+@pytest.mark.usefixtures("alarm_clock")
+def test_a_signal_during_an_import_waits_for_its_end(tmp_path: Path) -> None:
+    module = "import signal\nsignal.raise_signal(signal.SIGHUP)\nend = True\n"
+    (tmp_path / "interrupts_itself.py").write_text(module)
+    sys.path.insert(0, str(tmp_path))
+    with ending() as end:
+        with pytest.raises(KeyboardInterrupt):
+            _import_and_wait()
+        assert sys.modules.pop("interrupts_itself").end
+        assert end.heard is signal.SIGHUP
+    sys.path.remove(str(tmp_path))
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def _import_and_wait() -> None:
+    __import__("interrupts_itself")
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        pass
+
+
+class Dropped:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _drop_and_wait() -> None:
+    Dropped()
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        pass
+
+
+@pytest.mark.usefixtures("alarm_clock")
+def test_an_interruption_that_python_drops_comes_again() -> None:
+    with ending() as end:
+        with pytest.raises(KeyboardInterrupt):
+            _drop_and_wait()
+        assert end.raised
+
+
+def test_delayed_waits_for_the_end_of_the_block() -> None:
+    done: list[str] = []
+
+    def signalled() -> None:
+        with delayed():
+            signal.raise_signal(signal.SIGINT)
+            done.append("in the block")
+        done.append("after the block")
+
+    with ending(), pytest.raises(KeyboardInterrupt):
+        signalled()
+    assert done == ["in the block"]
+    with delayed(), suppress(KeyboardInterrupt):  # outside `ending` it changes nothing
+        signal.raise_signal(signal.SIGINT)
 
 
 def _a_run(fails: bool) -> None:

@@ -31,7 +31,15 @@ from paceline.privacy.apart import apart
 from paceline.privacy.bookkeeping import Bookkeeping
 from paceline.privacy.gradient import PrivateGradient
 from paceline.privacy.guarantee import Curve, Guarantee
-from paceline.privacy.ledger import Ledger, LedgerEntry, begin, read_account, write_entries
+from paceline.privacy.ledger import (
+    Ledger,
+    LedgerEntry,
+    begin,
+    entries_in,
+    read_account,
+    read_entries,
+    write_entries,
+)
 from paceline.privacy.noise import Noise, draw_key, normal_from
 from paceline.privacy.plan import Resumed
 from paceline.privacy.sampling import Coins, PoissonBatches, ShuffledBatches
@@ -737,3 +745,20 @@ def test_the_calculator(capsys: pytest.CaptureFixture[str]) -> None:
             cli.main(
                 ["privacy", "--samples", "100", "--batch-size", "10", *wrong], standalone_mode=False
             )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"sVeps": 3}, {"noise": "x"}, {"steps": -1}, {"rate": 2.0}, {"per": 0}, {"session": None}],
+)
+def test_an_entry_with_wrong_fields_is_refused(tmp_path: Path, damage: dict) -> None:
+    """What a run has spent must not be guessed: of its own ledger nor of a checkpoint's."""
+    entry = {"session": 0, "noise": 1.0, "rate": 0.1, "steps": 5}
+    assert len(entries_in([entry], tmp_path)) == 1
+    (tmp_path / "worker-0.json").write_text(json.dumps({"sessions": [entry | damage]}))
+    for read in (
+        lambda: read_entries(tmp_path / "worker-0.json"),
+        lambda: entries_in([entry | damage], tmp_path),
+    ):
+        with pytest.raises(DataCorrupt, match="it is unknown what the run has spent"):
+            read()

@@ -11,6 +11,7 @@ from tests.records import run as run_record
 
 import paceline
 from paceline.errors import BadRequest, NotFinite, RunFailed
+from paceline.record.evaluations import best
 from paceline.record.formats import EVENTS
 from paceline.record.reader import (
     idle_seconds,
@@ -281,6 +282,18 @@ def test_usage_counts_what_was_used() -> None:
         "disk_read_bytes",
         "disk_write_bytes",
     }
+
+
+@pytest.mark.parametrize("lacks", ["on", "decided_by", "metrics"])
+def test_a_best_evaluation_that_lacks_a_field(lacks: str) -> None:
+    whole = {"kind": "evaluation", "step": 3, "loss": 0.5, "best": True, "on": "test"}
+    whole |= {"decided_by": "accuracy", "metrics": {"accuracy": 0.9}}
+    found = best([{name: value for name, value in whole.items() if name != lacks}])
+    if lacks == "decided_by":
+        assert found is None
+    else:
+        value = None if lacks == "metrics" else 0.9
+        assert found == {"step": 3, "value": value, "by": "accuracy", "on": "test"}
 
 
 def test_the_first_steps_are_left_out_of_the_steady_speed() -> None:

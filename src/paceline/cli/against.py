@@ -15,7 +15,8 @@ def check_against(
     """Measure, print a table and sentences, and raise where `--fail-if` says so."""
     from rich.console import Console
 
-    from paceline.errors import BadRequest, Interrupted, RunFailed
+    from paceline.errors import BadRequest, RunFailed
+    from paceline.launch.signals import interrupted
     from paceline.studies.against import limit_of, measure_against
     from paceline.terminal.fitting import WRAP, Column, drop, fit_table
 
@@ -31,9 +32,7 @@ def check_against(
     try:
         found = measure_against(spec, against, folder, limit=limit, say=say)
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"interrupted; {folder / 'against.json'} holds the blocks so far"
-        ) from None
+        raise interrupted(f"; {folder / 'against.json'} holds the blocks so far") from None
     if not quiet:
         rows = found.settings
         blocks = Column("blocks", [each.counted for each in rows])

@@ -10,9 +10,11 @@ import traceback
 import click
 
 from paceline import __version__
+from paceline.cli.entry import until_interrupted
 from paceline.cli.groups import Group
-from paceline.errors import PacelineError, WorkerFailed, on_the_command_line
-from paceline.launch.signals import ending, held_back, ignore
+from paceline.common.shortage import out_of_memory
+from paceline.errors import Interrupted, PacelineError, WorkerFailed, on_the_command_line
+from paceline.launch.signals import Ending, ending, ignore
 
 COMMANDS = {
     "train": "paceline.cli.train:train",
@@ -49,9 +51,8 @@ class LazyGroup(Group):
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name].partition(":")
-        with held_back():
-            command: click.Command = getattr(importlib.import_module(module), attribute)
-            return command
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,15 +72,23 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line. An error of ours is one sentence; `--debug` shows its traceback."""
+    """Run the command line and exit. The command `paceline` is in entry.py."""
+    sys.exit(run())
+
+
+def run() -> int:
+    """Run the command line and return its exit code.
+
+    An error of ours is one sentence; `--debug` shows its traceback.
+    """
     with ending() as end, on_the_command_line():
-        code = _ended()
+        code = until_interrupted(lambda: _ended(end), end)
         if end.heard is not None:
             ignore()
-    sys.exit(code)
+    return code
 
 
-def _ended() -> int:
+def _ended(end: Ending) -> int:
     """Run the command and return the exit code."""
     debug = "--debug" in sys.argv
     try:
@@ -87,11 +96,9 @@ def _ended() -> int:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (KeyboardInterrupt, click.Abort) as stop:
-        why = stop.__cause__ if isinstance(stop, click.Abort) else stop  # click wraps Ctrl-C
-        if not getattr(why, "told", False):
-            click.echo(f"paceline: {str(why or '') or 'interrupted'}", err=True)
-        code = 130
+    except click.Abort as stop:  # click wraps Ctrl-C
+        why = stop.__cause__
+        raise (why if isinstance(why, KeyboardInterrupt) else Interrupted()) from None
     except PacelineError as error:
         if error.told:
             os._exit(error.exit_code)
@@ -109,12 +116,14 @@ def _ended() -> int:
         sys.stderr.close()
         code = 1
     except Exception as error:
+        if end.raised:  # an output that is closed with the terminal, say
+            raise Interrupted(end.reason) from None
         if debug:
             traceback.print_exc()
-        click.echo(
-            f"paceline: internal error, {type(error).__name__}: {error} (run the command again with"
-            " --debug, and report what it prints)",
-            err=True,
+        told = out_of_memory(error) or (
+            f"internal error, {type(error).__name__}: {error} (run the command again with --debug,"
+            " and report what it prints)"
         )
+        click.echo(f"paceline: {told}", err=True)
         code = 1
     return code if isinstance(code, int) else 0

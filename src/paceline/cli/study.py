@@ -13,7 +13,7 @@ import click
 from paceline.cli.against import check_against
 from paceline.cli.watch import say_page
 from paceline.common.warned import warnings_once
-from paceline.launch.signals import held_back
+from paceline.launch.signals import interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,19 +133,19 @@ def study(
       paceline study my.toml --budget 20min
       paceline study --dry-run
     """
-    with held_back():
-        import torch
-        from rich.console import Console
+    import torch
+    from rich.console import Console
 
-        from paceline.errors import BadRequest, Interrupted, RunFailed
-        from paceline.report.reading import read_study
-        from paceline.report.render import render
-        from paceline.studies.grid import BUILTIN, StudySpec
-        from paceline.studies.plan import rounds_of
-        from paceline.studies.runner import run_study
-        from paceline.terminal.results import show_study
-        from paceline.terminal.study import StudyTable
-        from paceline.watch.beside import page_beside
+    from paceline.errors import BadRequest, RunFailed
+    from paceline.report.reading import read_study
+    from paceline.report.render import render
+    from paceline.studies.grid import BUILTIN, StudySpec
+    from paceline.studies.plan import rounds_of
+    from paceline.studies.runner import run_study
+    from paceline.terminal.results import show_study
+    from paceline.terminal.study import StudyTable
+    from paceline.watch.beside import page_beside
+
     torch.set_num_threads(1)  # workers are forked from this process: it must have no thread pool
 
     if short and full:
@@ -175,8 +175,8 @@ def study(
         ):
             records = run_study(spec, folder, table, retry_failed=retry_failed, clean=True)
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"interrupted; {folder} holds the runs so far, and the same command continues there"
+        raise interrupted(
+            f"; {folder} holds the runs so far, and the same command continues there"
         ) from None
     if not quiet:
         messages.print(

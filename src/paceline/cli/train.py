@@ -15,7 +15,6 @@ from paceline.cli.choices import NAME_WITH_OPTIONS, names_of, one_of
 from paceline.cli.watch import say_page
 from paceline.common.files import read_toml
 from paceline.common.warned import warnings_once
-from paceline.launch.signals import held_back
 from paceline.request.config import Config, apply_settings
 
 REGISTRIES = {  # by option: the registry whose names it takes
@@ -186,13 +185,13 @@ def train(
         values = {**{k: v for k, v in saved.items() if k in inside}, **values}
     values = apply_settings(values, list(settings))
 
-    with held_back():
-        import torch
+    import torch
 
-        from paceline.api import make_job, meet, silent, start
-        from paceline.cli.show import show_run
-        from paceline.terminal.run import Watch
-        from paceline.watch.beside import page_beside
+    from paceline.api import make_job, meet, silent, start
+    from paceline.cli.show import show_run
+    from paceline.terminal.run import Watch
+    from paceline.watch.beside import page_beside
+
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process
 
     meeting = meet(values)

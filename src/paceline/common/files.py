@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +28,19 @@ def write_whole(
 
     A reader sees the old content or the new one, never a part. `content` is text (UTF-8), bytes, or
     a function that writes the file at the path it is given. With `durable`, content and name are on
-    the disk when this returns. `mode` sets the file's permissions; text and bytes have them from
-    the file's creation on. On failure the file aside is removed and the error raised.
+    the disk when this returns. `mode` sets the file's permissions, from its creation on; otherwise
+    they follow the umask, whatever the function does. On failure the file aside is removed and the
+    error raised.
     """
     aside = name_aside(path)
     try:
         if callable(content):
-            content(aside)
+            with usual_mode(aside, mode):
+                content(aside)
         else:
             _create(aside, content.encode() if isinstance(content, str) else content, mode)
-        if mode is not None:
-            aside.chmod(mode)
+            if mode is not None:
+                aside.chmod(mode)
         if durable:
             sync(aside)
         os.replace(aside, path)
@@ -46,6 +50,18 @@ def write_whole(
         raise
     if durable:
         sync_folder(path.parent)
+
+
+@contextmanager
+def usual_mode(path: Path, mode: int | None = None) -> Iterator[None]:
+    """Create a file that the body writes, and give it the permissions of all other files.
+
+    These follow the umask. Some libraries let only the owner read what they write.
+    """
+    _create(path, b"", mode)
+    usual = path.stat().st_mode if mode is None else mode
+    yield
+    path.chmod(usual)
 
 
 def rename_whole(aside: Path, path: Path) -> None:
@@ -66,6 +82,18 @@ def rename_whole(aside: Path, path: Path) -> None:
 def name_aside(path: Path) -> Path:
     """Return a name in the same folder that no other process uses; it begins with a dot."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+
+
+def sweep(folder: Path) -> None:
+    """Remove files aside that a killed process has left in a folder or in one of its folders.
+
+    The caller is the only process that writes there.
+    """
+    for pattern in (".*.part", "*/.*.part"):
+        for left in folder.glob(pattern):
+            if re.fullmatch(r"\..+\.[0-9a-f]{16}\.part", left.name) and left.is_file():
+                with contextlib.suppress(OSError):
+                    left.unlink()
 
 
 def sync(path: Path) -> None:

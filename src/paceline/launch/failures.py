@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 
+from paceline.common.shortage import out_of_memory
 from paceline.errors import PacelineError, PeerLost, TransportError, WorkerFailed
 
 GRACE_S = 1.5  # after the first failure: the others report theirs, which may be the cause
@@ -18,6 +19,8 @@ def as_failure(rank: int, error: BaseException) -> PacelineError:
         return PeerLost(None, "its connection closed during DDP's exchange")
     if isinstance(error, EOFError):
         return WorkerFailed(rank, "it lost its launcher")
+    if (told := out_of_memory(error)) is not None:
+        return WorkerFailed(rank, told)
     return WorkerFailed(
         rank, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
     )

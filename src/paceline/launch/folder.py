@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from paceline.common.files import sweep
 from paceline.errors import BadRequest
 from paceline.privacy.ledger import read_account
 from paceline.privacy.plan import begin_session
@@ -33,6 +34,7 @@ def claim(
     if held is not None:
         held.enter_context(alone_in(out, HELD))
     shutil.rmtree(out / FOLDER, ignore_errors=True)
+    sweep(out)
     if begins_again:
         shutil.rmtree(out / "events")
         (out / "events").mkdir()
@@ -68,6 +70,7 @@ def claim_own(out: Path, resume: bool, restarted: Callable[[Path], bool], held: 
         raise BadRequest(f"out={out} cannot be written: {error.strerror}") from None
     held.enter_context(alone_in(out, HELD))
     shutil.rmtree(out / FOLDER, ignore_errors=True)
+    sweep(out)
     if clear:
         shutil.rmtree(out / "events")
         (out / "events").mkdir()

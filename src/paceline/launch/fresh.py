@@ -20,6 +20,7 @@ from paceline.common.parents import die_with_parent
 from paceline.errors import PacelineError, RunFailed
 from paceline.launch.messages import Hear
 from paceline.launch.package import pack, unpack
+from paceline.launch.signals import delayed
 from paceline.request.session import Session
 
 MAIN = "from paceline.launch.fresh import main; main()"
@@ -29,15 +30,18 @@ def run_in_fresh_process(session: Session, hear: Hear) -> None:
     """Run the session from a new process; pass on its messages and raise its failure."""
     package = pack(session, session.job.config.plugin)
     ours, theirs = socket.socketpair()
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, str(theirs.fileno()), str(os.getpid())],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-    )
-    theirs.close()
     connection = Connection(ours.detach())
+    process: subprocess.Popen[bytes] | None = None
     ended = False
     try:
+        with delayed():
+            process = subprocess.Popen(
+                [sys.executable, "-c", MAIN, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches this process only, which ends that one
+            )
+            theirs.close()
         connection.send_bytes(package)
         while True:
             kind, content = connection.recv()
@@ -46,19 +50,21 @@ def run_in_fresh_process(session: Session, hear: Hear) -> None:
             hear(kind, content)
         ended, failure = True, pickle.loads(content["error"])
     except (EOFError, ConnectionError):
+        assert process is not None
         code = process.wait()
         raise RunFailed(
             f"the process that starts the workers ended with exit code {code} during the run"
         ) from None
     finally:
         connection.close()
-        if not ended and process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            if not ended:
+                process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
     if failure is not None:
         raise failure
 
@@ -69,6 +75,7 @@ def main() -> None:
 
     die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # the parent answers Ctrl-\
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parent asks this to end
     torch.set_num_threads(1)  # starts no pool of threads before the workers are forked
     connection = Connection(int(sys.argv[1]))
     failure: PacelineError | None = None

@@ -30,6 +30,7 @@ from paceline.launch.local import network, train_rank_told_once
 from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
 from paceline.launch.package import pack, unpack
 from paceline.launch.processes import leave_terminal_to_parent
+from paceline.launch.signals import delayed
 from paceline.request.session import Session
 from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
 from paceline.transport.base import WAITS, Rendezvous, Waits
@@ -43,8 +44,14 @@ END_S = 5.0  # for mpirun to end by itself, then after SIGTERM
 FINISH_S = 60.0  # the same after a result from every rank: a busy machine is no failure
 # Shared memory only: with TCP every rank would listen on all interfaces.
 ON_THIS_HOST = ("--mca", "btl", "^tcp")
-MAIN = "from paceline.launch.mpi import main; main()"
 DEATH = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"  # as it says
+# It imports torch after it has begun to watch the launcher.
+MAIN = """
+from paceline.launch.follow import follow
+follow()
+from paceline.launch.mpi import main
+main()
+"""
 # How the lines begin that mpirun itself prints when a rank fails.
 FROM_MPIRUN = (
     *("---", "prterun", "mpirun", "Primary job", "   Process", "   Exit", "   Node"),
@@ -85,8 +92,9 @@ def on_mpi_ranks(
     try:
         with _started(size, bed) as (process, printed, connections):
             for rank, connection in connections.items():
-                connection.send(rendezvous_for(board, bed, rank, size, waits))
-                connection.send_bytes(package)
+                with suppress(OSError):  # that rank is gone: `_listen` says so
+                    connection.send(rendezvous_for(board, bed, rank, size, waits))
+                    connection.send_bytes(package)
             try:
                 results, failures = _listen(process, printed, connections, board, hear, failing)
             except BaseException:
@@ -145,30 +153,36 @@ def _started(
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         address = str(Path(folder) / "s")
         listener = Listener(address, "AF_UNIX", backlog=size, authkey=key)
-        process = subprocess.Popen(
-            [*command, sys.executable, "-c", MAIN],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches this process only, which ends the ranks
-            env={**os.environ, "PACELINE_MEETING": f"{os.getpid()} {key.hex()} {address}"},
-        )
         printed: list[str] = []
-        reader = threading.Thread(target=_collect, args=(process, printed), daemon=True)
-        reader.start()
         connections: dict[int, Connection] = {}
+        started: list[tuple[subprocess.Popen[str], threading.Thread]] = []
+        patience_s = 0.0
         try:
+            with delayed():
+                process = subprocess.Popen(
+                    [*command, sys.executable, "-c", MAIN],
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,  # Ctrl-C reaches this process only: it ends the ranks
+                    env={**os.environ, "PACELINE_MEETING": f"{os.getpid()} {key.hex()} {address}"},
+                )
+                reader = threading.Thread(target=_collect, args=(process, printed), daemon=True)
+                reader.start()
+                started.append((process, reader))
             _accept(listener, process, size, connections, printed)
             yield process, printed, connections
+            patience_s = END_S
         finally:
             for connection in connections.values():
                 connection.close()
             listener.close()
-            _end(process)
-            reader.join(END_S)
-            if process.stderr is not None:
-                process.stderr.close()
+            for process, reader in started:
+                _end(process, patience_s)
+                reader.join(END_S)
+                if process.stderr is not None:
+                    process.stderr.close()
 
 
 def _collect(process: subprocess.Popen[str], printed: list[str]) -> None:
@@ -254,9 +268,10 @@ def _who_died(printed: str, vanished: list[int]) -> tuple[int, str]:
     return int(found[1]), f"its process was killed by {name}, and mpirun ended the others"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str], patience_s: float) -> None:
+    """Wait so long for ranks that have finished, which end by themselves; then end them."""
     try:
-        process.wait(END_S)  # ranks that have finished end by themselves
+        process.wait(patience_s)
     except subprocess.TimeoutExpired:
         for kind in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
@@ -268,12 +283,11 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def main() -> None:
     """Run one rank; its process calls this."""
-    launcher, key, address = os.environ.pop("PACELINE_MEETING").split(" ", 2)
+    _, key, address = os.environ.pop("PACELINE_MEETING").split(" ", 2)
     connection = Client(address, "AF_UNIX", authkey=bytes.fromhex(key))
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     connection.send(rank)
     leave_terminal_to_parent()
-    threading.Thread(target=_end_with, args=(int(launcher),), daemon=True).start()
     torch.set_num_threads(1)
     try:
         rendezvous = connection.recv()
@@ -283,10 +297,3 @@ def main() -> None:
         tell_error(connection, rank, error)
         sys.stderr.flush()
         os._exit(1)  # mpirun then ends the other ranks, which may wait for this one
-
-
-def _end_with(launcher: int) -> None:
-    """End this rank when the launcher has ended, even by SIGKILL. mpirun then ends as well."""
-    while Path(f"/proc/{launcher}").exists() or sys.platform != "linux":
-        time.sleep(0.5)
-    os._exit(1)

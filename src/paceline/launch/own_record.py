@@ -24,7 +24,7 @@ from paceline.launch.folder import claim_own
 from paceline.launch.joined import Meeting
 from paceline.launch.seat import Seat
 from paceline.launch.signals import ignore
-from paceline.record.lock import alone_in
+from paceline.record.lock import LOCK, alone_in
 from paceline.run.loop.conclusion import Conclusion, Failure, Terminated
 from paceline.run.loop.record import Recorded
 from paceline.transport.base import Transport
@@ -40,6 +40,7 @@ class Folder:
 
     def __init__(self, out: str | Path | None, resume: bool, meeting: Meeting | None) -> None:
         self.held = ExitStack()
+        self._ending: Ending | None = None
         again = meeting.began if meeting is not None else lambda folder: False
 
         def claim() -> tuple[Path, int] | None:
@@ -48,13 +49,16 @@ class Folder:
             if out is None:
                 return None
             path = _checked(out)
-            return path, claim_own(path, resume, again, self.held)
+            self._ending = Ending(self.held, path)
+            try:
+                return path, claim_own(path, resume, again, self.held)
+            except BadRequest:
+                self._ending.over()  # the folder is not this rank's
+                raise
 
         claimed = claim() if meeting is None else meeting.claim_own(claim)
         self.out: Path | None = claimed[0] if claimed is not None else None
         self.session = claimed[1] if claimed is not None else 0
-
-        self._ending: Ending | None = None
 
     @property
     def status(self) -> Path | None:
@@ -69,7 +73,7 @@ class Folder:
             return None
         known["one_host"] = seat is None or seat.one_host
         conclusion = Conclusion(self.out, known, _command(seat), transport.rank)
-        self._ending = Ending(self.held)
+        self._ending = self._ending or Ending(self.held)
         recorded = Recorded(transport, conclusion, self.session, self._ending.over)
         self._ending.record = recorded
         return recorded
@@ -107,22 +111,34 @@ def _command(seat: Seat | None) -> str:
 class Ending:
     """Completes a record at the end of the process, unless it is complete by then."""
 
-    def __init__(self, held: ExitStack) -> None:
+    def __init__(self, held: ExitStack, claims: Path | None = None) -> None:
         self.record: Recorded | None = None
         self._held, self._process = held, os.getpid()
+        self._claims = claims  # the folder that this rank claims for all
         _open.append(self)
         _listen()
         atexit.register(self.complete)
 
     def complete(self) -> None:
-        if self.record is None or self.record.ended or os.getpid() != self._process:
+        if os.getpid() != self._process or (self.record is not None and self.record.ended):
             return
         ignore()
+        if self.record is None:
+            self._give_back()
+            return
         with suppress(Exception):
             self.record.failed(Failure.of(ended_by()))
         if not self.record.leads:
             with suppress(Exception):
                 _stand_in(self.record.conclusion)
+
+    def _give_back(self) -> None:
+        """Remove a folder that was claimed for a loop that never began, unless it holds files."""
+        if self._claims is not None and not (self._claims / "run.json").exists():
+            with suppress(OSError):
+                (self._claims / "events").rmdir()
+                (self._claims / LOCK).unlink(missing_ok=True)
+                self._claims.rmdir()
 
     def over(self) -> None:
         """The record is complete: release the folder, and let signals do what they did before."""

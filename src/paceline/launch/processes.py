@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.common.parents import die_with_parent
+from paceline.common.shortage import LESS
 from paceline.launch.signals import ENDING
 
 END_S = 3.0  # between asking a process to end (SIGTERM) and killing it
@@ -48,5 +49,5 @@ def describe_end(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    guess = " (out of memory, perhaps)" if name == "SIGKILL" else ""
+    guess = f" (out of memory, perhaps: {LESS})" if name == "SIGKILL" else ""
     return f"its process was killed by {name}{guess}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.common.files import sweep
+from paceline.common.shortage import out_of_memory
 from paceline.common.warned import show_warning, warnings_once
 from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
 from paceline.launch.callbacks import Calls, threads_left
@@ -63,17 +65,37 @@ def run_in_folder(
     record.
     """
     with ending() as end, ExitStack() as held:  # `held`: the folder, until the record is written
-        if meeting is None:
-            refuse_inside_a_launcher(find_seat())
-            session = claim(job, held=held)
-        else:
-            _refuse_a_network(job, meeting)
-            session = meeting.claim(job, partial(claim, restarted=meeting.began, held=held))
-        attempt = Attempt(session, listen, meeting)
+        attempt: Attempt | None = None
+        claimed: list[Session] = []
+
+        def take(job: Job) -> Session:
+            began = meeting.began if meeting is not None else _never
+            with end.delayed():  # a folder that exists gets a record
+                claimed.append(claim(job, began, held))
+            return claimed[0]
+
+        try:
+            if meeting is None:
+                refuse_inside_a_launcher(find_seat())
+                session = take(job)
+            else:
+                _refuse_a_network(job, meeting)
+                session = meeting.claim(job, take)
+            attempt = Attempt(session, listen, meeting)
+            failure = attempt.train(clean, end)
+        except KeyboardInterrupt:
+            if not claimed:
+                raise
+            attempt = attempt or Attempt(claimed[0], listen, meeting)
+            failure = attempt.interrupted(end)
         held.callback(attempt.calls.close)
-        failure = attempt.train(clean, end)
         attempt.tidy(failure)
-        return attempt.conclude(failure, lambda: end.heard is not None), session.out
+        record = attempt.conclude(failure, lambda: end.heard is not None)
+        return record, attempt.session.out
+
+
+def _never(out: Path) -> bool:
+    return False
 
 
 def _refuse_a_network(job: Job, meeting: Meeting) -> None:
@@ -122,9 +144,12 @@ class Attempt:
             self.calls.drain()
             end.settling = True
         except KeyboardInterrupt:
-            return self._interrupted(end)
+            return self.interrupted(end)
         except Exception as error:
             end.settling = True
+            if (told := out_of_memory(error)) is not None:
+                cause, error = error, RunFailed(told)
+                error.__cause__ = cause
             return self.calls.failure or error  # a callback that raised has ended the run
         return None
 
@@ -162,13 +187,15 @@ class Attempt:
     def _described(self) -> dict[str, Any]:
         return self.config.described()
 
-    def _interrupted(self, end: Ending) -> Interrupted:
-        if self.meeting is None:
-            return Interrupted(end.reason)
-        failure = Interrupted(
-            f"ended by {self.meeting.seat.launcher} (because another rank failed, perhaps) or"
-            " interrupted by a signal"
-        )
+    def interrupted(self, end: Ending) -> Interrupted:
+        """Return the failure of a run that a signal has ended."""
+        reason = end.reason
+        if self.meeting is not None:
+            reason = (
+                f"ended by {self.meeting.seat.launcher} (because another rank failed, perhaps) or"
+                " interrupted by a signal"
+            )
+        failure = Interrupted(reason, end.heard or signal.SIGINT)
         failure.told = not self.leads
         return failure
 
@@ -179,6 +206,7 @@ class Attempt:
             self.last = last_picture(self.out, keep=failure is not None)
             reserve.release(self.out)
             checkpoint.sweep(self.out / "checkpoints")
+            sweep(self.out)
 
     def conclude(
         self, failure: BaseException | None, interrupted: Callable[[], bool] = lambda: False

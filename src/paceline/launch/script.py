@@ -21,6 +21,7 @@ from paceline.launch.addresses import LOOPBACK
 from paceline.launch.board import Hosted, listen_here
 from paceline.launch.seat import find
 from paceline.launch.secret import BOARD, SECRET
+from paceline.launch.signals import delayed
 from paceline.record.machine import cores
 
 LOST_S = 60.0  # ranks are on this host, whose kernel tells at once when one ends
@@ -54,9 +55,10 @@ def launch(script: str, arguments: Sequence[str], ranks: int, threads: int | Non
         for rank in range(ranks):
             environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             # A preexec_fn is safe here: this process has one thread.
-            processes.append(
-                subprocess.Popen(command, env=environment, preexec_fn=die_with_this)  # noqa: PLW1509
-            )
+            with delayed():
+                processes.append(
+                    subprocess.Popen(command, env=environment, preexec_fn=die_with_this)  # noqa: PLW1509
+                )
         # Board and store start threads, so they are opened after the ranks are started.
         board = Hosted(board_listens, address, LOST_S, secret)
         store = _store_on(listening)

@@ -13,12 +13,14 @@ most steps decides what the run has spent.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.common.files import write_whole
+from paceline.common.shortage import why_not_written
 from paceline.errors import DataCorrupt, RunFailed
 from paceline.privacy.accounting import Spent
 
@@ -85,19 +87,46 @@ def write_entries(path: Path, entries: Iterable[LedgerEntry]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content, durable=True)
     except OSError as error:
-        raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
+        raise RunFailed(f"{path} cannot be written: {why_not_written(error)}") from None
 
 
 def read_entries(path: Path) -> list[LedgerEntry]:
     """Read a file of the ledger; a file that does not exist has no entries."""
     try:
-        return [LedgerEntry(**entry) for entry in json.loads(path.read_text())["sessions"]]
+        content = json.loads(path.read_text())["sessions"]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataCorrupt(
-            f"{path} cannot be read, so it is unknown what the run has spent: {error}"
-        ) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unknown(path, error) from None
+    return entries_in(content, path)
+
+
+def entries_in(content: Any, path: Path) -> list[LedgerEntry]:
+    """Read the entries of a file of the ledger or of a checkpoint, and check every number."""
+    try:
+        found = [LedgerEntry(**entry) for entry in content]
+    except TypeError as error:
+        raise _unknown(path, error) from None
+    for entry in found:
+        counts = (entry.session, entry.steps, entry.start, entry.per)
+        if (
+            not all(type(count) is int and 0 <= count < 2**53 for count in counts)
+            or entry.per < 1
+            or not (_is_number(entry.noise) and entry.noise >= 0)
+            or not (_is_number(entry.rate) and 0 <= entry.rate <= 1)
+            or entry.trust not in ("peers", "curator")
+            or not isinstance(entry.secure, bool)
+        ):
+            raise _unknown(path, f"{asdict(entry)} is not an entry")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _unknown(path: Path, why: Any) -> DataCorrupt:
+    return DataCorrupt(f"{path} cannot be read, so it is unknown what the run has spent: {why}")
 
 
 def read_account(folder: Path) -> list[LedgerEntry]:

@@ -13,7 +13,14 @@ from paceline.data.shards import StaticShards
 from paceline.errors import BadRequest
 from paceline.privacy.accounting import Spent, epsilon_of, most_times, noise_for
 from paceline.privacy.guarantee import Curve, Guarantee
-from paceline.privacy.ledger import LedgerEntry, begin, described, read_account, the_most
+from paceline.privacy.ledger import (
+    LedgerEntry,
+    begin,
+    described,
+    entries_in,
+    read_account,
+    the_most,
+)
 from paceline.privacy.native import loops
 from paceline.privacy.sampling import rate_of, steps_per_epoch
 from paceline.privacy.settings import Settings
@@ -309,7 +316,8 @@ class Resumed:
             )
         if kept is None:
             return cls()
-        entries = the_most([*read_account(folder), *(LedgerEntry(**entry) for entry in kept)])
+        saved = entries_in(kept, resume_from / "checkpoint.json")
+        entries = the_most([*read_account(folder), *saved])
         return cls(said["step"], tuple(entries), resume_from)
 
 

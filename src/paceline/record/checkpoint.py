@@ -28,7 +28,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from paceline.common.files import rename_whole, sync, write_whole
+from paceline.common.files import rename_whole, sync, usual_mode, write_whole
+from paceline.common.shortage import why_not_written
 from paceline.errors import BadRequest, DataCorrupt, RunFailed
 from paceline.record.formats import CHECKPOINT
 from paceline.record.keep import Keep
@@ -73,7 +74,8 @@ def save(
         _write_own(aside / f"worker-{rank}.pt", own)
         _leave_checksum(aside / f"worker-{rank}.pt")
         if rank == 0 and weights is not None:
-            _write_weights(aside / "model.safetensors", weights)
+            with usual_mode(aside / "model.safetensors"):
+                _write_weights(aside / "model.safetensors", weights)
             _leave_checksum(aside / "model.safetensors")
         barrier()
         collected = True
@@ -98,9 +100,9 @@ def save(
                 (aside / name).unlink(missing_ok=True)
                 (aside / f".{name}.sha256").unlink(missing_ok=True)
         if isinstance(error, OSError):
-            reason = error.strerror or error
             raise RunFailed(
-                f"the checkpoint at step {step} cannot be written to {folder}: {reason}"
+                f"the checkpoint at step {step} cannot be written to {folder}:"
+                f" {why_not_written(error)}"
             ) from None
         raise
     return final
@@ -302,15 +304,13 @@ def save_weights(path: Path, state: dict[str, Tensor]) -> None:
     try:
         write_whole(path, lambda aside: _write_weights(aside, state), durable=True)
     except OSError as error:
-        raise RunFailed(f"{path} cannot be written: {error.strerror or error}") from None
+        raise RunFailed(f"{path} cannot be written: {why_not_written(error)}") from None
 
 
 def _write_weights(path: Path, state: dict[str, Tensor]) -> None:
-    """Write and sync a file with the usual permissions; safetensors lets only the owner read."""
+    """Write and sync a file; safetensors lets only the owner read it (`usual_mode`)."""
     wide = [name for name, tensor in state.items() if tensor.dtype is torch.complex128]
     pairs = {name: torch.view_as_real(state[name].resolve_conj()).contiguous() for name in wide}
-    path.touch()
-    mode = path.stat().st_mode
     try:
         save_file({**state, **pairs}, path, {WIDE: json.dumps(wide)} if wide else None)
     except SafetensorError as error:
@@ -318,7 +318,6 @@ def _write_weights(path: Path, state: dict[str, Tensor]) -> None:
         raise (
             OSError(int(told[1]), os.strerror(int(told[1]))) if told else OSError(str(error))
         ) from None
-    path.chmod(mode)
     sync(path)
 
 

@@ -23,9 +23,9 @@ def last_validation(evaluations: list[Event]) -> dict[str, Any] | None:
 
 def best(evaluations: list[Event]) -> dict[str, Any] | None:
     """Return the best evaluation, by the number and on the set that decide."""
-    last = next((e for e in reversed(evaluations) if e.get("best")), None)
+    last = next((e for e in reversed(evaluations) if e.get("best") and "decided_by" in e), None)
     if last is None:
         return None
     by = last["decided_by"]
-    value = last["loss"] if by == "loss" else last["metrics"].get(by)
-    return {"step": last["step"], "value": value, "by": by, "on": last["on"]}
+    value = last["loss"] if by == "loss" else last.get("metrics", {}).get(by)
+    return {"step": last["step"], "value": value, "by": by, "on": last.get("on", "test")}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from paceline.common.files import write_whole
+from paceline.common.shortage import why_not_written
 from paceline.errors import RunFailed
 
 
@@ -37,7 +38,7 @@ class Recorder:
             if torn:  # do not append to the half-written line of a worker that was killed
                 self._file.write("\n")
         except OSError as error:
-            raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
+            raise RunFailed(f"{path} cannot be written: {why_not_written(error)}") from None
 
     def write(self, kind: str, **fields: Any) -> None:
         began = time.perf_counter()
@@ -57,7 +58,7 @@ class Recorder:
                 self._file.write(line)
             except OSError as error:
                 raise RunFailed(
-                    f"the records cannot be written: {error.strerror} ({self._file.name})"
+                    f"the events cannot be written to {self._file.name}: {why_not_written(error)}"
                 ) from None
             self.spent_s += time.perf_counter() - began
 
@@ -87,4 +88,4 @@ def write_text(path: Path, text: str) -> None:
     try:
         write_whole(path, text)
     except OSError as error:
-        raise RunFailed(f"{path} cannot be written: {error.strerror}") from None
+        raise RunFailed(f"{path} cannot be written: {why_not_written(error)}") from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.common.files import write_whole
 from paceline.common.places import cache_folder
+from paceline.common.shortage import why_not_written
 from paceline.errors import PacelineError, RunFailed
 from paceline.record.writer import write_text
 from paceline.report.charts.all import all_charts
@@ -53,7 +54,9 @@ def write(study: Study, folder: Path, figures: bool, say: Say) -> Path:
                 if rows:
                     draw(chart, data, rows, folder / "figures")
     except OSError as error:
-        raise RunFailed(f"the report cannot be written to {folder}: {error.strerror}") from None
+        raise RunFailed(
+            f"the report cannot be written to {folder}: {why_not_written(error)}"
+        ) from None
     return path
 
 
@@ -70,8 +73,8 @@ def draw(chart: Chart, data: ChartData, rows: list[Row], folder: Path) -> None:
     """Write a chart as SVG and as PNG."""
     convert = _vl_convert()
     svg = convert.vegalite_to_svg(static_spec(chart, data, rows))
-    (folder / f"{chart.name}.svg").write_text(svg)
-    (folder / f"{chart.name}.png").write_bytes(convert.svg_to_png(svg, scale=SCALE))
+    write_whole(folder / f"{chart.name}.svg", svg)
+    write_whole(folder / f"{chart.name}.png", convert.svg_to_png(svg, scale=SCALE))
 
 
 @cache

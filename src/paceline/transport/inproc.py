@@ -8,6 +8,7 @@ once: no thread is able to take the baton.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 import time
@@ -162,13 +163,27 @@ class Hub:
                 ended.acquire()
         except BaseException:  # Ctrl-C arrives here: stop all ranks before the caller goes on
             self.baton.abort()
-            until = time.monotonic() + self.deadline_s
-            while len(self.gone) < self.size and time.monotonic() < until:
-                time.sleep(0.005)
+            self._stop(threads)
             raise
         finally:
             set_random_states(before)
         return results
+
+    def _stop(self, threads: list[threading.Thread]) -> None:
+        """Interrupt the ranks, also one that computes and makes no call of the transport."""
+        until = time.monotonic() + self.deadline_s
+        while len(self.gone) < self.size and time.monotonic() < until:
+            for rank, running in enumerate(threads):
+                if rank not in self.gone and running.ident is not None:
+                    raise_in(running.ident, TransportError)
+            again = time.monotonic() + 0.5  # an exception in a `__del__` is lost
+            while len(self.gone) < self.size and time.monotonic() < again:
+                time.sleep(0.005)
+
+
+def raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an exception in a thread of this process, between two of its Python operations."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 @transports.register("inproc")
