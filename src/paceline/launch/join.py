@@ -92,7 +92,8 @@ def join(
         kind = transports.entry(name).make
         if (missing := kind.missing()) is not None:
             raise BadRequest(f"transport {name} is not available here: {missing}")
-        wanted = Wanted(None if out is None else Path(out), insecure, lost_s)
+        waits = Waits(deadline_s, give_up_s, lost_s)
+        wanted = Wanted(None if out is None else Path(out), insecure, waits)
         meeting = Meeting(seat, wanted)
         for notice in meeting.notices if meeting.leads else ():
             print(f"paceline: {voiced(notice)}", file=sys.stderr)
@@ -107,7 +108,7 @@ def join(
             )
         folder = Folder(out, resume, meeting)
         meeting.rendezvous = replace(meeting.rendezvous, status=folder.status)
-        connected = meeting.connect(kind, Waits(deadline_s, give_up_s, lost_s))
+        connected = meeting.connect(kind, waits)
     known = {
         "strategy": described(chosen),
         "workers": size - count,

@@ -22,10 +22,11 @@ import torch
 from paceline.common.devices import take_device
 from paceline.errors import Interrupted, PacelineError, TransportError, from_plain, to_plain
 from paceline.launch.addresses import LOOPBACK, address_towards, reachable
+from paceline.launch.awaiting import Awaiting
 from paceline.launch.failures import GRACE_S, as_failure, root_cause
 from paceline.launch.local import train_rank
 from paceline.launch.messages import Hear
-from paceline.launch.place import MEET_S, Place, Wanted, find_place
+from paceline.launch.place import Place, Wanted, find_place
 from paceline.launch.restarts import Mark, last_checkpoint
 from paceline.launch.seat import Seat
 from paceline.request.job import Job
@@ -69,7 +70,7 @@ class Meeting:
     """
 
     def __init__(self, seat: Seat, wanted: Wanted = Wanted()) -> None:  # noqa: B008 (frozen)
-        self.seat = seat
+        self.seat, self._waits = seat, wanted.waits
         self.notices: list[str] = []
         place = find_place(seat, wanted)
         if not place.secure:
@@ -112,6 +113,10 @@ class Meeting:
         """As rank 0, open a meeting with a new number and list the ranks that have joined it."""
         number = self._shared.add("paceline/meetings", 1)
         self._store = self._shared.under(f"paceline/{number}")
+        wait = self._awaiting(self._missing, "to join the run", unmet=True)
+        while self._missing():
+            wait.look()
+            time.sleep(POLL_S)
         others = range(1, self.seat.size)
         present = [own, *(self._get(f"here/{rank}", Present.read) for rank in others)]
         self._put("present", [asdict(p) for p in present])
@@ -123,8 +128,9 @@ class Meeting:
         After a restart the newest may still be that of the previous attempt. Its list of ranks
         does not contain this one, so this rank keeps looking.
         """
-        number, until = 0, time.monotonic() + MEET_S
-        while time.monotonic() < until:
+        number = 0
+        wait = self._awaiting(self._missing, "to join the run", unmet=True)
+        while True:
             newest = self._shared.add("paceline/meetings", 0)
             if newest > number:
                 number = newest
@@ -136,8 +142,17 @@ class Meeting:
                 )
                 if own in present:
                     return number, present
+            wait.look()
             time.sleep(POLL_S)
-        raise TransportError(f"rank {self.seat.rank}: rank 0 did not appear within {MEET_S:g} s")
+
+    def _missing(self) -> list[int]:
+        """The ranks that have not joined this meeting yet; rank 0 opens it."""
+        if self._store is None:
+            return [0]
+        return [r for r in range(1, self.seat.size) if not self._store.check([f"here/{r}"])]
+
+    def _awaiting(self, whom: Callable[[], list[int]], what: str, unmet: bool = False) -> Awaiting:
+        return Awaiting(self._shared, self.seat.rank, self._waits, whom, what, unmet)
 
     @property
     def leads(self) -> bool:
@@ -153,7 +168,8 @@ class Meeting:
         except PacelineError as error:
             own = error
         self._put(f"{stage}/{self.seat.rank}", None if own is None else to_plain(own))
-        failures = {rank: self._get(f"{stage}/{rank}") for rank in range(self.seat.size)}
+        ranks = range(self.seat.size)
+        failures = {rank: self._get(f"{stage}/{rank}", rank=rank) for rank in ranks}
         failed = [rank for rank, failure in failures.items() if failure is not None]
         if failed:
             first = from_plain(failures[failed[0]])
@@ -177,16 +193,14 @@ class Meeting:
         with self._reaching():
             self._store.set(key, json.dumps(content, default=str))
 
-    def _get(self, key: str, read: Callable[[Any], Any] = lambda content: content) -> Any:
-        """Wait until a key is there, and return its content as `read` understands it."""
-        until = time.monotonic() + MEET_S
+    def _get(
+        self, key: str, read: Callable[[Any], Any] = lambda content: content, rank: int = 0
+    ) -> Any:
+        """Wait until a rank has set a key, and return its content as `read` understands it."""
+        wait = self._awaiting(lambda: [rank], f"to say its {key.partition('/')[0]}")
         with self._reaching():
             while not self._store.check([key]):
-                if time.monotonic() > until:
-                    raise TransportError(
-                        f"rank {self.seat.rank}: the other ranks did not appear within"
-                        f" {MEET_S:g} s (waiting for {key})"
-                    )
+                wait.look()
                 time.sleep(POLL_S)
             try:
                 return read(json.loads(self._store.get(key).decode()))

@@ -30,6 +30,7 @@ from paceline.launch.addresses import keep_to_loopback
 from paceline.launch.board import HostedApart, listen_for, listen_here
 from paceline.launch.seat import Seat
 from paceline.request.config import Config
+from paceline.transport.base import WAITS, Waits
 from paceline.transport.board.client import Board
 from paceline.transport.board.wire import TCP
 from paceline.transport.c10d.store import first_line
@@ -64,15 +65,15 @@ class Wanted:
 
     out: Path | None = None  # the run's folder, which all hosts see
     insecure: bool = False
-    lost_s: float = 60.0
+    waits: Waits = WAITS
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Wanted:
         """Read it from the options of a run, before the rest of them is looked at."""
-        names = ("out", "insecure", "lost_s", "resume")
+        names = ("out", "insecure", "resume", "deadline_s", "give_up_s", "lost_s")
         config = Config.make({name: options[name] for name in names if options.get(name)})
         folder = config.out or config.resume
-        return cls(Path(folder) if folder else None, config.insecure, config.lost_s)
+        return cls(Path(folder) if folder else None, config.insecure, config.waits)
 
 
 def find_place(seat: Seat, wanted: Wanted) -> Place:
@@ -96,7 +97,7 @@ def find_place(seat: Seat, wanted: Wanted) -> Place:
 
 
 def _reach(seat: Seat, wanted: Wanted, address: str, secret: bytes, secure: bool = True) -> Place:
-    board = Board(address, secret, seat.rank, lost_s=wanted.lost_s, wait_s=MEET_S, alive=True)
+    board = Board(address, secret, seat.rank, lost_s=wanted.waits.lost_s, wait_s=MEET_S, alive=True)
     return Place(address, secret, board, secure)
 
 
@@ -123,7 +124,7 @@ def _through_mpi(seat: Seat, wanted: Wanted) -> Place:
         )
     said = ("", "")
     if seat.rank == 0:
-        hosted = _host(seat, wanted.lost_s)
+        hosted = _host(seat, wanted.waits.lost_s)
         said = (hosted.address, hosted.secret.hex())
     message = bytearray(json.dumps(said).encode().ljust(PLACE_BYTES))
     world.Bcast(message)
@@ -143,7 +144,7 @@ def _through_a_file(seat: Seat, wanted: Wanted) -> Place:
     folder = _own_folder() if seat.meets_on_loopback else _shared_folder(wanted)
     path = folder / f".board-{seat.key or seat.port}"
     if seat.rank == 0:
-        hosted = _host(seat, wanted.lost_s)
+        hosted = _host(seat, wanted.waits.lost_s)
         said = json.dumps([hosted.address, hosted.secret.hex()])
         write_whole(path, said, mode=0o600)
         place = _reach(seat, wanted, hosted.address, hosted.secret)
@@ -206,7 +207,7 @@ def _through_its_store(seat: Seat, wanted: Wanted) -> Place:
     """Rank 0 writes the board's address, authenticated, into the launcher's own store."""
     store, secure = _connect(seat), bool(seat.secret)
     if seat.rank == 0:
-        hosted = _host(seat, wanted.lost_s)
+        hosted = _host(seat, wanted.waits.lost_s)
         mac = hmac.digest(seat.secret, hosted.address.encode(), "sha256").hex()
         told = "" if secure else hosted.secret.hex()  # --insecure: anybody may read it
         store.set(KEY, json.dumps([hosted.address, mac, told]))
@@ -233,7 +234,7 @@ def _at_its_port(seat: Seat, wanted: Wanted) -> Place:
     """The board itself listens at the address that the launcher names."""
     secret, secure = seat.secret or b"insecure", bool(seat.secret)
     if seat.rank == 0:
-        hosted = _host(seat, wanted.lost_s, seat.port, secret)
+        hosted = _host(seat, wanted.waits.lost_s, seat.port, secret)
         return _reach(seat, wanted, hosted.address, secret, secure)
     address, until = f"tcp:{seat.host}:{seat.port}", time.monotonic() + MEET_S
     while True:
