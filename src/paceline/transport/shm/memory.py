@@ -23,6 +23,7 @@ from paceline.errors import PeerLost, TransportError
 from paceline.transport.patience import Patience
 
 POLL_S = 0.002  # between two looks at the store for what a rank publishes
+EXIT_S = 5.0  # the longest time that the kernel takes to end a process
 
 
 class SharedBytes:
@@ -130,13 +131,19 @@ class SharedMemory:
         return self._others[key]
 
     def map(self, size: int, address: tuple[int, int], rank: int) -> SharedBytes:
-        """Map a rank's memory; it goes with the rank's process."""
+        """Map a rank's memory; it goes with the rank's process.
+
+        A process that ends closes its files first, and is seen to have ended a moment later.
+        """
         try:
             return SharedBytes(size, address)
         except TransportError:
-            if not os.path.isdir(f"/proc/{address[0]}/fd/") or self.has_ended(rank):
-                raise PeerLost(rank, "its memory has gone with it") from None
-            raise
+            until = time.monotonic() + EXIT_S
+            while os.path.isdir(f"/proc/{address[0]}") and not self.has_ended(rank):
+                if time.monotonic() > until:
+                    raise
+                time.sleep(POLL_S)
+            raise PeerLost(rank, "its memory has gone with it") from None
 
     def watches(self, rank: int) -> bool:
         """Whether the end of a rank is noticed."""
