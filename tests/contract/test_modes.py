@@ -59,6 +59,7 @@ def test_a_run_with_all_its_files(umask: int) -> None:
     assert refused(Path("run"), umask) == refused(Path("private"), umask) == {}
 
 
+@pytest.mark.processes
 def test_a_study_and_its_report(umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.report.render.library", lambda: "")
     base = {**options_here(steps=3), "data_share": 0.9}

@@ -1,7 +1,9 @@
 """Sources: their samples, their errors for missing or damaged files, and the user's own data."""
 
 import gzip
+import hashlib
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from paceline.data import cifar
 from paceline.data.adopt import adopt
 from paceline.data.base import Data, Stream
 from paceline.data.batches import ShardBatches, StreamBatches, evaluation_slices
@@ -78,6 +81,30 @@ def test_a_damaged_gz_is_named(tmp_path: Path) -> None:
     packed.write_bytes((MINI / "t10k-labels-idx1-ubyte.gz").read_bytes()[:-30])
     with pytest.raises(DataCorrupt, match=r"x\.gz is damaged"):
         read_idx(tmp_path / "x")
+
+
+class RunsCode:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (Path("ran"),)
+
+
+def test_a_pickle_of_cifar_holds_arrays_and_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even a file with the official checksum makes nothing but arrays."""
+    rows, path = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072), tmp_path / "data_batch_1"
+    for content, protocol in (({b"labels": [3, 4], b"data": rows}, 2), (RunsCode(), 2)):
+        path.write_bytes(pickle.dumps(content, protocol=protocol))
+        digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        monkeypatch.setitem(cifar.PICKLED_MD5, path.name, digest)
+        if isinstance(content, dict):
+            read = cifar._read_pickled(path)
+            assert read[:, 0].tolist() == [3, 4]
+            assert (read[:, 1:] == rows).all()
+        else:
+            with pytest.raises(DataCorrupt, match="is no part of an array"):
+                cifar._read_pickled(path)
+    assert not Path("ran").exists()
 
 
 def test_cifar_in_both_layouts(tmp_path: Path) -> None:

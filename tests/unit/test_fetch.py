@@ -1,6 +1,8 @@
 """Fetching: verified, atomic, and with a reason for each way that failed."""
 
 import hashlib
+import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,17 @@ def test_failures_leave_nothing_and_say_why(tmp_path: Path, recipe) -> None:
         fetch("toy", tmp_path)
     assert tree(tmp_path) == []
     assert not list((tmp_path / "toy").iterdir())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_way_has_a_pinned_sha256_of_what_it_downloads(name: str) -> None:
+    """The carriers verify it before they open anything (test_download.py)."""
+    for _, way in RECIPES[name].ways:
+        assert way.__module__.startswith("paceline.data.carriers."), "only carriers download"
+        pinned = inspect.getclosurevars(way).nonlocals["sha256"]
+        sums = [pinned] if isinstance(pinned, str) else list(pinned.values())
+        assert sums
+        assert all(re.fullmatch("[0-9a-f]{64}", each) for each in sums)
 
 
 def test_unknown_sets() -> None:

@@ -21,6 +21,7 @@ from paceline.launch.seat import Seat
 from paceline.registry import transports
 from paceline.request.config import Config
 from paceline.request.session import Session
+from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.parts import serving
 from paceline.strategies.parts.saved import on_device
 from paceline.transport.base import Rendezvous
@@ -61,7 +62,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def session(device: str) -> Session:
     config = Config(device=device)
-    job: Any = SimpleNamespace(config=config, transport="nccl", ranks=3, workers=3, faults=list)
+    job: Any = SimpleNamespace(
+        config=config, transport="nccl", ranks=3, workers=3, faults=list, strategy=AllReduce
+    )
     return Session(job, Path("out"))
 
 
@@ -121,7 +124,8 @@ def test_an_own_loop_that_has_chosen_its_device_keeps_it(cuda: FakeCuda) -> None
 
 def test_threads_of_one_process_share_one_device(cuda: FakeCuda) -> None:
     for rank in range(3):
-        threads._train_rank(session("cuda"), quiet, SimpleNamespace(rank=rank))  # type: ignore[arg-type]
+        hub = Hub(3)
+        threads._train_rank(session("cuda"), quiet, hub, hub.transport(rank))
     assert {e for e in cuda.events if "cuda" in e} == {"set cuda:0", "trains on cuda:0"}
 
 

@@ -6,6 +6,7 @@ No Spark runs in these tests.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -481,8 +482,10 @@ def test_only_a_ranks_own_lines_are_a_reason_to_try_again(
         def __init__(self, **_: Any) -> None:
             pass
 
-        def run(self, body: Any, folder: str, rank: Any, options: Any, token: str) -> None:
-            assert body(folder, lambda _: None, {}, token) is None
+        def run(self, body: Any, folder: str, rank: Any, options: Any, *more: str) -> None:
+            token, secret = more
+            assert body(folder, lambda _: None, {}, token, secret) is None
+            assert os.environ.pop("PACELINE_SECRET") == secret
             first = capsys.readouterr().out.strip()  # what a rank prints first
             assert token in first
             server = vars(distributor)["LogStreamingServer"]()

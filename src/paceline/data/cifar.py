@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,13 @@ PICKLED_MD5 = {  # unpickling can run code, so only the official files are opene
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
+ARRAYS = (  # what an array is pickled with; Python 2 wrote the official files
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),  # bytes in old protocols
+)
 SCALE = Scale((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 ROW = 1 + 3 * 32 * 32
 
@@ -52,9 +61,21 @@ def _read_pickled(path: Path) -> Rows:
             f"{path} is not the official file (its MD5 differs). Unpickling can run code, so it is"
             " not opened"
         )
-    content = pickle.loads(raw, encoding="bytes")
+    try:
+        content = _Arrays(io.BytesIO(raw), encoding="bytes").load()
+    except pickle.UnpicklingError as error:
+        raise DataCorrupt(f"{path} is not a file of CIFAR-10: {error}") from None
     labels = np.asarray(content[b"labels"], dtype=np.uint8)
     return np.concatenate([labels[:, None], np.asarray(content[b"data"], dtype=np.uint8)], axis=1)
+
+
+class _Arrays(pickle.Unpickler):
+    """Makes arrays only. The official files hold nothing else, so no other class is looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in ARRAYS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of an array")
 
 
 @sources.register("cifar10")

@@ -162,8 +162,8 @@ def _through_a_file(seat: Seat, wanted: Wanted) -> Place:
                 reason = f"{path}: {error}"
         time.sleep(AGAIN_S)
     raise TransportError(
-        f"rank {seat.rank}: rank 0 did not appear within {MEET_S:g} s ({reason}); all hosts must"
-        " see the folder that --out names"
+        f"rank {seat.rank}: rank 0 did not appear within {MEET_S:g} s ({reason}); the run's"
+        " folder (--out) must be one that all hosts see"
     )
 
 
