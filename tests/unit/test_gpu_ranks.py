@@ -25,6 +25,7 @@ from paceline.strategies.allreduce import AllReduce
 from paceline.strategies.parts import serving
 from paceline.strategies.parts.saved import on_device
 from paceline.transport.base import Rendezvous
+from paceline.transport.inproc import Hub
 
 
 @dataclass
@@ -62,9 +63,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def session(device: str) -> Session:
     config = Config(device=device)
-    job: Any = SimpleNamespace(
-        config=config, transport="nccl", ranks=3, workers=3, faults=list, strategy=AllReduce
-    )
+    job: Any = SimpleNamespace(config=config, transport="nccl", ranks=3, workers=3)
+    job.faults, job.strategy = list, AllReduce
     return Session(job, Path("out"))
 
 
