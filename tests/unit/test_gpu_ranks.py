@@ -26,6 +26,7 @@ from paceline.strategies.parts import serving
 from paceline.strategies.parts.saved import on_device
 from paceline.transport.base import Rendezvous
 from paceline.transport.inproc import Hub
+from paceline.transport.patience import Patience
 
 
 @dataclass
@@ -42,7 +43,7 @@ class FakeCuda:
 
     def connect(self, rendezvous: Rendezvous) -> Any:
         self.events.append(f"rank {rendezvous.rank} connects")
-        return SimpleNamespace(close=lambda: None)
+        return SimpleNamespace(close=lambda: None, patience=Patience(rendezvous.rank, 3, 30.0))
 
     def run_worker(self, session: Session, *_: Any, **__: Any) -> None:
         self.events.append(f"trains on {session.device}")
