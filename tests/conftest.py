@@ -154,6 +154,28 @@ def _no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         assert left <= before, [thread.name for thread in threading.enumerate()]
 
 
+@pytest.fixture(autouse=True)
+def _no_board_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the boards that a test has started as rank 0 of a launcher. They last for a process."""
+    module = sys.modules.get("paceline.launch.board")
+    if module is None:
+        yield
+        return
+    started: list[Any] = []
+    begin = module.HostedApart.__init__
+
+    def noted(self: Any, *given: Any) -> None:
+        started.append(self)
+        begin(self, *given)
+
+    monkeypatch.setattr(module.HostedApart, "__init__", noted)
+    yield
+    for board in started:
+        board.end()
+    if started:
+        sys.modules["paceline.launch.place"]._host.cache_clear()  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 def run_inproc(tmp_path: Path) -> Callable[..., paceline.Run]:
     """`paceline.train` on the baton; every call gets a folder of its own."""

@@ -25,11 +25,6 @@ NUMBERS = (
     701, 708, 1175, 1450, 1570, 2113, 2590, 2626, 3457,
 )  # fmt: skip
 # Numbers whose promise of issue 20 is not kept yet, and which promise that is.
-PENDING = {
-    **dict.fromkeys((10, 240, 496, 501, 2113), "exit codes 143 and 129 for SIGTERM and SIGHUP"),
-    61: "a loss is survived at every moment",
-    380: "a rank that is gone is named, also by gloo",
-}
 JOBS = 2
 
 
@@ -95,16 +90,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Any]
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(
-            number,
-            id=str(draw(number)),
-            marks=[pytest.mark.xfail(reason=PENDING[number], strict=False)]
-            if number in PENDING
-            else [],
-        )
-        for number in NUMBERS
-    ],
+    [pytest.param(number, id=str(draw(number))) for number in NUMBERS],
 )
 def test_a_run_ends_as_documented(answers: dict[int, Any], number: int) -> None:
     while True:

@@ -119,7 +119,7 @@ class HostedApart:
             stdout=subprocess.PIPE,
         )
         listening.close()
-        atexit.register(self._end)
+        atexit.register(self.end)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(secret.hex().encode() + b"\n")
@@ -128,7 +128,7 @@ class HostedApart:
             if not answer.readline():
                 raise TransportError("the board of this run could not be started")
 
-    def _end(self) -> None:
+    def end(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.kill()  # a child of this process may hold a copy of that pipe

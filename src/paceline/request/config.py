@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from paceline.common.waits import Waits
 from paceline.errors import BadRequest, UnknownName
 from paceline.record.keep import Keep
 from paceline.registry import Spec
 from paceline.request.checks import CHOICES, checked, in_range, positive
-from paceline.transport.base import Waits
 
 LARGEST_FACTOR = 1e30  # float32 cannot hold a much larger factor of a gradient or a weight
 # shown without the option's name

@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from paceline.common.waits import WAITS as WAITS
+from paceline.common.waits import Waits as Waits
 from paceline.errors import BadRequest, TransportError
 from paceline.transport import together
 from paceline.transport.patience import Patience
@@ -74,18 +76,6 @@ class Again:
 
     def wait(self) -> None:
         self._work.wait()
-
-
-@dataclass(frozen=True)
-class Waits:
-    """How long a rank waits for others, in seconds."""
-
-    deadline_s: float = 30.0  # after so long a notice says which rank is slow
-    give_up_s: float | None = None  # a wait ends after so long; None: never, or half an hour
-    lost_s: float = 60.0  # a host that has not answered for so long is lost
-
-
-WAITS = Waits()
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ the rank.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -118,7 +120,16 @@ class _Lines:
         self._held: _Line | None = None
 
     def hold(self) -> None:
+        """Hold a connection open until `let_go`, or until the program has ended without an error.
+
+        Where the process ends in another way, the board takes that for a loss.
+        """
         self._held = self._line(alive=True)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if getattr(sys, "last_value", None) is None:
+            self.let_go()
 
     def let_go(self) -> None:
         held, self._held = self._held, None
