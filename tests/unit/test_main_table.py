@@ -132,3 +132,10 @@ def test_labels_are_escaped() -> None:
     scale = Scale.of([dot], True, form)
     assert scale is not None
     assert "<img" not in picture(scale, dot, '"><img src=x>')
+
+
+def test_ranks_that_could_meet_without_a_secret_are_told(tmp_path: Path) -> None:
+    runs = grid(("serial", 1, 4.0), ("psgd", 2, 2.0))
+    assert not any("--insecure" in text for text in table(tmp_path / "a", runs).legend)
+    runs[-1]["config"]["insecure"] = True
+    assert "--insecure: the ranks could meet" in table(tmp_path / "b", runs).legend[-1]

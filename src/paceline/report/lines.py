@@ -16,6 +16,8 @@ from paceline.record.blocks import Block, blocks_of
 from paceline.record.reader import Event, read_worker_events
 from paceline.request.config import SERIAL_DOES_NOT_KNOW
 
+INSECURE = "--insecure: the ranks could meet without a secret, so others could have joined them."
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -93,6 +95,11 @@ class Line:
     @property
     def oversubscribed(self) -> bool:
         return any(r.record["config"].get("oversubscribed") for r in self.runs)
+
+    @property
+    def insecure(self) -> bool:
+        """Whether the ranks were allowed to meet without a secret."""
+        return any(r.record["config"].get("insecure") for r in self.runs)
 
     @property
     def context(self) -> tuple[tuple[str, str], ...]:

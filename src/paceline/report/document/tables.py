@@ -9,7 +9,7 @@ from paceline.report.answer import best_lines
 from paceline.report.columns import measured
 from paceline.report.document.inline import Text, code, over, plain, prose, strong
 from paceline.report.judge import serial_speedup, speed
-from paceline.report.lines import Line, Spread, Study
+from paceline.report.lines import INSECURE, Line, Spread, Study
 from paceline.report.resources import resource_table, why_no_network, without_messages
 from paceline.report.score import score_of
 from paceline.report.tables import Row
@@ -176,6 +176,8 @@ def _notes(study: Study, lines: Sequence[Line]) -> list[str]:
     if any(x.oversubscribed for x in lines):
         cores = count(study.cores, "core")
         notes.append(f"† oversubscribed: more workers and servers than the {cores}.")
+    if any(x.insecure for x in lines):
+        notes.append(INSECURE)
     if cut := str(study.definition.get("cut") or ""):
         notes.append(f"This study was cut to be quick: {cut.rstrip('.')}.")
     if study.about.get("cut_seeds"):

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from paceline.report.answer import compared, leader, like_the_leader, tied_with
 from paceline.report.judge import SPEED, Verdict, judge, speed
-from paceline.report.lines import Line, Spread, Study
+from paceline.report.lines import INSECURE, Line, Spread, Study
 from paceline.report.page.intervals import Dot, Scale, axis, picture
 from paceline.report.score import Score, score_of, scored
 from paceline.report.words import count, percent, seconds, size, times
@@ -269,4 +269,6 @@ def _used(study: Study, rows: list[Row]) -> str:
     )
     if any(row.line.oversubscribed for row in rows):
         text += f" † oversubscribed: more {ranks} than the {study.cores} cores."
+    if any(row.line.insecure for row in rows):
+        text += f" {INSECURE}"
     return text
