@@ -151,8 +151,14 @@ def out_of_memory() -> None:
 
 
 def hold_gil(seconds: float) -> None:
-    """Sleep without releasing the GIL: no thread of this process runs Python meanwhile."""
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    """Wait without releasing the GIL: no thread of this process runs Python meanwhile.
+
+    It waits for a lock that it holds itself, since a signal (for a stack) would end a sleep.
+    """
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)
+    until = (ctypes.c_long * 2)(int(time.time() + seconds), 0)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_timedlock(mutex, until)
 
 
 def cut_connections() -> None:

@@ -11,8 +11,8 @@ from paceline.common.allocator import keep_freed_memory
 from paceline.common.devices import take_device
 from paceline.common.links import Links
 from paceline.common.warned import warnings_once
-from paceline.errors import BadRequest, PacelineError
-from paceline.launch.failures import root_cause
+from paceline.errors import BadRequest, PacelineError, PeerLost
+from paceline.launch.failures import as_failure, root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.messages import Hear
 from paceline.launch.start import attempts, begin
@@ -95,11 +95,15 @@ def _work(session: Session, say: Hear, alone: bool, transport: Transport) -> Non
     try:
         run_worker(session, transport, say, alone_on_host=alone)
         transport.patience.activity.end()
-    except RuntimeError as error:  # of PyTorch's DDP, whose wait was aborted
-        verdict = transport.patience.verdict
-        if verdict is None or isinstance(error, PacelineError):
+    except RuntimeError as error:
+        if isinstance(error, PacelineError):
             raise
-        raise verdict from None
+        failure = as_failure(transport.rank, error)
+        if not isinstance(failure, PeerLost) and transport.patience.verdict is None:
+            raise
+        # PyTorch's DDP has lost a connection, or its wait was aborted
+        lost = PeerLost(None, "its connection closed during DDP's exchange")
+        raise transport.patience.blame(lost) from None
 
 
 def train_rank_told_once(session: Session, rendezvous: Rendezvous, say: Hear) -> None:
