@@ -74,6 +74,9 @@ class Blow:
     go_on_s: float = 0.0  # SIGCONT after so long
 
 
+OWN: list[int] = []  # the processes that `conduct` has started
+
+
 def conduct(
     command: list[Any], folder: Path, name: str, limit_s: float, env: dict[str, str], blow: Blow
 ) -> Ran:
@@ -92,6 +95,7 @@ def conduct(
             start_new_session=True,
             env={**os.environ, **env, "TMPDIR": str(temporary)},
         )
+        OWN.append(process.pid)
     commands._prctl(PR_SET_CHILD_SUBREAPER, 1)
     go_on_at, stopped, looked_at = float("inf"), 0, began
     while process.poll() is None and time.monotonic() - began < limit_s:
@@ -154,7 +158,8 @@ def _family() -> list[psutil.Process]:
             if one.status() != psutil.STATUS_ZOMBIE:
                 alive.append(one)
                 continue
-            if one.ppid() == os.getpid():
+            # The process that was started is left to its Popen, which knows its exit code then.
+            if one.ppid() == os.getpid() and one.pid not in OWN:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(one.pid, os.WNOHANG)
     return alive

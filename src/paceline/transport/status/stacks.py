@@ -58,6 +58,9 @@ def give_stack(line: Line, folder: Path) -> None:
     _files.append(file)  # a session's file stays open: a signal may come late
     # The thread that receives the signal is the main thread, which computes. The frames of a
     # thread that runs meanwhile could not be read safely.
+    # What faulthandler finds here comes back when the interpreter ends: a question that comes then
+    # must not kill the process.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=False, chain=False)
     line.gives_stack = True
     line.describe()
@@ -72,7 +75,7 @@ def check_signal(line: Line) -> None:
 
 def _is_free() -> bool:
     main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    return main and signal.getsignal(signal.SIGUSR2) in (signal.SIG_DFL, signal.SIG_IGN)
 
 
 def ask_stacks(folder: Path, ranks: Iterable[Seen]) -> dict[int, list[Frame]]:
