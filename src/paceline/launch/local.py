@@ -86,7 +86,11 @@ def train_rank(
     session = replace(session, taken=take_device(session.job.config.device, number))
     for fault in session.job.faults():
         fault.reached("connect", 0, rendezvous.rank)
-    rendezvous = replace(rendezvous, status=session.out / FOLDER)
+    rendezvous = replace(
+        rendezvous,
+        status=session.out / FOLDER,
+        say=lambda text: say("waiting", {"text": text}),
+    )
     kind, survives = transports.entry(session.job.transport).make, bool(may_die(session.job))
     begin(attempts(kind, rendezvous, survives), partial(_work, session, say, rendezvous.alone))
 

@@ -181,7 +181,8 @@ def _started(
             for process, reader in started:
                 _end(process, patience_s)
                 reader.join(END_S)
-                if process.stderr is not None:
+                # mpirun's daemons on a host that is lost may hold its other end for a while.
+                if process.stderr is not None and not reader.is_alive():
                     process.stderr.close()
 
 

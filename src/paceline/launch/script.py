@@ -25,6 +25,7 @@ from paceline.launch.signals import delayed
 from paceline.record.machine import cores
 
 LOST_S = 60.0  # ranks are on this host, whose kernel tells at once when one ends
+GRACE_S = 1.5  # after the first failure: another rank may be the cause
 END_S = 3.0  # between asking a rank to end (SIGTERM) and killing it
 
 
@@ -87,16 +88,23 @@ def _store_on(listening: socket.socket) -> Any:
 
 def _wait(processes: list[subprocess.Popen[bytes]], board: Hosted) -> int | None:
     """Wait until all ranks have ended, or one has failed: return that one."""
+    first: int | None = None
+    until = float("inf")  # after a failure: for the others to end, too
     while True:
         for text in board.notices():
             print(f"paceline: {text}", file=sys.stderr, flush=True)
         codes = [p.poll() for p in processes]
-        for rank, code in enumerate(codes):
-            if code:
-                return rank
-        if all(code == 0 for code in codes):
-            return None
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed and first is None:
+            first, until = failed[0], time.monotonic() + GRACE_S
+        if time.monotonic() > until or all(code is not None for code in codes):
+            # A rank that a signal has ended is the cause; the others only lost it.
+            return next((rank for rank in failed if _by_signal(codes[rank])), first)
         time.sleep(0.02)
+
+
+def _by_signal(code: int | None) -> bool:
+    return code is not None and (code < 0 or code > 128)
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

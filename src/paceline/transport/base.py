@@ -93,6 +93,7 @@ class Rendezvous:
     watched: bool = False  # a rank's end is noticed at once, so waits for slow ranks have no limit
     joined: bool = False  # the rank's connection to the board is held open already
     status: Path | None = None  # the folder where each rank says what it does
+    say: Callable[[str], None] | None = None  # takes notices about slow ranks
     # The ranks that have ended, as the launcher knows it; None: it does not tell.
     ended: Callable[[], frozenset[int]] | None = None
     present: tuple[int, ...] | None = None  # the ranks that connect; None: all

@@ -36,6 +36,7 @@ def patience_for(rendezvous: Rendezvous, board: Board) -> Patience:
         rendezvous.watched,
         rendezvous.waits.give_up_s,
     )
+    patience.say = rendezvous.say or patience.say
     if rendezvous.status is not None:
         patience.open_status(rendezvous.status)
     return patience
