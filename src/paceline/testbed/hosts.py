@@ -15,8 +15,10 @@ import ctypes
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,11 +116,25 @@ def host_name(host: int) -> str:
 
 
 def remove(namespaces: list[str], folder: str) -> None:
-    """Delete these network namespaces, where they exist, and the folder."""
+    """Delete these network namespaces, where they exist, and the folder.
+
+    Processes that are still in them end: mpirun's daemons do not when a link is down.
+    """
     for namespace in namespaces:
         if (NAMESPACES / namespace).exists():
+            _end_all_in(namespace)
             subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_all_in(namespace: str) -> None:
+    found = subprocess.run(
+        ["ip", "netns", "pids", namespace], check=False, capture_output=True, text=True
+    )
+    for word in found.stdout.split():
+        if int(word) != os.getpid():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(int(word), signal.SIGKILL)
 
 
 def _call(what: str, code: int) -> None:
