@@ -177,7 +177,7 @@ class Server:
                 self._receive(here[self._wait_for_note(here)])
             except PeerLost as lost:  # the store has noticed the end of a worker
                 gone = [c for c in here if c.rank == lost.rank]
-                if not self.survives or not gone:
+                if not self.survives or not gone or lost.rank == 0:
                     raise
                 gone[0].here, gone[0].waits, gone[0].next_note = False, False, None
             self._reply_to_all()
