@@ -78,6 +78,7 @@ def expect_resumed(out: Path, spec: str, transport: str, workers: int) -> None:
 
 
 QUICK = [
+    ("ps:consistency=async", "shm", "at=set-up,messages=7"),
     ("gossip", "shm", "at=connect"),
     ("gossip", "gloo", "at=save,messages=4"),
     ("gossip:mode=async", "shm", "at=finish,messages=4"),
