@@ -138,6 +138,7 @@ def test_13_a_job_that_was_stopped_goes_on(started, transport: str, whom: str) -
     for rank in chosen:
         rank.resume()
     run.makes_steps()
+    assert run.process.poll() is None, "it goes on"
 
 
 @pytest.mark.parametrize(

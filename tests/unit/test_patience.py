@@ -235,8 +235,10 @@ def test_a_store_that_fails_ends_no_wait(clock: Clock) -> None:
         def set(self, key: str, value: str) -> None:
             raise RuntimeError("Broken pipe")
 
-    with make(Broken()).waiting("a message", 1) as look:
+    patience = make(Broken())
+    with patience.waiting("a message", 1) as look:
         waits(look, clock, 100)
+    assert patience.verdict is None
 
     def refuse() -> Any:
         raise TransportError("no store answers")
