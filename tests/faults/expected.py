@@ -23,6 +23,7 @@ SIGNALS = {
 }
 MEMORY = r"(?i)memory"
 SLOW = r"no answer|waited|give.up"
+UNSTARTED = r"MPI has not started"
 GONE = r"gone|lost|closed|connection|no answer|does not answer|unreachable|Broken pipe"
 
 
@@ -47,6 +48,7 @@ class Expected:
 #                          shm, mpi          only the board is cut: goes on, or fails: "gone"
 #   link         any rank  all               2.5 s: goes on; longer than --lost-s: fails, the
 #                                            rank, "gone"; survives: that, or goes on without
+#                          mpi, connect      2.5 s: goes on, or fails: "MPI has not started"
 #   int term hup launcher                    interrupted
 #   kill segv    launcher                    vanishes
 #   stop gil     launcher                    goes on
@@ -92,6 +94,8 @@ def _of_rank(trial: Trial, exact: bool) -> Expected:
     if trial.fault == "cut":
         alone = trial.transport == "gloo" and not setting.survives
         return Expected(("fails",) if alone else either, GONE, exact=exact)
+    if trial.pause_s and trial.transport == "mpi" and trial.point == "connect":
+        return Expected(("goes on", "fails"), UNSTARTED, exact=exact, seconds=20.0)
     if trial.pause_s:
         return Expected(("goes on",), exact=setting.exact, seconds=trial.pause_s)
     return Expected(either if mourned else ("fails",), GONE, exact=exact, seconds=20.0)

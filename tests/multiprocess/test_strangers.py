@@ -275,6 +275,7 @@ def test_02_a_local_run_listens_on_loopback_only(
     assert set().union(*spied(tmp_path).values()) == over_network
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here")
 def test_02_ranks_over_mpi_listen_on_loopback_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -154,10 +154,19 @@ def test_variants_and_changes() -> None:
             {
                 "axes": {
                     "lr": [i / 1000 for i in range(1, 200)],
-                    "momentum": [i / 100 for i in range(99)],
+                    "momentum": [i / 100 for i in range(55)],
                 }
             },
-            "at most 10,000",
+            "21,890 runs; at most 10,000",
+        ),
+        (
+            {
+                "axes": {
+                    key: [i / 10_000 for i in range(1, 10_000)]
+                    for key in ("lr", "momentum", "weight_decay")
+                }
+            },
+            "the study has 999,700,029,999 runs; at most 10,000",
         ),
     ],
 )

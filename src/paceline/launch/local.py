@@ -92,10 +92,12 @@ def train_rank(
         say=lambda text: say("waiting", {"text": text}),
     )
     kind, survives = transports.entry(session.job.transport).make, bool(may_die(session.job))
+    say("connecting", {})
     begin(attempts(kind, rendezvous, survives), partial(_work, session, say, rendezvous.alone))
 
 
 def _work(session: Session, say: Hear, alone: bool, transport: Transport) -> None:
+    say("connected", {})
     try:
         run_worker(session, transport, say, alone_on_host=alone)
         transport.patience.activity.end()

@@ -40,6 +40,7 @@ from paceline.transport.status.picture import keep_last
 
 START_S = 120.0  # for all ranks to connect: each imports torch first
 GRACE_S = 3.0  # after the first failure: for mpirun to print which rank it was
+LOOK_S = 1.0  # between two looks whether MPI has started
 END_S = 5.0  # for mpirun to end by itself, then after SIGTERM
 FINISH_S = 60.0  # the same after a result from every rank: a busy machine is no failure
 # Shared memory only: with TCP every rank would listen on all interfaces.
@@ -96,7 +97,8 @@ def on_mpi_ranks(
                     connection.send(rendezvous_for(board, bed, rank, size, waits))
                     connection.send_bytes(package)
             try:
-                results, failures = _listen(process, printed, connections, board, hear, failing)
+                starting = Starting(hear, size, waits)
+                results, failures = _listen(process, printed, connections, board, starting, failing)
             except BaseException:
                 failing()
                 raise
@@ -106,6 +108,42 @@ def on_mpi_ranks(
             return results, failures
     finally:
         board.close()
+
+
+class Starting:
+    """MPI's own start, which waits without end when its daemons lose each other meanwhile.
+
+    A rank says `connecting` before it starts MPI, and `connected` afterwards. From the moment that
+    all are inside, `lost_s` may pass; the time in which this process was stopped is not counted.
+    """
+
+    def __init__(self, hear: Hear, size: int, waits: Waits) -> None:
+        self._hear, self._size = hear, size
+        self._limit_s = waits.lost_s if waits.give_up_s is None else waits.give_up_s
+        self._entered = self._left = 0
+        self._waited_s, self._looked = 0.0, time.monotonic()
+
+    def hear(self, kind: str, content: dict[str, Any]) -> None:
+        self._entered += kind == "connecting"
+        self._left += kind == "connected"
+        if kind not in ("connecting", "connected"):
+            self._hear(kind, content)
+
+    @property
+    def look_s(self) -> float | None:
+        """The seconds until the next look; None: MPI has started."""
+        return None if self._left >= self._size else LOOK_S
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if self._entered == self._size > self._left:
+            self._waited_s += min(now - self._looked, 2 * LOOK_S)
+        self._looked = now
+        if self._waited_s > self._limit_s:
+            raise RunFailed(
+                f"MPI has not started within {self._limit_s:g} s on {self._size - self._left} of"
+                f" {self._size} ranks: its daemons may have lost a connection; start the run again"
+            )
 
 
 def _on_host(bed: Testbed, body: Body, rendezvous: Rendezvous, say: Hear) -> Any:
@@ -152,6 +190,8 @@ def _started(
     key = os.urandom(16)
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         address = str(Path(folder) / "s")
+        # what it leaves there when a host is lost goes with the folder
+        command += ["--prtemca", "prte_tmpdir_base", folder]
         listener = Listener(address, "AF_UNIX", backlog=size, authkey=key)
         printed: list[str] = []
         connections: dict[int, Connection] = {}
@@ -221,20 +261,21 @@ def _listen(
     printed: list[str],
     connections: dict[int, Connection],
     board: Hosted,
-    hear: Hear,
+    starting: Starting,
     failing: Callable[[], None],
 ) -> tuple[dict[int, Any], dict[int, PacelineError]]:
     """Pass on messages until all ranks have ended, or until GRACE_S after the first failure."""
     running = dict(connections)
-    outcome = Outcome(hear)
+    outcome = Outcome(starting.hear)
     vanished: list[int] = []  # ranks that ended without a result or an error, in this order
     give_up = float("inf")
     while running and time.monotonic() < give_up:
-        patience = None if give_up == float("inf") else max(0.0, give_up - time.monotonic())
+        ending = give_up < float("inf")
+        patience = max(0.0, give_up - time.monotonic()) if ending else starting.look_s
         for connection in wait([*running.values(), board.told], patience):
             if connection is board.told:
                 for text in board.notices():
-                    hear("notice", {"text": text})
+                    starting.hear("notice", {"text": text})
                 continue
             rank = next(r for r, c in running.items() if c is connection)
             closed = outcome.take(rank, running[rank])
@@ -243,7 +284,9 @@ def _listen(
             elif closed:
                 running.pop(rank)
                 vanished.append(rank)
-        if (outcome.failures or vanished) and give_up == float("inf"):
+        if not ending:
+            starting.look()
+        if (outcome.failures or vanished) and not ending:
             failing()
             give_up = time.monotonic() + GRACE_S
     if vanished and not outcome.failures:

@@ -19,6 +19,7 @@ seeds = 1
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -263,8 +264,21 @@ class StudySpec:
 
     # --- the grid
 
+    def _refuse_many(self, points: int, repeated: int = 1) -> None:
+        """Refuse too many points; before it is known which are the same, `repeated` times more."""
+        if points * len(self.seeds) > MOST_RUNS * repeated:
+            raise BadRequest(
+                f"the study has {points * len(self.seeds):,} runs; at most {MOST_RUNS:,} are"
+                " allowed: give fewer values or seeds"
+            )
+
     def settings(self) -> list[Setting]:
         """Return every setting once: the serial baselines, the grid, and `also`."""
+        tables = [
+            self.axes,
+            *({k: v for k, v in e.items() if isinstance(v, list)} for e in self.also),
+        ]
+        self._refuse_many(sum(math.prod(len(v) for v in table.values()) for table in tables), 10)
         points = [*product(self.base, self.axes)] if self.axes or not self.also else []
         for extra in self.also:
             axes = {k: v for k, v in extra.items() if isinstance(v, list)}
@@ -276,11 +290,7 @@ class StudySpec:
         if self.all_cores and cores() > 1:
             baselines += [self._serial(p, cores()) for p in points]
         asked, all_points = each_once(points), each_once([*baselines, *points])
-        if len(all_points) * len(self.seeds) > MOST_RUNS:
-            raise BadRequest(
-                f"the study has {len(all_points) * len(self.seeds):,} runs; at most"
-                f" {MOST_RUNS:,} are allowed: give fewer values or seeds"
-            )
+        self._refuse_many(len(all_points))
         names = sorted({k for p in all_points for k in p}, key=list(Config.options()).index)
         varied = [
             n
