@@ -112,9 +112,9 @@ def test_a_child_that_outlives_its_killed_parent_does_not_keep_the_folder(tmp_pa
         from paceline.record.lock import alone_in
         with alone_in(Path({str(tmp_path)!r}), "taken"):
             if os.fork() == 0:
+                print("ready", flush=True)  # the fork has closed its copy of the lock
                 sys.stdin.readline()
                 os._exit(0)
-            print("ready", flush=True)
             os.wait()
     """
     with process(script) as parent:

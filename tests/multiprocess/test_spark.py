@@ -89,6 +89,7 @@ def both(recipe: Recipe, out: Path, **options: object) -> Manifest:
     return made[0]
 
 
+@pytest.mark.slow  # most of it is the start of a JVM; test_cluster.py starts one in `make test`
 def test_both_engines_give_the_same_shards(spark: Session, tmp_path: Path) -> None:
     first = both(Recipe.read(write_table(tmp_path / "a", rows=600)), tmp_path / "one", shards=3)
     assert first.report["broken_lines"] > 3
