@@ -91,8 +91,9 @@ def figures(checkout: Path, command: str) -> dict[str, float]:
     found = paceline(checkout, ["bench", *command.split(), "--json"])
     if "samples_per_s" in found:
         rates = {name: value["median"] for name, value in found["samples_per_s"].items()}
-    elif "codecs" in found:  # times in memcpys of the same round
-        rates = {row["codec"]: 1 / row["memcpys"]["median"] for row in found["codecs"]}
+    elif "codecs" in found:  # in time, not in memcpys: those are not our code
+        copy_s = found["memcpy_ms"] / 1000
+        rates = {row["codec"]: 1 / row["memcpys"]["median"] / copy_s for row in found["codecs"]}
     else:
         rates = {
             f"{row['transport']} {row['collective']}, {row['workers']} workers, {row['bytes']:,} B":
