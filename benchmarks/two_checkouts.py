@@ -9,8 +9,9 @@ other (which goes first is drawn), so that both runs see the same noise of the m
 benchmark of Paceline is run from both in turn, and its figures of our own code are compared one by
 one: the peers of `bench strategies` and its trials with a slow worker are left out, so that the
 two runs of a round are closer together. A ratio is the geometric mean of new / old speed over the
-rounds, with a 95% t interval. Both checkouts use this Python and its packages; only Paceline's
-source differs. With `--out FILE` the rounds are kept there, and a later call goes on.
+rounds, with a 95% t interval; beside it stands the median with its own interval, which a round
+that another program disturbed does not move. Both checkouts use this Python and its packages; only
+Paceline's source differs. With `--out FILE` the rounds are kept there, and a later call goes on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t
+from scipy.stats import binom, t
 
 from paceline.common.files import write_whole
 
@@ -109,6 +110,13 @@ def interval(each: list[float]) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
+def of_median(each: list[float]) -> tuple[float, float, float]:
+    """The median of such ratios, and the interval between two of them that holds it in 95%."""
+    ordered, outside = sorted(each), int(binom.ppf(0.025, len(each), 0.5))
+    low, high = ordered[max(0, outside - 1)], ordered[min(len(each), len(each) - outside + 1) - 1]
+    return math.exp(statistics.median(each)), math.exp(low), math.exp(high)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("old", type=Path)
@@ -143,12 +151,16 @@ def main() -> None:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     rounds = min(map(len, logs.values()))
     print(f"{machine}; {rounds} rounds")
-    print("| figure | new / old | 95% interval | each |\n|---|--:|--:|---|")
+    print("| figure | new / old | 95% interval | median | its interval | each |")
+    print("|---|--:|--:|--:|--:|---|")
     together = [statistics.mean(logs[f][n] for f in logs) for n in range(rounds)]
     for name, each in [*sorted(logs.items()), ("all together", together)]:
-        mean, low, high = interval(each)
         told = " ".join(f"{math.exp(value):.2f}" for value in each)
-        print(f"| {name} | {mean:.3f} | {low:.3f} to {high:.3f} | {told} |")
+        found = [
+            f"{x:.3f} | {low:.3f} to {high:.3f}"
+            for x, low, high in (interval(each), of_median(each))
+        ]
+        print(f"| {name} | {' | '.join(found)} | {told} |")
 
 
 if __name__ == "__main__":

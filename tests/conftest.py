@@ -30,10 +30,11 @@ MULTIPROCESS = Path(__file__).parent / "multiprocess"
 # safely.
 torch.set_num_threads(1)
 
-# A busy machine is no failure. The examples are the same every time, so that a change fails only
-# for what it touches; `make test-slow` looks for new ones.
+# A busy machine is no failure. The examples are few and the same every time, so that a change fails
+# only for what it touches; `make test-slow` looks for new ones.
+EXPLORE = "PACELINE_EXPLORE" in os.environ
 hypothesis.settings.register_profile(
-    "paceline", deadline=None, derandomize="PACELINE_EXPLORE" not in os.environ
+    "paceline", deadline=None, derandomize=not EXPLORE, max_examples=200 if EXPLORE else 50
 )
 hypothesis.settings.load_profile("paceline")
 
