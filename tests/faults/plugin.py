@@ -40,6 +40,8 @@ from paceline.registry import faults
 from paceline.transport.base import Again, Message, Op, Transport, Work
 from paceline.transport.wrapper import Wrapper
 
+STACKS = signal.SIGRTMIN + 5  # asks for the stacks of a hang; SIGUSR2 is Paceline's
+
 SIGNALS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
@@ -275,4 +277,4 @@ def _hold_launchers_gil(number: int, frame: Any) -> None:
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGUSR1, _hold_launchers_gil)
 with contextlib.suppress(ValueError, OSError, RuntimeError, AttributeError):
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # a hang is recorded with its stacks
+    faulthandler.register(STACKS, all_threads=True)  # a hang is recorded with its stacks

@@ -22,6 +22,7 @@ from tests import commands
 
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x00020000, 0x4000, 0x40000
+STACKS = signal.SIGRTMIN + 5  # as in plugin.py
 GONE_S = 15.0  # for what a launcher has left to end by itself
 CLOSED_S = 5.0  # for the kernel to close the sockets of processes that have ended
 LOOK_S = 0.005
@@ -196,7 +197,7 @@ def _stacks(said: Path) -> str:
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             if "python" in one.name() or "python" in one.cmdline()[0]:
                 one.send_signal(signal.SIGCONT)
-                one.send_signal(signal.SIGUSR2)  # faulthandler
+                one.send_signal(STACKS)  # faulthandler
     time.sleep(1.0)
     with open(said, errors="replace") as file:
         file.seek(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from paceline.errors import BadRequest
 from paceline.results.status import newest, read_status
 from paceline.transport.activity import Activity
 from paceline.transport.patience import Patience
+from paceline.transport.status import stacks
 from paceline.transport.status.line import NOW, NOW_AT, SIZE, Line, read_line, read_lines
 from paceline.transport.status.picture import (
     STOPPED,
@@ -249,6 +251,23 @@ def test_a_program_that_uses_the_signal_itself_keeps_it(child, tmp_path: Path) -
     folder = tmp_path / "run" / "status"
     assert describe(folder, [1]) == {1: "computing step 7"}
     assert [seen.gives_stack for seen in read_lines(folder)] == [False]
+
+
+def test_a_programs_own_faulthandler_keeps_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python does not show handlers that were set in C; the kernel does."""
+    monkeypatch.setattr(stacks, "_files", [])
+    with (tmp_path / "mine").open("w") as file:
+        faulthandler.register(signal.SIGUSR2, file=file)
+        try:
+            line = Line(tmp_path / "status", 0, 1)
+            stacks.give_stack(line, tmp_path)
+            assert not line.gives_stack
+            os.kill(os.getpid(), signal.SIGUSR2)
+        finally:
+            faulthandler.unregister(signal.SIGUSR2)
+    assert "test_a_programs_own_faulthandler" in (tmp_path / "mine").read_text()
 
 
 # --- the command

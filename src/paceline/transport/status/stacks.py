@@ -60,6 +60,7 @@ def give_stack(line: Line, folder: Path) -> None:
     # thread that runs meanwhile could not be read safely.
     # What faulthandler finds here comes back when the interpreter ends: a question that comes then
     # must not kill the process.
+    faulthandler.unregister(signal.SIGUSR2)  # of an earlier session
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=False, chain=False)
     line.gives_stack = True
@@ -74,8 +75,18 @@ def check_signal(line: Line) -> None:
 
 
 def _is_free() -> bool:
+    """Whether no handler of the program's own is there, in Python or in C (its `faulthandler`)."""
     main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(signal.SIGUSR2) in (signal.SIG_DFL, signal.SIG_IGN)
+    in_python = signal.getsignal(signal.SIGUSR2) not in (signal.SIG_DFL, signal.SIG_IGN)
+    return main and not in_python and (bool(_files) or not _is_caught())
+
+
+def _is_caught() -> bool:
+    """Whether the kernel knows a handler of SIGUSR2; False where it does not tell."""
+    with suppress(OSError, ValueError, StopIteration), open("/proc/self/status") as status:
+        caught = next(line for line in status if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
+    return False
 
 
 def ask_stacks(folder: Path, ranks: Iterable[Seen]) -> dict[int, list[Frame]]:
