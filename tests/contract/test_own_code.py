@@ -265,6 +265,34 @@ def test_06_uneven_slices_that_accumulate_follow_serial_training(workers: int) -
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "ring-reduce"])
+def test_06_batches_of_prepare_that_accumulate_follow_serial_training(strategy: str) -> None:
+    """Two workers with a quarter of each step's rows twice: one worker that has them at once."""
+    data = make_pairs(48, dtype=torch.float64)
+
+    def accumulated(pace: Pace) -> Tensor:
+        model, _, batches = pace.prepare(*made(net), data, batch_size=4)
+        for number, (x, y) in enumerate(batches):
+            pace.backward(cross_entropy(model(x), y) / 2)
+            if number % 2:
+                pace.step()
+        pace.finish()
+        return weights(model)
+
+    def at_once(pace: Pace) -> Tensor:
+        model, _, batches = pace.prepare(*made(net), data, batch_size=16)
+        for x, y in batches:
+            pace.step(cross_entropy(model(x), y))
+        return weights(model)
+
+    def net() -> nn.Module:
+        return small_net(torch.float64)
+
+    expected = at_once(paceline.join("serial"))
+    for found in on_paces(2, accumulated, strategy):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
 # --- 7: an empty slice changes nothing
 
 

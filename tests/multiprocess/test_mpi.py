@@ -262,9 +262,9 @@ def test_ddp_over_mpi_exits_cleanly_20_times_out_of_20(
 ) -> None:
     codes, end = [], mpi._end
 
-    def noted(process: subprocess.Popen[str]) -> None:
+    def noted(process: subprocess.Popen[str], patience_s: float) -> None:
         codes.append(process.poll())
-        end(process)
+        end(process, patience_s)
 
     monkeypatch.setattr(mpi, "_end", noted)
     for number in range(20):

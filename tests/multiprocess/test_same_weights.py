@@ -406,6 +406,16 @@ def agent(nodes: str, port: int, *program: str) -> list[str]:
     ]
 
 
+@pytest.fixture
+def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on several hosts meet only with a secret, which torchrun does not hand over."""
+    file = tmp_path / "secret"
+    file.touch(mode=0o600)
+    file.write_text("0123456789abcdef" * 4)
+    monkeypatch.setenv("PACELINE_SECRET_FILE", str(file))
+
+
+@pytest.mark.usefixtures("secret")
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [False, True])
 def test_torchrun_on_several_nodes(
@@ -430,6 +440,7 @@ def test_torchrun_on_several_nodes(
     check(out, reference, [0, 20] if dies else [0])
 
 
+@pytest.mark.usefixtures("secret")
 @pytest.mark.slow
 @pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 def test_torchrun_on_hosts_of_their_own(tmp_path: Path) -> None:
@@ -464,6 +475,7 @@ def test_torchrun_on_hosts_of_their_own(tmp_path: Path) -> None:
     check(Path("run"), reference, [0])
 
 
+@pytest.mark.usefixtures("secret")
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_node_comes_and_goes(gate: Callable[..., list[str]]) -> None:

@@ -138,7 +138,7 @@ class Pair:
             self._factor = scale
         elif not batch.weight:
             self.gradients.mute()
-        elif self._parts and scale != self._unit:  # earlier ones had another share
+        elif self._parts and not self._by_pace and scale != self._unit:  # of another share
             self.gradients.rescale(self._unit / scale)
             self._unit = scale
 
