@@ -15,6 +15,7 @@ def test_the_table_has_42_trials() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_run_ends_because_a_rank_is_slow(tmp_path: Path) -> None:
     def run(number: int) -> tuple[Trial, str, bool]:
         outcome = run_trial(trials()[number], 10.0, 4.0, tmp_path / str(number))
