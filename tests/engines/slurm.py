@@ -169,7 +169,7 @@ class Cluster:
                 pid: line
                 for pid, line in (host.processes() if host.init else {}).items()
                 if os.path.basename(line.split()[0]) not in DAEMONS
-                and not line.startswith("slurmctld: ")
+                and not line.endswith(": slurmscriptd")
             }
             if others:
                 found[host.name] = others
@@ -275,7 +275,7 @@ def none_left(cluster: Cluster) -> None:
     end = time.monotonic() + 30
     while (left := cluster.left()) and time.monotonic() < end:
         time.sleep(0.2)
-    assert not left
+    assert not left, left
 
 
 def _environment(configuration: Path) -> dict[str, str]:

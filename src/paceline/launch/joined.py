@@ -118,8 +118,13 @@ class Meeting:
         unshared = Unshared(self.seat, place.handed) if place.handed is not None else None
         while self._missing():
             wait.look()
-            if unshared is not None:
-                unshared.look()
+            try:
+                if unshared is not None:
+                    unshared.look()
+            except PacelineError as refusal:
+                self._put("refused", to_plain(refusal))
+                self._leave("refused")
+                raise
             time.sleep(POLL_S)
         others = range(1, self.seat.size)
         present = [own, *(self._get(f"here/{rank}", Present.read) for rank in others)]
@@ -146,6 +151,11 @@ class Meeting:
                 )
                 if own in present:
                     return number, present
+            if number and self._store.check(["refused"]):
+                refusal = from_plain(self._get("refused"))
+                self._leave("refused")
+                refusal.told = True
+                raise refusal
             wait.look()
             time.sleep(POLL_S)
 
