@@ -249,6 +249,10 @@ def test_ctrl_c_on_srun(cluster: Cluster, tmp_path: Path) -> None:
     step.signal(signal.SIGINT)
     step.signal(signal.SIGINT)  # srun asks for a second one within a second
     assert step.wait() != 0
+    try:
+        until("the record is written", (out / "run.json").exists, 30)
+    except AssertionError:
+        raise AssertionError(step.said()) from None
     assert record_of(out)["status"] == "interrupted"
 
 
