@@ -244,12 +244,12 @@ class Job:
         """Let a requeued job begin now."""
         self.cluster.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
 
-    def wait(self, *states: str, deadline_s: float = 150.0) -> str:
-        """Wait until the job has one of the states; release it where it was requeued."""
+    def wait(self, *states: str, deadline_s: float = 150.0, release: bool = True) -> str:
+        """Wait until the job has one of the states; `release` it where it was requeued."""
 
         def there() -> str:
             state = self.state
-            if state == "PENDING" and self.show("Reason") == "BeginTime":
+            if release and state == "PENDING" and self.show("Reason") == "BeginTime":
                 self.release()
             return state if state in states else ""
 
