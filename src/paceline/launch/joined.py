@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,11 @@ from paceline.launch.failures import GRACE_S, as_failure, root_cause
 from paceline.launch.local import train_rank
 from paceline.launch.messages import Hear
 from paceline.launch.place import Place, Wanted, find_place
+from paceline.launch.present import Present
 from paceline.launch.restarts import Mark, last_checkpoint
 from paceline.launch.seat import Seat
 from paceline.launch.signals import relaying
+from paceline.launch.unshared import Unshared
 from paceline.request.job import Job
 from paceline.request.session import Session
 from paceline.transport.base import Rendezvous, Transport, Waits
@@ -43,30 +45,6 @@ from paceline.transport.c10d.store import first_line
 POLL_S = 0.01
 END_S = 3.0  # for the other ranks to end before rank 0, where its exit code counts
 THIS_PROCESS = uuid4().hex
-
-
-@dataclass(frozen=True)
-class Present:
-    """What a rank writes about itself when it joins a meeting."""
-
-    ticket: int
-    process: str
-    agent: str
-    restarts: int
-    host: str
-    address: str | None  # None: all ranks are on one host
-
-    @classmethod
-    def read(cls, content: dict[str, Any]) -> Present:
-        """Read an entry of the board: TypeError if malformed."""
-        own = cls(**content)
-        numbers = (own.ticket, own.restarts)
-        words = (own.process, own.agent, own.host, own.address or "")
-        right = [isinstance(number, int) for number in numbers]
-        right += [isinstance(word, str) for word in words]
-        if not all(right):
-            raise TypeError("not a rank")
-        return own
 
 
 class Meeting:
@@ -93,7 +71,7 @@ class Meeting:
             own = Present(
                 ticket, THIS_PROCESS, seat.agent, seat.restarts, socket.gethostname(), address
             )
-            number, self.present = self._open(own) if self.leads else self._enter(own)
+            number, self.present = self._open(own, place) if self.leads else self._enter(own)
         self.rendezvous = self._rendezvous(place, number, address)
         if place.handed is not None:  # all ranks have read it
             place.handed.unlink(missing_ok=True)
@@ -115,13 +93,21 @@ class Meeting:
             joined=True,
         )
 
-    def _open(self, own: Present) -> tuple[int, list[Present]]:
+    def _open(self, own: Present, place: Place) -> tuple[int, list[Present]]:
         """As rank 0, open a meeting with a new number and list the ranks that have joined it."""
         number = self._shared.add("paceline/meetings", 1)
         self._store = self._shared.under(f"paceline/{number}")
         wait = self._awaiting(self._missing, "to join the run", unmet=True)
+        unshared = Unshared(self.seat, place.handed) if place.handed is not None else None
         while self._missing():
             wait.look()
+            try:
+                if unshared is not None:
+                    unshared.look()
+            except PacelineError as refusal:
+                self._put("refused", to_plain(refusal))
+                self._leave("refused")
+                raise
             time.sleep(POLL_S)
         others = range(1, self.seat.size)
         present = [own, *(self._get(f"here/{rank}", Present.read) for rank in others)]
@@ -148,6 +134,11 @@ class Meeting:
                 )
                 if own in present:
                     return number, present
+            if number and self._store.check(["refused"]):
+                refusal = from_plain(self._get("refused"))
+                self._leave("refused")
+                refusal.told = True
+                raise refusal
             wait.look()
             time.sleep(POLL_S)
 
