@@ -105,7 +105,7 @@ def write_manifests(
 ) -> None:
     """Check what was asked for, and write the file. `given`: the options on the command line."""
     from paceline.errors import BadRequest
-    from paceline.launch.kubernetes import Pods, check_folder, manifest
+    from paceline.launch.kubernetes import Pods, check_folder, manifest, words_of
     from paceline.launch.slurm import check, save
 
     for name, instead in INSTEAD.items():
@@ -119,11 +119,12 @@ def write_manifests(
     pods = Pods(**{name: wishes[name] for name in names})
     if command[:2] == ("paceline", "train"):
         command = command[1:]
+    options: dict[str, Any] = {}
     if command[:1] == ("train",):
         options = options_of_train(command[1:])
         check(options, pods, "Kubernetes")
-        check_folder(pods, options.get("out"))
-    text = manifest(command, pods, kind, file)
+        check_folder(pods, options)
+    text = manifest(words_of(command, options), pods, kind, file)
     if file == "-":
         click.echo(text, nl=False)
         return

@@ -20,7 +20,9 @@ import torch
 from paceline.common.devices import take_device
 from paceline.common.sharing import Sharing
 from paceline.errors import Interrupted, PacelineError, TransportError, from_plain, to_plain
+from paceline.launch import again
 from paceline.launch.addresses import LOOPBACK, address_towards, reachable
+from paceline.launch.again import Again
 from paceline.launch.awaiting import Awaiting
 from paceline.launch.failures import GRACE_S, as_failure, root_cause
 from paceline.launch.local import train_rank
@@ -206,20 +208,24 @@ class Meeting:
                 f" ended): {first_line(error)}"
             ) from None
 
-    def going_on(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options, with the checkpoint to resume where the ranks were started again."""
-        if self.leads:
-            resume = None
-            try:
+    def going_on(self, options: Mapping[str, Any]) -> Again:
+        """Return what rank 0 has found: where the ranks were started again, a checkpoint."""
+        if not self.leads:
+            found: Again = self._get("resume", Again.read)
+            return found
+        found = Again()
+        try:
+            if again.asks(options):
+                found = again.look(options)
+            else:
                 counted = any(p.restarts for p in self.present)
                 launcher = self.seat.launcher
                 resume, notice = last_checkpoint(self._own_mark, launcher, counted, options)
-                self.notices += [notice] if notice else []
-            finally:
-                self._put("resume", resume)
-        else:
-            resume = self._get("resume")
-        return {**options, **({"resume": resume} if resume else {})}
+                found = Again("nothing", resume, notice)
+        finally:
+            self._put("resume", asdict(found))
+        self.notices += [found.notice] if found.notice else []
+        return found
 
     @property
     def _own_mark(self) -> Mark:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from paceline.common.yaml import as_yaml
 from paceline.errors import BadRequest
 from paceline.launch.secret import SECRET, SECRET_FILE
 from paceline.launch.slurm import TIME
+from paceline.request.earlier import AUTO
 
 PORT = 29500  # of torchrun's store in pod 0
 LABEL = "app.kubernetes.io/name"
@@ -157,8 +158,9 @@ def seconds_of(time: str) -> int:
     return numbers[0] * 60 + (numbers[1] if len(numbers) == 2 else 0)
 
 
-def check_folder(pods: Pods, out: str | None) -> None:
+def check_folder(pods: Pods, options: Mapping[str, Any]) -> None:
     """Refuse a run whose folder would be lost with its pod."""
+    out = options.get("out") or (options["resume"] if options.get("resume") != AUTO else None)
     if not out:
         raise BadRequest(
             "--out is missing: pods that start again go on with what is in it. Give --out"
@@ -174,8 +176,11 @@ def check_folder(pods: Pods, out: str | None) -> None:
         raise BadRequest(f"--out {out} is not inside {path}, where --volume is mounted")
 
 
-def words_of(command: Sequence[str]) -> list[str]:
-    """Return what torchrun starts: `paceline train ... --resume auto`, or the user's script."""
+def words_of(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Return what torchrun starts: `paceline train ... --resume auto`, or the user's script.
+
+    `options`: those of `train`, where it is that.
+    """
     if not command:
         raise BadRequest(
             "no command was given: write a script, or train and its options, after the options"
@@ -184,11 +189,11 @@ def words_of(command: Sequence[str]) -> list[str]:
     words = [word.replace("$(", "$$(") for word in command]
     if command[0] != "train":
         return words
-    again = any(word == "--resume" or word.startswith("--resume=") for word in command)
-    return ["--no-python", "paceline", *words, *([] if again else ["--resume", "auto"])]
+    again = [] if options.get("resume") else ["--resume", AUTO]
+    return ["--no-python", "paceline", *words, *again]
 
 
-def indexed_job(command: Sequence[str], pods: Pods) -> list[dict[str, Any]]:
+def indexed_job(words: Sequence[str], pods: Pods) -> list[dict[str, Any]]:
     """Return a headless Service, by which pods find pod 0, and a Job whose pods have numbers."""
     name, labels = pods.job_name, {LABEL: pods.job_name}
     arguments = [
@@ -197,7 +202,7 @@ def indexed_job(command: Sequence[str], pods: Pods) -> list[dict[str, Any]]:
         "--node-rank=$(JOB_COMPLETION_INDEX)",  # which the Job's controller sets
         f"--master-addr={name}-0.{name}",
         f"--master-port={PORT}",
-        *words_of(command),
+        *words,
     ]
     service = {
         "apiVersion": "v1",
@@ -234,13 +239,13 @@ def indexed_job(command: Sequence[str], pods: Pods) -> list[dict[str, Any]]:
     return [*_secret(pods), service, job]
 
 
-def train_job(command: Sequence[str], pods: Pods) -> list[dict[str, Any]]:
+def train_job(words: Sequence[str], pods: Pods) -> list[dict[str, Any]]:
     """Return a TrainJob and its TrainingRuntime. Kubeflow sets PET_*, which torchrun reads.
 
     Restarts are a matter of the runtime, so that the job has one of its own.
     """
     name = pods.job_name
-    container = _container(pods, "node", words_of(command))
+    container = _container(pods, "node", [*words])
     mounts = {"volumeMounts": found} if (found := container.pop("volumeMounts", None)) else {}
     runtime = {
         "apiVersion": f"{KUBEFLOW}/v1alpha1",
@@ -298,13 +303,13 @@ def train_job(command: Sequence[str], pods: Pods) -> list[dict[str, Any]]:
     return [*_secret(pods), runtime, job]
 
 
-def manifest(command: Sequence[str], pods: Pods, kind: Kind, file: str) -> str:
+def manifest(words: Sequence[str], pods: Pods, kind: Kind, file: str) -> str:
     """Return the text of the file, with a comment that says what it is."""
     if kind == "job":
-        documents, what = indexed_job(command, pods), "an indexed Job with a headless Service"
+        documents, what = indexed_job(words, pods), "an indexed Job with a headless Service"
         logs = f"job/{pods.job_name}"
     else:
-        documents = train_job(command, pods)
+        documents = train_job(words, pods)
         what = "a TrainJob of Kubeflow Trainer 2 with its runtime"
         logs = f"-l jobset.sigs.k8s.io/jobset-name={pods.job_name}"
     note = NOTE.format(what=what, file=file, logs=logs)

@@ -250,7 +250,11 @@ class Config:
         None, str, "which checkpoints: best, last, all, a number, or several (best,3)", "Records"
     )
     resume: str | None = option(
-        None, str, "go on from the last checkpoint of this run's folder", "Records"
+        None,
+        str,
+        "go on from the last checkpoint of this run's folder; auto: with the run in --out, if there"
+        " is one, else begin it",
+        "Records",
     )
     plugin: tuple[str, ...] = option(
         (), str, "a Python file that registers things of its own", "Records"

@@ -8,6 +8,8 @@ from typing import Any
 
 from paceline.errors import BadRequest
 
+AUTO = "auto"  # as `resume`: go on with the run in `out`, if there is one
+
 
 def run_folder(resume: str | Path) -> Path:
     """Return the folder of a run that is named by its folder or by one of its checkpoints."""
