@@ -160,7 +160,8 @@ def seconds_of(time: str) -> int:
 
 def check_folder(pods: Pods, options: Mapping[str, Any]) -> None:
     """Refuse a run whose folder would be lost with its pod."""
-    out = options.get("out") or (options["resume"] if options.get("resume") != AUTO else None)
+    resume = options.get("resume")
+    out = options.get("out") or (resume if resume != AUTO else None)
     if not out:
         raise BadRequest(
             "--out is missing: pods that start again go on with what is in it. Give --out"
