@@ -8,12 +8,13 @@ STAMP := $(VENV)/.installed
 # containers often turns that off. `__pycache__` is in .gitignore.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup study test test-slow test-faults mutants written check lint types format bench clean help
+.PHONY: setup study test test-slow test-engines test-faults mutants written check lint types format bench clean help
 
 help:
 	@echo "make study      compare 8 strategies on MNIST (fetches it), to a report, in ten minutes; FULL=1: whole"
 	@echo "make test       the tests           make test-slow   the long ones too"
 	@echo "make check      lint, types, tests  make bench       benchmarks against the peers"
+	@echo "make test-engines   Slurm and other engines, as far as they are installed"
 
 setup: $(STAMP)
 
@@ -31,14 +32,14 @@ study: $(STAMP)
 
 # Three parts at the same time. Tests that start processes run one after the other, in two processes
 # with one thread each, which can be forked safely; all others run under pytest-xdist.
-REAL := $(BIN)/python -m pytest -q -m 'not slow and processes'
+REAL := $(BIN)/python -m pytest -q -m 'not slow and not engines and processes'
 test: $(STAMP)
 	@failed=0; said=$$(mktemp -d); \
 	$(REAL) tests/multiprocess/test_proc*.py tests/multiprocess/test_[s-z]*.py >$$said/one 2>&1 & one=$$!; \
 	$(REAL) tests --ignore-glob 'tests/multiprocess/test_proc*.py' \
 		--ignore-glob 'tests/multiprocess/test_[s-z]*.py' >$$said/two 2>&1 & two=$$!; \
 	trap "kill $$one $$two 2>/dev/null; rm -rf $$said" EXIT INT TERM; \
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not processes' \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not engines and not processes' \
 		--ignore tests/multiprocess || failed=1; \
 	echo "tests that start processes:"; \
 	wait $$one || failed=1; cat $$said/one; \
@@ -46,8 +47,13 @@ test: $(STAMP)
 	exit $$failed
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -q -m slow
-	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q -m 'hypothesis and not slow'
+	@$(BIN)/python -m pytest -q -m 'slow and not engines'
+	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q -m 'hypothesis and not slow and not engines'
+
+# Real engines: Slurm and the others. It installs none of them: the table at the end names those that
+# were skipped, with the command that installs each.
+test-engines: $(STAMP)
+	@$(BIN)/python -m pytest -q -m engines tests/engines
 
 # Resumable: started again, the trials go on with those that are missing in runs/fault-trials; the
 # fuzz by parts: python tests/faults/fuzz.py --from 4000 --to 5000

@@ -14,7 +14,10 @@ from tests.commands import SMALL_TRAIN, free_job
 
 from paceline.cli.launch import launch
 from paceline.errors import BadRequest, UnknownName, on_the_command_line
+from paceline.launch import slurm_cluster
 from paceline.launch.slurm import Allocation, batch_script
+from paceline.launch.slurm_job import MOST_NODES, engine, hosts_of
+from paceline.report.words import entries
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -36,8 +39,11 @@ exit $code
 
 
 @pytest.fixture(autouse=True)
-def _flags() -> Iterator[None]:
-    """A batch script is asked for on a command line, so its errors speak of flags."""
+def _flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A batch script is asked for on a command line, so its errors speak of flags. A Slurm that
+    this machine may have is not asked.
+    """
+    monkeypatch.setattr(slurm_cluster, "which", lambda name: None)
     with on_the_command_line():
         yield
 
@@ -93,8 +99,9 @@ def test_a_script_for_a_training_run(tmp_path: Path) -> None:
         "--",
         *SMALL_TRAIN,
     )
-    assert (
-        said == "job.sh: 2 nodes with 4 tasks each, a process for every task. Next: sbatch job.sh\n"
+    assert said == (
+        "job.sh: 2 nodes with 4 tasks each, a process for every task. Slurm is not on the PATH of"
+        " this machine: on a machine of the cluster type sbatch job.sh\n"
     )
     assert (tmp_path / "job.sh").read_text() == (
         "#!/bin/bash\n"
@@ -352,6 +359,69 @@ def test_workers_that_agree_are_welcome() -> None:
 def test_an_unknown_name_is_refused_before_the_queue() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'allreduce'"):
         call("--slurm", "-", "--nodes", "2", "--", "train", "--strategy", "alreduce")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("sinfo", "refused"),
+    [
+        ("echo short; echo long", True),
+        ("echo short; echo nosuch", False),
+        ("exit 1", False),  # no controller answers, so nothing is known
+    ],
+)
+def test_a_partition_that_the_cluster_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str, refused: bool
+) -> None:
+    monkeypatch.setattr(slurm_cluster, "which", lambda name: str(tmp_path / name))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{sinfo}\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    words = ["--slurm", "job.sh", "--partition", "short,nosuch", "--", "train"]
+    if refused:
+        with pytest.raises(BadRequest, match=r"--partition nosuch: .* it has long, short"):
+            call(*words)
+        assert not (tmp_path / "job.sh").exists()
+    else:
+        assert call(*words).endswith("Next: sbatch job.sh\n")
+
+
+# --- what a record says about the job
+
+
+def test_the_record_names_job_nodes_and_partition() -> None:
+    assert engine({}) == {}
+    assert engine({"SLURM_JOB_ID": "5"}) == {
+        "slurm": {"job": 5, "nodes": [], "partition": None, "requeued": 0}
+    }
+    told = {
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_JOB_PARTITION": "short",
+        "SLURM_RESTART_COUNT": "2",
+    }
+    assert engine(told) == {
+        "slurm": {"job": 17, "nodes": ["n1", "n2"], "partition": "short", "requeued": 2}
+    }
+    assert entries(engine(told)["slurm"]) == "job 17, nodes n1 n2, partition short, requeued 2"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hosts"),
+    [
+        ("", []),
+        ("localhost", ["localhost"]),
+        ("node[08-10,12],other", ["node08", "node09", "node10", "node12", "other"]),
+        ("r[1-2]n[1,3]-ib", ["r1n1-ib", "r1n3-ib", "r2n1-ib", "r2n3-ib"]),
+    ],
+)
+def test_the_hosts_of_a_list(nodes: str, hosts: list[str]) -> None:
+    assert hosts_of(nodes) == hosts
+
+
+def test_a_list_of_a_million_nodes_is_cut_short() -> None:
+    assert len(hosts_of("n[1-1000000]")) == MOST_NODES
 
 
 def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:

@@ -144,9 +144,11 @@ def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
 
     from paceline.errors import BadRequest
     from paceline.launch.slurm import Allocation, batch_script, check, save
+    from paceline.launch.slurm_cluster import next_command, refuse_unknown_partition
 
     setup, force = wishes.pop("setup"), wishes.pop("force")
     allocation = Allocation(**wishes)
+    refuse_unknown_partition(allocation.partition)
     if command[:2] == ("paceline", "train"):
         command = command[1:]
     options: dict[str, Any] = {}
@@ -161,4 +163,4 @@ def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
         click.echo(text, nl=False)
         return
     save(text, file, force)
-    click.echo(f"{file}: {allocation}, a process for every task. Next: sbatch {file}")
+    click.echo(f"{file}: {allocation}, a process for every task. {next_command(file)}")

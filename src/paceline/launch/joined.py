@@ -31,6 +31,7 @@ from paceline.launch.place import Place, Wanted, find_place
 from paceline.launch.present import Present
 from paceline.launch.restarts import Mark, last_checkpoint
 from paceline.launch.seat import Seat
+from paceline.launch.unshared import Unshared
 from paceline.request.job import Job
 from paceline.request.session import Session
 from paceline.transport.base import Rendezvous, Transport, Waits
@@ -63,7 +64,7 @@ class Meeting:
             address = None if seat.one_host else address_towards(*place.endpoint)
             ticket = self._shared.add("paceline/tickets", 1)
             own = Present.of(ticket, seat, address)
-            number, self.present = self._open(own) if self.leads else self._enter(own)
+            number, self.present = self._open(own, place) if self.leads else self._enter(own)
         self.rendezvous = self._rendezvous(place, number, address)
         self.sharing = Sharing(tuple(p.room for p in self.present), seat.rank)
         if place.handed is not None:  # all ranks have read it
@@ -86,13 +87,16 @@ class Meeting:
             joined=True,
         )
 
-    def _open(self, own: Present) -> tuple[int, list[Present]]:
+    def _open(self, own: Present, place: Place) -> tuple[int, list[Present]]:
         """As rank 0, open a meeting with a new number and list the ranks that have joined it."""
         number = self._shared.add("paceline/meetings", 1)
         self._store = self._shared.under(f"paceline/{number}")
         wait = self._awaiting(self._missing, "to join the run", unmet=True)
+        unshared = Unshared(self.seat, place.handed) if place.handed is not None else None
         while self._missing():
             wait.look()
+            if unshared is not None:
+                unshared.look()
             time.sleep(POLL_S)
         others = range(1, self.seat.size)
         present = [own, *(self._get(f"here/{rank}", Present.read) for rank in others)]

@@ -24,6 +24,7 @@ from paceline.launch.folder import claim_own
 from paceline.launch.joined import Meeting
 from paceline.launch.seat import Seat
 from paceline.launch.signals import ignore
+from paceline.launch.slurm_job import engine
 from paceline.record.lock import LOCK, alone_in
 from paceline.run.loop.conclusion import Conclusion, Failure, Terminated
 from paceline.run.loop.record import Recorded
@@ -73,7 +74,7 @@ class Folder:
         if self.out is None:
             return None
         known["sharing"] = self._sharing
-        conclusion = Conclusion(self.out, known, _command(seat), transport.rank)
+        conclusion = Conclusion(self.out, known, _command(seat), transport.rank, engine())
         self._ending = self._ending or Ending(self.held)
         recorded = Recorded(transport, conclusion, self.session, self._ending.over)
         self._ending.record = recorded

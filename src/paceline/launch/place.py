@@ -29,6 +29,7 @@ from paceline.errors import BadRequest, TransportError
 from paceline.launch.addresses import keep_to_loopback
 from paceline.launch.board import HostedApart, listen_for, listen_here
 from paceline.launch.seat import Seat
+from paceline.launch.unshared import Unshared
 from paceline.request.config import Config
 from paceline.request.earlier import AUTO
 from paceline.transport.base import WAITS, Waits
@@ -171,6 +172,7 @@ def _through_a_file(seat: Seat, wanted: Wanted) -> Place:
         place = _reach(seat, wanted, hosted.address, hosted.secret)
         return replace(place, handed=path)
     until, reason = time.monotonic() + wanted.appear_s, f"{path} did not appear"
+    unshared = Unshared(seat, path)
     while time.monotonic() < until:
         try:
             _refuse_a_foreign(path)
@@ -181,6 +183,7 @@ def _through_a_file(seat: Seat, wanted: Wanted) -> Place:
         except (OSError, ValueError, TypeError, TransportError) as error:
             if not isinstance(error, FileNotFoundError):
                 reason = f"{path}: {error}"
+        unshared.look()
         time.sleep(AGAIN_S)
     raise TransportError(
         f"rank {seat.rank}: rank 0 did not appear within {wanted.appear_s:g} s ({reason}); the"

@@ -28,6 +28,7 @@ from paceline.launch.picture import shown_on_request
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.launch.signals import Ending, ending
+from paceline.launch.slurm_job import engine
 from paceline.launch.threads import run_threads
 from paceline.privacy.plan import account
 from paceline.record import checkpoint, reserve
@@ -249,7 +250,8 @@ class Attempt:
             "oversubscribed": job.oversubscribed,
         }
         error, wall_s = str(failure) if failure else None, time.perf_counter() - job.started
-        summary = summarise(events, config, environment(), status, error, wall_s)
+        about = {**environment(), **engine()}
+        summary = summarise(events, config, about, status, error, wall_s)
         record = dict(clean_json(summary))
         record["model"] = {
             "input_shape": list(job.data.input_shape),

@@ -164,7 +164,10 @@ RUN: dict[str, Any] = {
         "target_accuracy": Maybe(number),
         "until_accuracy": Maybe(number),
     },
-    "environment": {"cores": Maybe(positive)},
+    "environment": {
+        "cores": Maybe(positive),
+        "slurm": Maybe({"job": whole, "nodes": [text], "partition": Maybe(text)}),
+    },
     "result": {
         "test_accuracy": OrNull(number),
         "test_loss": OrNull(finite),

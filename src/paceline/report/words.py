@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.report.lines import Spread
 
@@ -52,6 +52,16 @@ def with_range(spread: Spread | None, form: str = ".2f", scale: float = 1.0, uni
         f"{value * scale:{form}}" for value in (spread.mean, spread.low, spread.high)
     )
     return f"{mean}{unit}" if spread.n < 2 or low == high else f"{mean}{unit} ({low}-{high})"
+
+
+def entries(value: Any) -> str:
+    """Return a value of the record as text: `job 7, nodes n1 n2` for a table of two entries."""
+    if isinstance(value, dict):
+        known = ((name, inner) for name, inner in value.items() if inner not in (None, "", []))
+        return ", ".join(f"{name} {entries(inner)}" for name, inner in known)
+    if isinstance(value, list):
+        return " ".join(entries(inner) for inner in value)
+    return str(value)
 
 
 def count(number: int, noun: str) -> str:

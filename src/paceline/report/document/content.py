@@ -23,7 +23,7 @@ from paceline.report.document.tables import Table, all_settings, main_table, use
 from paceline.report.lines import Study
 from paceline.report.reading import read_study
 from paceline.report.render import tables_of
-from paceline.report.words import count, size
+from paceline.report.words import count, entries, size
 from paceline.request.config import Config
 
 # what a reader of the page chooses; a caption names it
@@ -156,7 +156,8 @@ def _commands(study: Study) -> list[str]:
 def _environment(study: Study) -> list[tuple[str, str]]:
     first: dict[str, Any] = study.environment
     left_out = ("command", "memory_bytes")
-    found = [(k, str(v)) for k, v in first.items() if v not in (None, "") and k not in left_out]
+    known = ((k, v) for k, v in first.items() if k not in left_out and v not in (None, ""))
+    found = [(k, entries(v)) for k, v in known]
     if memory := first.get("memory_bytes"):
         found.append(("memory", size(memory)))
     for what, chosen in (study.about.get("memory_format") or {}).items():

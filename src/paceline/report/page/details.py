@@ -10,7 +10,7 @@ from paceline.report.lines import Line, Spread, Study
 from paceline.report.page.markup import breakable, command_box, definitions, folded_json, table
 from paceline.report.page.summary import has_accuracy_beside, score_cell, workers_cell
 from paceline.report.score import score_of
-from paceline.report.words import size, with_range
+from paceline.report.words import entries, size, with_range
 
 
 def all_results(study: Study) -> str:
@@ -58,7 +58,7 @@ def configuration(study: Study) -> str:
     """Return the machine, what was equal for all runs, and the options."""
     first = study.runs[0].record
     shown = {k: v for k, v in first["environment"].items() if k != "command"}
-    machine = {k: str(v) for k, v in shown.items() if v not in (None, "")}
+    machine = {k: entries(v) for k, v in shown.items() if v not in (None, "")}
     parts = ['<section id="repeat"><h2>How to repeat it</h2>']
     if said := study_command(study):
         parts.append(f'<div id="again">{command_box(said)}</div>')

@@ -83,11 +83,19 @@ def cause(
 class Conclusion:
     """The config and the record of one run, in its folder.
 
-    `known`: the options of `join`. What only `train` has is null in the config.
+    `known`: the options of `join`. What only `train` has is null in the config. `engine`: what is
+    known of the job that runs the script, for the record's `environment`.
     """
 
-    def __init__(self, out: Path, known: dict[str, Any], command: str, rank: int = 0) -> None:
-        self.out, self.command, self.rank = out, command, rank
+    def __init__(
+        self,
+        out: Path,
+        known: dict[str, Any],
+        command: str,
+        rank: int = 0,
+        engine: dict[str, Any] | None = None,
+    ) -> None:
+        self.out, self.command, self.rank, self.engine = out, command, rank, engine or {}
         self.started = time.perf_counter()
         self.begun = False
         threads = torch.get_num_threads()
@@ -146,7 +154,7 @@ class Conclusion:
         failure = cause(events, failure, self.rank, session)
         if failure is not None:
             status, error = failure.status, failure.text
-        about = {**environment(), "command": self.command}
+        about = {**environment(), **self.engine, "command": self.command}
         wall_s = time.perf_counter() - self.started
         reserve.release(self.out)
         record = summarise(events, self.config, about, status, error, wall_s)

@@ -1,0 +1,361 @@
+"""Slurm for real: three nodes, trained on, broken and resumed on. slurm.py starts the cluster."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import PACELINE, run
+from tests.engines.engine import same_weights, until
+from tests.engines.slurm import NODES, Cluster, Job, none_left, record_of
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(420)]
+
+RING = "allreduce:collective=ring"  # the same bits, whoever starts the ranks
+OPTIONS = {
+    "data": "synthetic:shape=1x8x8,samples=600",
+    "model": "mlp:hidden=16",
+    "strategy": RING,
+    "batch_size": 8,
+    "steps": 12,
+    "threads": 1,
+    "memory_format": "contiguous",
+    "sample_every_s": 0,
+}
+# Long enough to be struck in the middle: worker 0 sleeps after each step.
+LONG = {"steps": 240, "checkpoint_every": 10, "faults": "slow:rank=0,factor=150"}
+LOOP = """
+import sys, torch
+import paceline
+pace = paceline.join("allreduce:collective=ring", out=sys.argv[1])
+torch.manual_seed(0)
+model = torch.nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(96, 6)
+data = (x, x[:, :3].argmax(1))
+model, optimizer, batches = pace.prepare(model, optimizer, data, batch_size=4)
+for inputs, targets in batches:
+    pace.step(torch.nn.functional.cross_entropy(model(inputs), targets))
+pace.finish()
+print(f"rank {pace.rank} of {pace.size}")
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(cluster: Cluster) -> Iterator[None]:
+    """After each test no process of a job is left, and all nodes are free."""
+    yield
+    for name, node in cluster.nodes.items():
+        if not node.init:
+            cluster.start_again(name)
+    queued = cluster.run("squeue", "-h", "-o", "%i").stdout.split()
+    for number in queued:
+        cluster.run("scancel", number)
+    none_left(cluster)
+    cluster.wait_idle()
+    assert not queued, f"jobs were left: {queued}"
+
+
+def train(**options: Any) -> list[str]:
+    """`paceline train` with its flags."""
+    given = {**OPTIONS, **options}
+    flags = (f"--{name.replace('_', '-')}={value}" for name, value in given.items())
+    return ["paceline", "train", *flags]
+
+
+def locally(out: Path, **options: Any) -> Path:
+    """The same run by Paceline's own launcher, without Slurm."""
+    words = train(**{"workers": 3, "transport": "gloo", **options}, out=out)
+    done = run([PACELINE, *words[1:]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def batch(cluster: Cluster, folder: Path, *command: str, nodes: int = 3, **wishes: Any) -> Path:
+    """Let `paceline launch --slurm` write a batch script."""
+    asked = {"nodes": nodes, **wishes}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    words = ["paceline", "launch", "--slurm", "job.sh", *flags, "--", *command]
+    done = cluster.run(*words, folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("Next: sbatch job.sh\n")
+    return folder / "job.sh"
+
+
+def plain(text: str) -> bool:
+    """Whether text has no control characters, as those of a live bar."""
+    return all(character.isprintable() or character == "\n" for character in text)
+
+
+def checkpoints(out: Path) -> list[Path]:
+    return sorted(p for p in out.glob("checkpoints/step-*") if (p / "checkpoint.json").exists())
+
+
+def running(job: Job, out: Path) -> None:
+    """Wait until the job trains and has written a checkpoint."""
+    job.wait("RUNNING")
+    until("a checkpoint is written", lambda: checkpoints(out), 120)
+
+
+# --- training
+
+
+def test_all_reduce_on_three_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    step = cluster.srun(tmp_path, "-N3", "-n3", *train(out=out))
+    assert step.wait() == 0, step.said()
+    record = record_of(out)
+    assert record["status"] == "completed"
+    assert [worker["host"] for worker in record["workers"]] == list(NODES)
+    about = record["environment"]["slurm"]
+    assert (about["nodes"], about["partition"], about["requeued"]) == (list(NODES), "p", 0)
+    assert about["job"] > 0
+    assert record["config"]["launcher"] == "srun"
+    assert plain(step.said())
+    assert not list(out.glob(".board*"))  # the file with the secret
+    assert same_weights(out, locally(tmp_path / "local"))
+    done = run([PACELINE, "report", str(out)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (out / "report.html").read_text()
+    assert f"job {about['job']}, nodes n1 n2 n3, partition p" in page
+
+
+def test_a_parameter_server(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = train(out=out, strategy="ps:consistency=async")
+    step = cluster.srun(tmp_path, "-N3", "-n4", *words)
+    assert step.wait() == 0, step.said()
+    roles = [worker["role"] for worker in record_of(out)["workers"]]
+    assert roles == ["worker"] * 3 + ["server"]
+    assert record_of(out)["status"] == "completed"
+
+
+def test_a_loop_of_ones_own(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    step = cluster.srun(tmp_path, "-N3", "-n3", "python", "loop.py", "run")
+    assert step.wait() == 0, step.said()
+    assert sorted(step.said().splitlines()) == [f"rank {rank} of 3" for rank in range(3)]
+    record = record_of(tmp_path / "run")
+    assert (record["status"], record["result"]["steps"]) == ("completed", 8)
+    assert [worker["host"] for worker in record["workers"]] == list(NODES)
+    assert record["environment"]["slurm"]["nodes"] == list(NODES)
+
+
+def test_the_written_script(cluster: Cluster, tmp_path: Path) -> None:
+    script = batch(cluster, tmp_path, *train(out="run")[1:], time="5")
+    job = cluster.sbatch(tmp_path, script)
+    assert job.wait("COMPLETED", "FAILED") == "COMPLETED", job.said()
+    record = record_of(tmp_path / "run")
+    assert record["status"] == "completed"
+    assert record["environment"]["slurm"]["job"] == job.number
+    assert plain(job.said())
+    assert "record: run/run.json" in job.said()
+    assert same_weights(tmp_path / "run", locally(tmp_path / "local"))
+
+
+def test_two_jobs_at_once_on_one_node(cluster: Cluster, tmp_path: Path) -> None:
+    outs = [tmp_path / "one", tmp_path / "two"]
+    where = ["-N1", "-n2", "-w", "n1"]
+    steps = [
+        cluster.srun(tmp_path, *where, *train(out=out, steps=100), log=f"{out.name}.log")
+        for out in outs
+    ]
+    assert [step.wait() for step in steps] == [0, 0], [step.said() for step in steps]
+    first, second = (record_of(out)["environment"]["slurm"] for out in outs)
+    assert first["nodes"] == second["nodes"] == ["n1"]
+    assert first["job"] != second["job"]
+    assert same_weights(*outs)
+
+
+# --- what goes wrong
+
+
+def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path) -> None:
+    words = train(out="run", faults="die:rank=1,step=5")
+    job = cluster.sbatch(tmp_path, batch(cluster, tmp_path, *words[1:], time="5"))
+    assert job.wait("COMPLETED", "FAILED") == "FAILED"
+    record = record_of(tmp_path / "run")
+    assert record["status"] in ("failed", "interrupted")
+    assert "rank 1 is gone" in job.said()
+    assert "Traceback" not in job.said()
+
+
+def test_a_node_is_killed_and_the_job_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = train(**LONG, out="run")
+    job = cluster.sbatch(tmp_path, batch(cluster, tmp_path, *words[1:], time="9"))
+    running(job, out)
+    cluster.kill("n3")
+    state = job.wait("FAILED", "NODE_FAIL", "PENDING")
+    until("the record is written", (out / "run.json").exists, 60)
+    assert "rank 2 is gone" in record_of(out)["error"]
+    cluster.start_again("n3")
+    cluster.wait_idle()
+    if state != "PENDING":  # Slurm has not put the job into the queue again: the user does
+        job = cluster.sbatch(tmp_path, "job.sh")
+    assert job.wait("COMPLETED", "FAILED", deadline_s=240) == "COMPLETED", job.said()
+    assert record_of(out)["status"] == "completed"
+    assert same_weights(out, locally(tmp_path / "local", **{**LONG, "faults": "slow:rank=0"}))
+
+
+def test_the_node_of_the_batch_script_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm itself queues the job again, with the same number."""
+    out = tmp_path / "run"
+    words = train(**LONG, out="run")
+    job = cluster.sbatch(tmp_path, batch(cluster, tmp_path, *words[1:], time="9"))
+    running(job, out)
+    cluster.kill("n1")
+    until("the job is requeued", lambda: job.show("Restarts") == "1", 120)
+    cluster.start_again("n1")
+    assert job.wait("COMPLETED", "FAILED", deadline_s=240) == "COMPLETED", job.said()
+    record = record_of(out)
+    assert record["status"] == "completed"
+    assert record["environment"]["slurm"]["requeued"] == 1
+    assert same_weights(out, locally(tmp_path / "local", **{**LONG, "faults": "slow:rank=0"}))
+
+
+def test_scancel(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = train(**LONG, out="run")
+    job = cluster.sbatch(tmp_path, batch(cluster, tmp_path, *words[1:], time="9"))
+    running(job, out)
+    before = checkpoints(out)
+    assert cluster.run("scancel", str(job.number)).returncode == 0
+    job.wait("CANCELLED")
+    until("the record is written", (out / "run.json").exists, 60)
+    record = record_of(out)
+    assert record["status"] == "interrupted"
+    last = json.loads((checkpoints(out)[-1] / "checkpoint.json").read_text())
+    assert last["step"] == record["result"]["steps"]  # it was saved when the signal came
+    assert len(checkpoints(out)) >= len(before)
+
+
+def test_ctrl_c_on_srun(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    step = cluster.srun(tmp_path, "-N3", "-n3", *train(**LONG, out=out))
+    until("a checkpoint is written", lambda: checkpoints(out), 120)
+    step.signal(signal.SIGINT)
+    step.signal(signal.SIGINT)  # srun asks for a second one within a second
+    assert step.wait() != 0
+    assert record_of(out)["status"] == "interrupted"
+
+
+def test_srun_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """The submitting process is gone: the ranks go on to the end, or end; none hangs."""
+    out = tmp_path / "run"
+    step = cluster.srun(tmp_path, "-N3", "-n3", *train(**LONG, out=out))
+    until("a checkpoint is written", lambda: checkpoints(out), 120)
+    step.signal(signal.SIGKILL)
+    step.wait()
+    until("the record is written", (out / "run.json").exists, 150)
+    until("the ranks have ended", lambda: not cluster.left(), 60)
+
+
+# --- queued again, and going on
+
+
+def test_scontrol_requeue(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = train(**LONG, out="run")
+    job = cluster.sbatch(tmp_path, batch(cluster, tmp_path, *words[1:], time="9"))
+    running(job, out)
+    assert cluster.run("scontrol", "requeue", str(job.number)).returncode == 0
+    until("the job is requeued", lambda: job.show("Restarts") == "1", 60)
+    assert job.wait("COMPLETED", "FAILED", deadline_s=240) == "COMPLETED", job.said()
+    record = record_of(out)
+    assert record["status"] == "completed"
+    assert record["environment"]["slurm"]["requeued"] == 1
+    assert same_weights(out, locally(tmp_path / "local", **{**LONG, "faults": "slow:rank=0"}))
+
+
+def test_the_signal_before_the_time_limit(cluster: Cluster, tmp_path: Path) -> None:
+    """Every rank saves and exits with 75; the script puts the job into the queue again."""
+    out = tmp_path / "run"
+    words = train(**{**LONG, "faults": "slow:rank=0,factor=400"}, out="run")
+    job = cluster.sbatch(tmp_path, batch(cluster, tmp_path, *words[1:], time="2"))
+    running(job, out)
+    until("the job is requeued", lambda: job.show("Restarts") == "1", 180)
+    stopped = record_of(out)
+    last = json.loads((checkpoints(out)[-1] / "checkpoint.json").read_text())
+    assert last["step"] == stopped["result"]["steps"]
+    assert job.wait("COMPLETED", "FAILED", deadline_s=300) == "COMPLETED", job.said()
+    assert record_of(out)["status"] == "completed"
+    assert same_weights(out, locally(tmp_path / "local", **{**LONG, "faults": "slow:rank=0"}))
+
+
+# --- bad input, and strangers
+
+
+def one_sentence(text: str, *parts: str) -> None:
+    """The output has one line of Paceline, which says all that; no traceback."""
+    said = [line for line in text.splitlines() if line.startswith("paceline: ")]
+    assert len(said) == 1, text
+    assert all(part in said[0] for part in parts), said[0]
+    assert "Traceback" not in text
+
+
+def test_a_partition_that_does_not_exist(cluster: Cluster, tmp_path: Path) -> None:
+    words = ["paceline", "launch", "--slurm", "job.sh", "--partition", "nosuch", "--"]
+    done = cluster.run(*words, *train()[1:], folder=tmp_path)
+    assert done.returncode == 2
+    one_sentence(done.stderr, "--partition nosuch: this cluster has no such partition; it has p")
+    assert not (tmp_path / "job.sh").exists()
+
+
+def test_no_slurm_on_the_path(cluster: Cluster, tmp_path: Path) -> None:
+    env = {**cluster.env, "PATH": str(Path(sys.executable).parent)}
+    words = ["paceline", "launch", "--slurm", "job.sh", "--", *train()[1:], "--strategy=serial"]
+    done = cluster.run(*words, folder=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "Slurm is not on the PATH of this machine" in done.stdout
+    done = cluster.run(*train(launcher="srun"), folder=tmp_path, env=env)
+    assert done.returncode == 2
+    one_sentence(done.stderr, "start the ranks with it", "srun -n 3")
+
+
+def test_a_folder_that_the_nodes_do_not_share(cluster: Cluster, tmp_path: Path) -> None:
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    node = cluster.nodes["n2"]
+    assert node.run(["mount", "-t", "tmpfs", "none", str(apart)], os.environ).returncode == 0
+    try:
+        step = cluster.srun(tmp_path, "-N3", "-n3", *train(out=apart / "run"))
+        assert step.wait(60) == 2, step.said()
+    finally:
+        node.run(["umount", str(apart)], os.environ)
+    one_sentence(step.said(), f"do not share {apart / 'run'}", "n2 does not see what n1", "--out")
+
+
+def test_a_stranger_is_no_rank(cluster: Cluster, tmp_path: Path) -> None:
+    """A process on another node that knows the board's address, but not the run's secret."""
+    out = tmp_path / "run"
+    # Rank 2 comes late, so that the file with the address is there for a while.
+    late = ["sh", "-c", 'test "$SLURM_PROCID" = 2 && sleep 3; exec "$@"', "sh"]
+    step = cluster.srun(tmp_path, "-N3", "-n3", *late, *train(out=out))
+    until("rank 0 has begun", lambda: list(out.glob(".board-slurm-*[0-9]")), 60, 0.01)
+    [handed] = out.glob(".board-slurm-*[0-9]")
+    assert handed.stat().st_mode & 0o777 == 0o600
+    address, _ = json.loads(handed.read_text())
+    assert address.startswith("tcp:10.177.0.1:")  # not on all interfaces
+    code = (
+        "import sys; from paceline.transport.board.client import Board;"
+        "Board(sys.argv[1], b'x' * 32, 2).set('paceline/1/here/2', '{}')"
+    )
+    done = cluster.nodes["n3"].run([sys.executable, "-c", code, address], cluster.env)
+    assert done.returncode != 0
+    assert "TransportError" in done.stderr
+    assert step.wait() == 0, step.said()
+    assert record_of(out)["status"] == "completed"
+    assert [worker["host"] for worker in record_of(out)["workers"]] == list(NODES)
