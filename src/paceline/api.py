@@ -147,7 +147,8 @@ def make_job(options: dict[str, Any], meeting: Meeting | None = None) -> Job:
     with meeting.telling("prepare"):
         found = meeting.going_on(options)
         options = found.applied(options)
-        job = prepare(Config.make(meeting.seat.fit(options, _saved(options))), default_out)
+        config = Config.make(meeting.seat.fit(options, _saved(options)))
+        job = prepare(config, default_out, sharing=meeting.sharing)
         return replace(job, notices=(*job.notices, *meeting.notices), found=found.found)
 
 

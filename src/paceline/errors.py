@@ -167,6 +167,8 @@ class PeerSlow(TransportError):
     `rank` is its rank in the world; None if the ranks waited for each other.
     """
 
+    ranks: tuple[int, ...] = ()  # all that have not answered, where that is known
+
     def __init__(self, rank: int | None, waited_s: float, what: str = "") -> None:
         self.rank, self.waited_s, self.what = rank, waited_s, what
         who = "a rank" if rank is None else f"rank {rank}"

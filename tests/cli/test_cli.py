@@ -386,10 +386,27 @@ def test_doctor_without_a_gpu(cli) -> None:
     assert err.count("\n") == 1
     assert cli("doctor", "--out", "a.json")[::2] == (
         2,
-        "paceline: --device and --out belong to --gpu: paceline doctor --gpu\n",
+        "paceline: --out belongs to --gpu and to --cluster: paceline doctor --gpu\n",
     )
     code, _, err = cli("doctor", "--gpu", "--device", "cpu", "--out", "nosuch/a.json")
     assert (code, err) == (2, "paceline: --out nosuch/a.json: there is no folder nosuch\n")
+
+
+def test_doctor_of_a_cluster_without_a_launcher(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    code, out, err = cli("doctor", "--cluster")
+    assert code == 1
+    assert err == "missing: launcher, torchrun, mpirun, srun\n"
+    for words in ("no launcher has started", "SLURM_PROCID", "mpirun -n 2 paceline doctor"):
+        assert words in " ".join(out.replace("│", " ").split())
+    code, out, _ = cli("doctor", "--cluster", "--json")
+    assert (code, json.loads(out)["ok"]) == (1, False)
+    for words, sentence in (
+        (["--cluster", "--gpu"], "--cluster and --gpu are two checks: make one after the other"),
+        (["--wait", "5"], "--wait and --insecure belong to --cluster: paceline doctor --cluster"),
+    ):
+        assert cli("doctor", *words)[::2] == (2, f"paceline: {sentence}\n")
 
 
 @pytest.mark.parametrize(("ok", "code"), [(True, 0), (None, 0), (False, 1)])

@@ -25,7 +25,7 @@ from tests.conftest import make_pairs, small_net
 import paceline
 from paceline.api import make_job
 from paceline.errors import BadRequest
-from paceline.launch import joined
+from paceline.launch import present
 from paceline.launch.addresses import address_towards, reachable
 from paceline.launch.board import Hosted, board_for, listen_here, rendezvous_for
 from paceline.launch.folder import claim
@@ -33,7 +33,6 @@ from paceline.launch.joined import Meeting
 from paceline.launch.seat import Seat, find, first_host, tasks_on_node
 from paceline.privacy.ledger import LedgerEntry, write_entries
 from paceline.record import checkpoint
-from paceline.record.machine import cores
 from paceline.transport.base import WAITS
 from paceline.transport.board.client import Board
 from paceline.transport.c10d.gloo import GlooTransport
@@ -156,7 +155,7 @@ def test_seats() -> None:
     # the options of a run that is resumed
     saved = {"workers": 8, "threads": 2, "transport": "shm", "strategy": "allreduce", "lr": 0.5}
     assert Seat("mpirun", 0, 4, 0, 2).fit({"lr": 0.1}, saved) == {
-        "workers": 4, "threads": max(1, cores() // 2), "transport": "gloo",
+        "workers": 4, "transport": "gloo",
         "strategy": "allreduce", "lr": 0.1, "launcher": "mpirun",
     }  # fmt: skip
 
@@ -244,7 +243,7 @@ class Agent:
 
 @pytest.fixture
 def new_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return lambda: monkeypatch.setattr(joined, "THIS_PROCESS", uuid4().hex)
+    return lambda: monkeypatch.setattr(present, "THIS_PROCESS", uuid4().hex)
 
 
 def number(meeting: Meeting) -> tuple[int, int]:

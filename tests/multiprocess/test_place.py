@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from paceline.common.cores import cores
 from paceline.errors import BadRequest, TransportError
 from paceline.launch import place as places
 from paceline.launch.joined import Meeting
@@ -156,3 +157,12 @@ def test_a_folder_that_others_can_open_is_refused(
     (tmp_path / f"paceline-{os.geteuid()}").chmod(0o777)
     with pytest.raises(BadRequest, match="a folder that only you can open: chmod 700"):
         find_place(Seat("torchrun", 0, 2, 0, 2, "127.0.0.1", 29512, True), Wanted())
+
+
+def test_ranks_of_one_machine_know_that_they_share_it() -> None:
+    """Though each is alone on its host: containers of one machine."""
+    port = _free_port()
+    first, second = together(on_two_hosts("a launcher", port=port, secret=SECRET), Wanted())
+    assert (first.sharing.rooms, second.sharing.rank) == (second.sharing.rooms, 1)
+    assert (first.sharing.machines, first.sharing.cores) == (1, cores())
+    assert first.sharing.threads(0) == max(1, cores() // 2)

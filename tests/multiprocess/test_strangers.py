@@ -22,6 +22,7 @@ from tests.conftest import make_pairs
 from torch import Tensor, nn
 
 import paceline
+from paceline.common.cores import cores
 from paceline.common.sealing import seal, unseal
 from paceline.doctor.machine import _gloo
 from paceline.errors import (
@@ -43,7 +44,6 @@ from paceline.launch.present import Present
 from paceline.launch.script import launch
 from paceline.launch.seat import Seat, find
 from paceline.launch.secret import secret_of
-from paceline.record.machine import cores
 from paceline.transport.board.client import Board
 from paceline.transport.mpi.transport import MpiTransport
 

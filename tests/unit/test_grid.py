@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.common.cores import cores
 from paceline.errors import BadRequest, UnknownName
-from paceline.record.machine import cores
 from paceline.studies.available import refuse_missing_transport
 from paceline.studies.grid import BUILTIN, StudySpec
 from paceline.studies.plan import rounds_of

@@ -7,6 +7,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from paceline.cli.asked import options_of_train
+from paceline.cli.kubernetes import OWN as FOR_KUBERNETES
+from paceline.cli.kubernetes import kubernetes_options, write_manifests
+
 FOR_SLURM = (
     "nodes",
     "tasks_per_node",
@@ -41,7 +45,13 @@ NOT_FOR_SLURM = {"ranks": "--nodes and --tasks-per-node", "threads": "--cpus-per
     metavar="FILE",
     help="start nothing, but write a batch script for Slurm (-: print it)",
 )
-@click.option("--nodes", default=1, show_default=True, type=int, help="Slurm: number of nodes")
+@click.option(
+    "--nodes",
+    default=1,
+    show_default=True,
+    type=int,
+    help="Slurm: number of nodes; Kubernetes: of pods",
+)
 @click.option(
     "--tasks-per-node", default=1, show_default=True, type=int, help="Slurm: processes on each node"
 )
@@ -50,7 +60,7 @@ NOT_FOR_SLURM = {"ranks": "--nodes and --tasks-per-node", "threads": "--cpus-per
     "--time",
     default=None,
     metavar="T",
-    help="Slurm: time limit: 90 (minutes), 1:30:00, 2-12:00:00",
+    help="Slurm, Kubernetes: time limit: 90 (minutes), 1:30:00, 2-12:00:00",
 )
 @click.option("--partition", default=None, metavar="NAME", help="Slurm: partition of the cluster")
 @click.option(
@@ -58,7 +68,7 @@ NOT_FOR_SLURM = {"ranks": "--nodes and --tasks-per-node", "threads": "--cpus-per
     default="paceline",
     show_default=True,
     metavar="NAME",
-    help="Slurm: name of the job",
+    help="Slurm, Kubernetes: name of the job",
 )
 @click.option(
     "--setup",
@@ -66,7 +76,8 @@ NOT_FOR_SLURM = {"ranks": "--nodes and --tasks-per-node", "threads": "--cpus-per
     metavar="LINE",
     help="Slurm: shell lines before the run (may be repeated)",
 )
-@click.option("--force", is_flag=True, help="Slurm: replace FILE if it exists")
+@click.option("--force", is_flag=True, help="Slurm, Kubernetes: replace FILE if it exists")
+@kubernetes_options
 @click.option("--debug", is_flag=True, help="show tracebacks")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -77,13 +88,14 @@ def launch(
     ranks: int,
     threads: int | None,
     slurm: str | None,
+    kubernetes: str | None,
     debug: bool,
     script: str,
     arguments: tuple[str, ...],
     **wishes: Any,
 ) -> None:
     """Run your own training loop (it calls paceline.join) in several processes of this machine, or
-    write a batch script for Slurm.
+    write a batch script for Slurm or manifests for Kubernetes.
 
     Arguments after SCRIPT are passed to the script.
 
@@ -93,12 +105,24 @@ def launch(
       paceline launch -n 3 train.py --lr 0.1
       paceline launch --slurm job.sh --nodes 2 --tasks-per-node 4 -- train --data mnist
       paceline launch --slurm job.sh --nodes 2 --setup 'source ~/venv/bin/activate' train.py
+      paceline launch --kubernetes job.yaml --image me/paceline:1 --nodes 2 --volume data:/shared \
+          -- train --strategy allreduce --out /shared/run
     """
     from paceline.errors import BadRequest
 
     given = {
         name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
+    if kubernetes is not None:
+        if slurm is not None:
+            raise BadRequest("--slurm and --kubernetes are two clusters: write one file at a time")
+        write_manifests(kubernetes, (script, *arguments), wishes, given)
+        return
+    if stray := [name for name in FOR_KUBERNETES if name in given]:
+        flag = stray[0].replace("_", "-")
+        raise BadRequest(f"--{flag} is for Kubernetes: add --kubernetes FILE")
+    for name in FOR_KUBERNETES:
+        wishes.pop(name)
     if slurm is not None:
         for name, instead in NOT_FOR_SLURM.items():
             if name in given:
@@ -129,7 +153,7 @@ def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
         command = command[1:]
     options: dict[str, Any] = {}
     if command[0] == "train":
-        options = _options_of_train(command[1:])
+        options = options_of_train(command[1:])
         check(options, allocation)
     elif not os.path.isfile(command[0]):
         raise BadRequest(f"{command[0]} is not a file: give your script, or train and its options")
@@ -140,16 +164,3 @@ def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
         return
     save(text, file, force)
     click.echo(f"{file}: {allocation}, a process for every task. {next_command(file)}")
-
-
-def _options_of_train(arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Read the options that `paceline train` would get from its file, flags and settings."""
-    from paceline.cli.train import train
-    from paceline.common.files import read_toml
-    from paceline.request.config import apply_settings
-
-    params = train.make_context("paceline train", list(arguments)).params
-    values: dict[str, Any] = read_toml(params["file"]) if params["file"] else {}
-    own = ("file", "settings", "as_json", "quiet", "progress", "watch", "debug")
-    values.update({k: v for k, v in params.items() if k not in own and v is not None and v != ()})
-    return apply_settings(values, list(params["settings"]))

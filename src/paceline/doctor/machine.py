@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.common.cores import usable
 from paceline.common.devices import cuda_names
 from paceline.common.places import places
 from paceline.data.fetch import RECIPES
-from paceline.record.machine import cores, cpu_name
+from paceline.record.machine import cpu_name
 
 MEET_S = 30.0  # PyTorch's store looks up host names, and a name server may be slow
 
@@ -31,6 +32,7 @@ def examine(data_dir: str | None = None) -> list[Finding]:
     """Try out everything that Paceline can use, and every data set."""
     checks: list[Callable[[], Finding]] = [
         _machine,
+        _cores,
         _gloo,
         _cuda,
         _shared_memory,
@@ -49,7 +51,11 @@ def examine(data_dir: str | None = None) -> list[Finding]:
 
 
 def _machine() -> Finding:
-    return Finding("machine", True, f"{cpu_name()}, {cores()} cores, torch {torch.__version__}")
+    return Finding("machine", True, f"{cpu_name()}, torch {torch.__version__}")
+
+
+def _cores() -> Finding:
+    return Finding("cores", True, str(usable()))
 
 
 def _choices() -> Finding:

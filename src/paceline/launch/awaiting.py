@@ -45,7 +45,10 @@ class Awaiting:
                 if rank != self._me:
                     raise PeerLost(rank, reason)
         if waited_s > self._limit_s:
-            raise PeerSlow(next(iter(self._whom()), None), self._limit_s, self._what)
+            slow = self._whom()
+            error = PeerSlow(next(iter(slow), None), self._limit_s, self._what)
+            error.ranks = tuple(slow)
+            raise error
         if waited_s > self._due_s:
             self._due_s *= 2
             self._tell(waited_s)

@@ -7,7 +7,6 @@ Only when rank 0 is gone do they print themselves.
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +15,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 
 from paceline.common.asked import Asked
 from paceline.common.devices import take_device
+from paceline.common.sharing import Sharing
 from paceline.errors import Interrupted, PacelineError, TransportError, from_plain, to_plain
 from paceline.launch import again
 from paceline.launch.addresses import LOOPBACK, address_towards, reachable
@@ -44,7 +43,6 @@ from paceline.transport.c10d.store import first_line
 # The board is polled, so that a rank that a launcher signals meanwhile ends at once.
 POLL_S = 0.01
 END_S = 3.0  # for the other ranks to end before rank 0, where its exit code counts
-THIS_PROCESS = uuid4().hex
 
 
 class Meeting:
@@ -63,16 +61,16 @@ class Meeting:
                 " their network can take part in this run"
             )
         self.secret = place.secret if place.secure else b""
+        self.board = place.address
         self._shared = place.board  # with the keys of all meetings that were held there
         self._store: Any = None  # with the keys of this meeting
         with self._reaching():
             address = None if seat.one_host else address_towards(*place.endpoint)
             ticket = self._shared.add("paceline/tickets", 1)
-            own = Present(
-                ticket, THIS_PROCESS, seat.agent, seat.restarts, socket.gethostname(), address
-            )
+            own = Present.of(ticket, seat, address)
             number, self.present = self._open(own, place) if self.leads else self._enter(own)
         self.rendezvous = self._rendezvous(place, number, address)
+        self.sharing = Sharing(tuple(p.room for p in self.present), seat.rank)
         if place.handed is not None:  # all ranks have read it
             place.handed.unlink(missing_ok=True)
 
@@ -175,6 +173,11 @@ class Meeting:
                 first.args = (f"rank {failed[0]}: {first}",)
             self._leave(stage)
             raise first
+
+    def exchange(self, what: str, own: Any) -> list[Any]:
+        """Return what each rank says about something, in the order of the ranks."""
+        self._put(f"{what}/{self.seat.rank}", own)
+        return [self._get(f"{what}/{rank}", rank=rank) for rank in range(self.seat.size)]
 
     def _leave(self, stage: str) -> None:
         """Note that this rank reads no more. Rank 0, which may host the board, waits for all."""

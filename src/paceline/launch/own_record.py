@@ -42,6 +42,7 @@ class Folder:
     def __init__(self, out: str | Path | None, resume: bool, meeting: Meeting | None) -> None:
         self.held = ExitStack()
         self._ending: Ending | None = None
+        self._sharing = meeting.sharing if meeting is not None else None
         again = meeting.began if meeting is not None else lambda folder: False
 
         def claim() -> tuple[Path, int] | None:
@@ -72,7 +73,7 @@ class Folder:
         """Return this rank's record; None without `out`."""
         if self.out is None:
             return None
-        known["one_host"] = seat is None or seat.one_host
+        known["sharing"] = self._sharing
         conclusion = Conclusion(self.out, known, _command(seat), transport.rank, engine())
         self._ending = self._ending or Ending(self.held)
         recorded = Recorded(transport, conclusion, self.session, self._ending.over)

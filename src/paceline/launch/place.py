@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 
@@ -42,6 +42,7 @@ MEET_S = 300.0  # ranks read their data before they meet, and some disks are slo
 PLACE_BYTES = 512  # of the message that tells MPI's ranks where the board is
 AGAIN_S = 0.05  # between two looks for a board that is not there yet
 KEY = "paceline/board"  # in the launcher's own store
+Way = Literal["launcher", "mpi", "file", "store", "port"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Wanted:
     out: Path | None = None  # the run's folder, which all hosts see
     insecure: bool = False
     waits: Waits = WAITS
+    meet_s: float | None = None  # for the board to appear; None: MEET_S
+
+    @property
+    def appear_s(self) -> float:
+        return MEET_S if self.meet_s is None else self.meet_s
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Wanted:
@@ -82,11 +88,12 @@ def find_place(seat: Seat, wanted: Wanted) -> Place:
     """Connect to the board of the seat's run; rank 0 first starts it, unless the launcher has."""
     if seat.meets_on_loopback:
         keep_to_loopback()
-    if seat.board:
+    found = way(seat)
+    if found == "launcher":
         return _reach(seat, wanted, seat.board, seat.secret)
-    if not seat.host:
+    if found == "mpi":
         return _through_mpi(seat, wanted)
-    if seat.meets_on_loopback or seat.launcher == "srun":
+    if found == "file":
         return _through_a_file(seat, wanted)
     if not seat.secret and not wanted.insecure:
         raise BadRequest(
@@ -95,11 +102,24 @@ def find_place(seat: Seat, wanted: Wanted) -> Place:
             " in PACELINE_SECRET_FILE on all hosts, or use --insecure on a network where every"
             " program may be trusted"
         )
-    return _through_its_store(seat, wanted) if seat.store_exists else _at_its_port(seat, wanted)
+    return _through_its_store(seat, wanted) if found == "store" else _at_its_port(seat, wanted)
+
+
+def way(seat: Seat) -> Way:
+    """Return how the ranks of a launcher learn the board's address and the run's secret."""
+    if seat.board:
+        return "launcher"
+    if not seat.host:
+        return "mpi"
+    if seat.meets_on_loopback or seat.launcher == "srun":
+        return "file"
+    return "store" if seat.store_exists else "port"
 
 
 def _reach(seat: Seat, wanted: Wanted, address: str, secret: bytes, secure: bool = True) -> Place:
-    board = Board(address, secret, seat.rank, lost_s=wanted.waits.lost_s, wait_s=MEET_S, alive=True)
+    board = Board(
+        address, secret, seat.rank, lost_s=wanted.waits.lost_s, wait_s=wanted.appear_s, alive=True
+    )
     return Place(address, secret, board, secure)
 
 
@@ -151,7 +171,7 @@ def _through_a_file(seat: Seat, wanted: Wanted) -> Place:
         write_whole(path, said, mode=0o600)
         place = _reach(seat, wanted, hosted.address, hosted.secret)
         return replace(place, handed=path)
-    until, reason = time.monotonic() + MEET_S, f"{path} did not appear"
+    until, reason = time.monotonic() + wanted.appear_s, f"{path} did not appear"
     unshared = Unshared(seat, path)
     while time.monotonic() < until:
         try:
@@ -166,8 +186,8 @@ def _through_a_file(seat: Seat, wanted: Wanted) -> Place:
         unshared.look()
         time.sleep(AGAIN_S)
     raise TransportError(
-        f"rank {seat.rank}: rank 0 did not appear within {MEET_S:g} s ({reason}); the run's"
-        " folder (--out) must be one that all hosts see"
+        f"rank {seat.rank}: rank 0 did not appear within {wanted.appear_s:g} s ({reason}); the"
+        " run's folder (--out) must be one that all hosts see"
     )
 
 
@@ -209,14 +229,14 @@ def _own_folder() -> Path:
 
 def _through_its_store(seat: Seat, wanted: Wanted) -> Place:
     """Rank 0 writes the board's address, authenticated, into the launcher's own store."""
-    store, secure = _connect(seat), bool(seat.secret)
+    store, secure = _connect(seat, wanted), bool(seat.secret)
     if seat.rank == 0:
         hosted = _host(seat, wanted.waits.lost_s)
         mac = hmac.digest(seat.secret, hosted.address.encode(), "sha256").hex()
         told = "" if secure else hosted.secret.hex()  # --insecure: anybody may read it
         store.set(KEY, json.dumps([hosted.address, mac, told]))
         return _reach(seat, wanted, hosted.address, hosted.secret, secure)
-    until, reason = time.monotonic() + MEET_S, "it did not appear"
+    until, reason = time.monotonic() + wanted.appear_s, "it did not appear"
     while time.monotonic() < until:
         try:
             if store.check([KEY]):
@@ -231,7 +251,7 @@ def _through_its_store(seat: Seat, wanted: Wanted) -> Place:
         except RuntimeError as error:
             raise _lost_store(seat, error) from None
         time.sleep(AGAIN_S)
-    raise TransportError(f"rank {seat.rank} found no board within {MEET_S:g} s: {reason}")
+    raise TransportError(f"rank {seat.rank} found no board within {wanted.appear_s:g} s: {reason}")
 
 
 def _at_its_port(seat: Seat, wanted: Wanted) -> Place:
@@ -240,7 +260,7 @@ def _at_its_port(seat: Seat, wanted: Wanted) -> Place:
     if seat.rank == 0:
         hosted = _host(seat, wanted.waits.lost_s, seat.port, secret)
         return _reach(seat, wanted, hosted.address, secret, secure)
-    address, until = f"tcp:{seat.host}:{seat.port}", time.monotonic() + MEET_S
+    address, until = f"tcp:{seat.host}:{seat.port}", time.monotonic() + wanted.appear_s
     while True:
         try:
             return _reach(seat, wanted, address, secret, secure)
@@ -250,9 +270,9 @@ def _at_its_port(seat: Seat, wanted: Wanted) -> Place:
         time.sleep(AGAIN_S)
 
 
-def _connect(seat: Seat) -> Any:
+def _connect(seat: Seat, wanted: Wanted) -> Any:
     try:
-        timeout = timedelta(seconds=MEET_S)
+        timeout = timedelta(seconds=wanted.appear_s)
         return dist.TCPStore(seat.host, seat.port, None, False, timeout)
     except RuntimeError as error:
         raise _lost_store(seat, error) from None

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from paceline.common.cores import cores
 from paceline.common.parents import dying_with_parent
 from paceline.errors import BadRequest, RunFailed
 from paceline.launch.addresses import LOOPBACK
@@ -22,7 +23,6 @@ from paceline.launch.board import Hosted, listen_here
 from paceline.launch.seat import find
 from paceline.launch.secret import BOARD, SECRET
 from paceline.launch.signals import delayed
-from paceline.record.machine import cores
 
 LOST_S = 60.0  # ranks are on this host, whose kernel tells at once when one ends
 GRACE_S = 1.5  # after the first failure: another rank may be the cause

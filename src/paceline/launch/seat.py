@@ -15,7 +15,6 @@ from typing import Any
 from paceline.errors import BadRequest
 from paceline.launch.addresses import is_loopback
 from paceline.launch.secret import BOARD, secret_of
-from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, strategies
 from paceline.request.config import Config
 from paceline.strategies.base import traits_of
@@ -88,8 +87,6 @@ class Seat:
         if str(fitted.get("transport", "auto")) == "auto" and not self.one_host:
             device = str(fitted.get("device") or "cpu")
             fitted["transport"] = best_transport(device, several_hosts=True)
-        if str(fitted.get("threads", "auto")) == "auto":
-            fitted["threads"] = max(1, cores() // self.local_size)
         return fitted
 
 

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.common.files import write_whole
 from paceline.errors import LEFT, BadRequest
@@ -156,10 +156,20 @@ def _added(options: Mapping[str, Any]) -> list[str]:
     return added + ([] if "threads" in options else ["--threads", '"$OMP_NUM_THREADS"'])
 
 
-def check(options: Mapping[str, Any], allocation: Allocation) -> None:
+class Asked(Protocol):
+    """The ranks that a job asks a cluster for."""
+
+    @property
+    def tasks(self) -> int: ...
+
+    @property
+    def tasks_per_node(self) -> int: ...
+
+
+def check(options: Mapping[str, Any], allocation: Asked, launcher: str = "srun") -> None:
     """Refuse options of `train` that would fail on the allocation, before the job is queued."""
     given = options.get("workers")
-    seat = Seat("srun", 0, allocation.tasks, 0, allocation.tasks_per_node)
+    seat = Seat(launcher, 0, allocation.tasks, 0, allocation.tasks_per_node)
     fitted = seat.fit({k: v for k, v in options.items() if k != "workers"})
     workers = int(fitted["workers"])
     if given is not None and str(given) != str(workers):
@@ -179,7 +189,7 @@ def check(options: Mapping[str, Any], allocation: Allocation) -> None:
         )
 
 
-def save(script: str, file: str, force: bool = False) -> None:
+def save(script: str, file: str, force: bool = False, mode: int | None = None) -> None:
     """Write the script to a file; replace an existing one only with `force`."""
     path = Path(file)
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -190,7 +200,7 @@ def save(script: str, file: str, force: bool = False) -> None:
             f"{file} exists already: write to another file, or replace it with --force"
         )
     try:
-        write_whole(path, script)
+        write_whole(path, script, mode=mode)
     except OSError as error:
         raise BadRequest(f"{file} cannot be written: {error.strerror}") from None
 

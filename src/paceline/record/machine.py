@@ -13,10 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-
-def cores() -> int:
-    """Return how many cores this process may use; a container may have fewer than the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from paceline.common.cores import cores
 
 
 def cpu_name() -> str:

@@ -9,9 +9,9 @@ import torch
 from paceline.codecs.feedback import build_codec
 from paceline.common.devices import cuda_names, look_at
 from paceline.common.links import Links
+from paceline.common.sharing import Sharing
 from paceline.common.values import shortened
 from paceline.errors import BadRequest, UnknownName
-from paceline.record.machine import cores
 from paceline.registry import Spec, collectives, strategies, transports
 from paceline.request.config import Config
 from paceline.strategies.base import Strategy, traits_of
@@ -106,7 +106,7 @@ def check_options(config: Config, strategy: Strategy, servers: int) -> None:
         )
 
 
-def overlap_of(config: Config, transport: str, threads: int, servers: int) -> str:
+def overlap_of(config: Config, transport: str, sharing: Sharing) -> str:
     """Return "on" or "off". `auto` is on where every worker has a spare core for the exchange."""
     if transports.entry(transport).make.traits.runs_as == "threads":
         if config.overlap == "on":
@@ -129,11 +129,7 @@ def overlap_of(config: Config, transport: str, threads: int, servers: int) -> st
         return "off"
     if config.overlap != "auto":
         return config.overlap
-    return (
-        "on"
-        if config.workers > 1 and config.workers * (threads + 1) + servers <= cores()
-        else "off"
-    )
+    return "on" if config.workers > 1 and sharing.fits(config.workers, more=1) else "off"
 
 
 def transport_of(config: Config, strategy: Strategy) -> str:

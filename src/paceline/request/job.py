@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.callbacks.base import Callback
+from paceline.common.sharing import Sharing
 from paceline.data.base import Data, Stream
 from paceline.data.content import Split, split, whole
 from paceline.data.order import LoaderOrder
@@ -27,7 +28,6 @@ from paceline.objectives.losses import Loss, needs_tensors
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import LRSchedule, Scaling
 from paceline.privacy.plan import Protection
-from paceline.record.machine import cores
 from paceline.registry import (
     Spec,
     faults,
@@ -72,6 +72,7 @@ class Job:
     asked: dict[str, Any] = field(default_factory=dict)  # the options as given, for Spark's ranks
     callbacks: tuple[Callback, ...] = ()  # called in the process that starts the workers
     batch_norm: bool = False  # the model has batch norm, which cannot train on a single row
+    sharing: Sharing | None = None  # of the cores by the ranks; None: all ranks are on this machine
     found: Found = "nothing"
 
     @property
@@ -90,7 +91,12 @@ class Job:
     @property
     def oversubscribed(self) -> bool:
         """Whether the ranks have more threads than there are cores."""
-        return self.workers * self.threads + self.servers > cores()
+        return not self.shared.fits(self.workers)
+
+    @property
+    def shared(self) -> Sharing:
+        """How the ranks share the cores of their machines."""
+        return self.sharing or Sharing.here(self.ranks, each=self.threads)
 
     def model(self) -> nn.Module:
         given = self.config.model

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.common.cores import cores
+from paceline.common.sharing import Sharing
 from paceline.data.base import Data, Stream
 from paceline.data.sharded import ShardedSamples
 from paceline.errors import BadRequest
@@ -24,7 +26,6 @@ from paceline.privacy.ledger import LedgerEntry
 from paceline.privacy.settings import Settings
 from paceline.record import checkpoint
 from paceline.record.keep import Keep
-from paceline.record.machine import cores
 from paceline.registry import Spec, load_plugin, models, strategies, transports
 from paceline.replica.flat import layout_of
 from paceline.replica.refusals import refuse_lazy
@@ -54,12 +55,16 @@ METRIC_OF = {"mse": "mse", "cross-entropy": "accuracy", "nll": "accuracy", "bce"
 
 
 def prepare(
-    config: Config, out_name: Callable[[Config], Path], spent: tuple[LedgerEntry, ...] = ()
+    config: Config,
+    out_name: Callable[[Config], Path],
+    spent: tuple[LedgerEntry, ...] = (),
+    sharing: Sharing | None = None,
 ) -> Job:
     """Make the job that the options describe.
 
     `out_name` names the folder of a run that was given none. `spent`: the privacy that earlier
-    attempts have used, for a private run that begins again.
+    attempts have used, for a private run that begins again. `sharing`: how ranks that a launcher
+    has started share the cores of their machines; None: the workers are started here.
     """
     started = time.perf_counter()
     for plugin in config.plugin:
@@ -73,7 +78,7 @@ def prepare(
 
     data = data_of(config)
     batch_sizes = sizes.batch_sizes(config, data)
-    threads = max(1, cores() // config.workers) if config.threads == "auto" else int(config.threads)
+    threads, shared = _threads(config, chosen.servers, sharing)
     epochs = _epochs(config)
     loss, metric = _objective(config, data)
     protection = None
@@ -88,9 +93,7 @@ def prepare(
             "epochs": epochs,
             "threads": threads,
             "servers": chosen.servers,
-            "overlap": "off"
-            if protection
-            else overlap_of(config, chosen.transport, threads, chosen.servers),
+            "overlap": "off" if protection else overlap_of(config, chosen.transport, shared),
             "privacy": str(protection.settings) if protection else None,
             "transport": Spec(chosen.transport),
             "loss": loss,
@@ -119,6 +122,7 @@ def prepare(
         batch_grows=config.global_batch_size is None and config.batch_size != "all",
         protection=protection,
         callbacks=callbacks,
+        sharing=shared if sharing is not None else None,
     )
     job = replace(job, batch_norm=_try_out(job, strategy))
     notices = [*([damaged] if damaged else []), *not_called, *_notices(job, strategy)]
@@ -157,6 +161,21 @@ class Chosen:
         servers = servers_of(config, strategy)
         check_options(config, strategy, servers)
         return cls(config, strategy, private, transport, servers)
+
+
+def _threads(config: Config, servers: int, sharing: Sharing | None) -> tuple[int, Sharing]:
+    """Return the threads of this worker, and how all ranks share the cores.
+
+    Workers that are started here divide its cores. Ranks that a launcher has started, servers among
+    them, divide those of their machine, also where each is in a container of its own.
+    """
+    given = None if config.threads == "auto" else int(config.threads)
+    if sharing is None:
+        threads = given or max(1, cores() // config.workers)
+        return threads, Sharing.here(config.workers + servers, each=threads)
+    if given is None:
+        return sharing.threads(sharing.rank), sharing
+    return given, sharing.with_threads(given)
 
 
 def _epochs(config: Config) -> int | None:
@@ -315,9 +334,11 @@ def _notices(job: Job, strategy: Strategy) -> list[str]:
         )
     if job.oversubscribed:
         servers = f" and {job.servers} server(s)" if job.servers else ""
+        shared = job.shared
+        where = f" of {shared.machines} machines" if shared.machines > 1 else ""
         notices.append(
-            f"oversubscribed: {job.workers} workers x {job.threads} thread(s){servers} on {cores()}"
-            " cores; its times hold for this machine only"
+            f"oversubscribed: {job.workers} workers x {job.threads} thread(s){servers} on"
+            f" {shared.cores} cores{where}; its times hold for this machine only"
         )
     return notices
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.common.cores import cores
 from paceline.data.base import Stream
 from paceline.errors import PacelineError
 from paceline.launch.run import run
-from paceline.record.machine import cores
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
 from paceline.studies.grid import Setting

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.common.cores import cores
 from paceline.errors import BadRequest, RunFailed
 from paceline.privacy.accounting import epsilon_of
 from paceline.privacy.ledger import LedgerEntry, read_account
 from paceline.privacy.settings import Settings
 from paceline.record.formats import BEGUN, STUDY
 from paceline.record.lock import LOCK
-from paceline.record.machine import cores, environment
+from paceline.record.machine import environment
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
 from paceline.record.shapes import fault
 from paceline.record.writer import write_json

@@ -26,10 +26,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.common.cores import cores
 from paceline.common.files import read_toml
 from paceline.common.units import LONG_TIMES, parse_unit
 from paceline.errors import BadRequest, UnknownName
-from paceline.record.machine import cores
 from paceline.registry import load_plugin
 from paceline.request.checks import CHOICES
 from paceline.request.config import Config, apply_settings, label_of

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.common.cores import cores
 from paceline.errors import BadRequest
-from paceline.record.machine import cores
 from paceline.registry import Spec, strategies
 from paceline.request.config import SERIAL_DOES_NOT_KNOW, Config, strategy_for
 from paceline.strategies.base import traits_of

@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.common.cores import cores
 from paceline.errors import DataUnavailable, Interrupted, PacelineError
 from paceline.launch.run import Listen, run
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.record.blocks import Block, blocks_of
 from paceline.record.lock import alone_in
-from paceline.record.machine import cores
 from paceline.request.config import Config
 from paceline.request.job import Job
 from paceline.studies.available import refuse_missing_transport

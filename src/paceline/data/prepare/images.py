@@ -5,7 +5,6 @@ Images larger than 64 pixels are stored with a margin of an eighth, for random c
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.common.cores import cores
 from paceline.data.imagefolder import SCALE, Listing, decode
 from paceline.data.manifest import Manifest, Preparation, ShardInfo, ShardWriter
 from paceline.data.prepare.report import as_text
@@ -145,7 +145,7 @@ def _here(
 ) -> list[tuple[ShardInfo, list[str]]]:
     """Pack the shards in threads: decoding and resizing release Python's global lock."""
     found = []
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(max_workers=cores()) as pool:
         for done, result in enumerate(pool.map(work, portions), start=1):
             found.append(result)
             say(f"packed {done} of {len(portions)} shards")

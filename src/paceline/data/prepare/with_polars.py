@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from paceline.common.cores import cores
 from paceline.data.manifest import ShardInfo
 from paceline.data.prepare.agreed import NUMBER, refuse_many
 from paceline.data.prepare.columns import Columns, parquet_kinds
@@ -133,7 +133,7 @@ class PolarsRows:
 
     def _each(self, do: Any, items: Iterable[Any]) -> list[Any]:
         """Call `do` in threads: NumPy and Arrow release Python's global lock."""
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(max_workers=cores()) as pool:
             return list(pool.map(do, items))
 
     def _slices(self, table: Any) -> list[Any]:

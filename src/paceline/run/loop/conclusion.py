@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from paceline.common.files import write_whole
+from paceline.common.sharing import Sharing
 from paceline.errors import PacelineError, RunFailed, TransportError
 from paceline.record import reserve
-from paceline.record.machine import cores, environment
+from paceline.record.machine import environment
 from paceline.record.reader import Event, read_worker_events, summarise
 from paceline.record.trace import write_trace
 from paceline.record.writer import clean, write_json
@@ -98,17 +99,17 @@ class Conclusion:
         self.started = time.perf_counter()
         self.begun = False
         threads = torch.get_num_threads()
-        ranks = int(known.get("workers") or 1) * threads + int(known.get("servers") or 0)
+        workers, servers = int(known.get("workers") or 1), int(known.get("servers") or 0)
+        sharing = known.pop("sharing", None) or Sharing.here(workers + servers)
         self.config: dict[str, Any] = {
             **dict.fromkeys(Config.options()),
             **known,
             "out": str(out),
             "threads": threads,
             "batch_sizes": None,
-            "oversubscribed": bool(known.get("one_host", True)) and ranks > cores(),
+            "oversubscribed": not sharing.with_threads(threads).fits(workers),
             "own_loop": True,
         }
-        self.config.pop("one_host", None)
 
     def know(self, pair: Pair) -> None:
         """Note the first model, its optimizer and its data, and write config.json."""

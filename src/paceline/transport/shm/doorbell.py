@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from paceline.common.cores import cores
 from paceline.errors import PeerLost, TransportError
 from paceline.transport.patience import Patience
 from paceline.transport.shm.memory import SharedMemory
@@ -106,7 +107,7 @@ class Waiter:
         memory: SharedMemory,
     ) -> None:
         self._counters, self._me, self._members, self.patience = counters, me, members, patience
-        crowded = memory.ranks > len(os.sched_getaffinity(0))
+        crowded = memory.ranks > cores()
         self._yields = YIELDS if crowded else ROOMY_YIELDS
         self._memory = memory
         self.tolerant = False
