@@ -31,7 +31,7 @@ def check(options: Mapping[str, Any], hosts: Sequence[Host]) -> None:
             f"--workers {given}, but {names} {_count(ranks, 'rank')}{less}: name another number of"
             " hosts or slots (--hosts a:2,b has three), or leave --workers out"
         )
-    chosen = Config.make(options).strategy
+    chosen = Config.make(fitted).strategy
     strategy = strategies.build(chosen) if isinstance(chosen, str | Spec) else chosen
     most = strategy.traits.most_workers
     if most is not None and workers > most:

@@ -141,7 +141,9 @@ class Supervisor:
             try:
                 self._obey(order)
             except PacelineError as error:
-                self._say(refused=str(error), mistake=isinstance(error, BadRequest))
+                # As it was written, with flags: the reader has typed a command.
+                said = str(error.args[0])
+                self._say(refused=said, mistake=isinstance(error, BadRequest))
 
     def _obey(self, order: dict[str, Any]) -> None:
         what = order["do"]
