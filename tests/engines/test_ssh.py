@@ -279,7 +279,7 @@ def test_ctrl_c_while_it_connects(hosts: Machines, tmp_path: Path) -> None:
     until("ssh is started", (tmp_path / "begun").exists, 60)
     launcher.send_signal(signal.SIGINT)
     code, _, err = finish(launcher)
-    assert (code, err) == (130, "paceline: interrupted\n")
+    assert (code, err.strip()) == (130, "paceline: interrupted")
     started = int((tmp_path / "begun").read_text())
     until("ssh is ended", lambda: not Path(f"/proc/{started}").exists(), 30)
 
@@ -397,6 +397,23 @@ def test_a_host_that_does_not_answer(hosts: Machines) -> None:
     nowhere = f"{hosts.bed.subnet}.77"
     launcher = hosts.launch("--hosts", f"host-0,{nowhere}", "--", "train")
     one_sentence(launcher, f"host {nowhere} does not answer", "is it up")
+
+
+def test_a_server_that_says_nothing(hosts: Machines) -> None:
+    code = "import socket, time; s = socket.create_server(('', 2200)); print(1, flush=True);"
+    mute = subprocess.Popen(
+        [sys.executable, "-c", f"{code} time.sleep(100)"],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: hosts.bed.enter(1),  # noqa: PLW1509 (one thread here)
+    )
+    assert mute.stdout is not None
+    with mute:
+        mute.stdout.readline()
+        launcher = hosts.launch("--hosts", "host-1", "--", "train", ssh=f"{hosts.ssh} -p 2200")
+        try:
+            one_sentence(launcher, "host host-1 does not answer", "timed out")
+        finally:
+            mute.kill()
 
 
 def test_no_paceline_and_another_version(hosts: Machines, tmp_path: Path) -> None:

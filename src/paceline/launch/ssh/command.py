@@ -10,7 +10,7 @@ from importlib.resources import files
 from paceline.errors import BadRequest
 from paceline.launch.ssh.hosts import Host
 
-CONNECT_S = 10  # for ssh to reach a host
+CONNECT_S = 9  # for ssh to reach a host
 # The first line of the standard input is a program, since every quotation mark in it would have to
 # survive the shell of the host, whichever that is. It is read without a buffer, which would
 # swallow what follows.
@@ -120,6 +120,6 @@ REASONS = (
     ),
     (
         r"Identity file .* not accessible|Load key|Bad configuration option|usage: ssh",
-        "ssh cannot be used as --ssh says: {last}",
+        "ssh refuses its options ({last}): check what you gave with --ssh",
     ),
 )

@@ -15,7 +15,7 @@ from paceline.launch.ssh.command import explain
 from paceline.launch.ssh.hosts import Host
 from paceline.launch.ssh.line import Line, Message
 
-GREET_S = 13.0  # for a host to answer at all
+GREET_S = 12.0  # for a host to answer at all
 ASK_S = 30.0  # for a host that has answered to do what it is asked for
 BEAT_S = 2.0  # between two signs of life
 LOOK_S = 0.05

@@ -13,7 +13,7 @@ from paceline.errors import BadRequest
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 ADDRESS = re.compile(r"[0-9A-Fa-f:.]+(%[\w.-]+)?")  # IPv6
 MOST_SLOTS = 1024
-HOW = "write names with commas between them, as in --hosts a,b:2,me@c (b gets two ranks)"
+HOW = "write names with commas between them: a,b:2,me@c (two ranks on b)"
 
 
 @dataclass(frozen=True)
