@@ -376,10 +376,30 @@ def test_a_second_signal_does_not_wait_for_a_checkpoint(
     assert shown == ["ready", "not yet"]
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_stopped_terminal_is_no_lost_launcher(
+    on_here: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def show(host: Host, message: dict[str, Any]) -> None:
+        shown.append(message["text"])
+        time.sleep(1.5)  # longer than `lost_s`
+
+    monkeypatch.setattr(crew, "print_line", show)
+    monkeypatch.setattr(crew, "BEAT_S", 0.05)
+    on_here("import time; print('one'); time.sleep(2); print('two')", hosts="a", lost_s=1.0)
+    assert shown == ["one", "two"]
+
+
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+
+
 class Supervised:
     """A supervisor at the end of two pipes, with one rank that sleeps."""
 
-    def __init__(self, folder: Path, lost_s: float = 60.0) -> None:
+    def __init__(self, folder: Path, lost_s: float = 60.0, before: str = "") -> None:
         code = (
             "import sys; from paceline.launch.ssh.supervisor import Supervisor;"
             "sys.exit(Supervisor().run(sys.argv[1].encode() + b'\\n'))"
@@ -396,8 +416,8 @@ class Supervised:
         order = {
             "do": "start",
             "ranks": [4],
-            "environment": {},
-            "command": ["-c", "import os, time; print(os.getpid(), flush=True); time.sleep(100)"],
+            "environment": {"PYTHONUNBUFFERED": "1"},
+            "command": ["-c", f"{before}import os, time; print(os.getpid()); time.sleep(100)"],
             "set_threads": False,
             "threads": None,
         }
@@ -422,9 +442,10 @@ class Supervised:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", ["closed", "silent", "killed", "asked"])
+@pytest.mark.parametrize("how", ["closed", "silent", "killed", "asked", "stubborn"])
 def test_no_rank_outlives_its_launcher(tmp_path: Path, how: str) -> None:
-    one = Supervised(tmp_path, lost_s=0.3 if how == "silent" else 60.0)
+    lost_s = 0.3 if how == "silent" else 60.0
+    one = Supervised(tmp_path, lost_s, STUBBORN if how == "stubborn" else "")
     assert one.process.stdin is not None
     if how == "closed":
         one.process.stdin.close()
@@ -432,4 +453,7 @@ def test_no_rank_outlives_its_launcher(tmp_path: Path, how: str) -> None:
         one.process.kill()
     elif how == "asked":
         one.process.terminate()
+    elif how == "stubborn":  # it ignores SIGTERM
+        one.process.stdin.write(b'{"do": "end", "grace_s": 0.1}\n')
+        one.process.stdin.flush()
     assert one.ended()

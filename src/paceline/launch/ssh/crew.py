@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -36,7 +37,8 @@ class Crew:
         self._ssh, self._python = ssh, python
         self._show = show or print_line
         self._selector = selectors.DefaultSelector()
-        self._beat_at = time.monotonic() + BEAT_S
+        self._over = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="signs of life", daemon=True)
         self._ended_at: dict[str, float] = {}  # when the ssh of a host was seen to have ended
         self.lines: list[Line] = []
         try:
@@ -65,7 +67,7 @@ class Crew:
         self.close()
 
     def pump(self, wait_s: float = LOOK_S) -> None:
-        """Wait a moment for what the hosts say, print it, and show them that this process lives."""
+        """Wait a moment for what the hosts say, and print it."""
         for key, _ in self._selector.select(wait_s):
             line, kind = key.data
             try:
@@ -76,15 +78,21 @@ class Crew:
                 self._selector.unregister(key.fileobj)
             for message in line.take(kind, part):
                 self._show(line.host, message)
-        now = time.monotonic()
-        if now > self._beat_at:
-            self._beat_at = now + BEAT_S
-            for line in self.lines:
-                if line.answers:  # its supervisor listens
-                    line.beat()
         for line in self.lines:
             line.flush()
-            self._look_at(line, now)
+            self._look_at(line, time.monotonic())
+
+    def show_life(self) -> None:
+        """From now on let the supervisors know that this process lives.
+
+        A thread does so: a terminal or a pager that is stopped holds up the one that prints.
+        """
+        self._beats.start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            for line in self.lines:
+                line.beat()
 
     def _look_at(self, line: Line, now: float) -> None:
         """Note the end of an ssh, when everything that it has said is read."""
@@ -145,6 +153,9 @@ class Crew:
 
     def close(self) -> None:
         """Close all connections; the supervisors end their ranks, as they do after a loss."""
+        self._over.set()
+        if self._beats.is_alive():
+            self._beats.join()
         for line in self.lines:
             line.flush()
             line.close()

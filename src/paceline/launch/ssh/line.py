@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -30,6 +31,7 @@ class Line:
         self.code: int | None = None  # of ssh, once it has ended
         self.said: list[str] = []  # the last lines of ssh and of the host's Python
         self._mark, self._out = new_mark(), bytearray()
+        self._writing = threading.Lock()  # a thread of its own sends the signs of life
         self._streams = {"out": Lines(whole=True), "error": Lines(is_error=True)}
         self.process = self._start(command_line(ssh, host, python, lost_s))
         assert self.process.stdin is not None
@@ -66,15 +68,21 @@ class Line:
 
     def send(self, **order: Any) -> None:
         """Send an order, as soon as the connection takes it."""
-        self._out += json.dumps(order).encode() + b"\n"
+        with self._writing:
+            self._out += json.dumps(order).encode() + b"\n"
         self.flush()
 
     def beat(self) -> None:
-        """Show the supervisor that the launcher lives, unless it has not read the last beats."""
+        """Show the supervisor that the launcher lives, unless it has not read the last orders."""
         if not self._out:
             self.send(do="beat")
 
     def flush(self) -> None:
+        """Write as much as the connection takes."""
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
         assert self.process.stdin is not None
         if self.process.stdin.closed:
             self._out.clear()
@@ -120,7 +128,7 @@ class Line:
     def close(self) -> None:
         """Close the connection: the supervisor notices, and ends its ranks."""
         assert self.process.stdin is not None
-        with suppress(OSError):
+        with self._writing, suppress(OSError):
             self.process.stdin.close()
 
     def kill(self) -> None:

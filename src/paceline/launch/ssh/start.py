@@ -66,6 +66,7 @@ def launch_on_hosts(wanted: Wanted) -> None:
         crew.greet()
         _refuse_other_versions(crew.lines)
         told = _prepare(crew, wanted, secret)
+        crew.show_life()
         with hearing() as heard:
             _start(crew, wanted, secret, told)
             watch = _Watch(crew, heard)
