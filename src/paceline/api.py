@@ -207,16 +207,14 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
 def _started_here(options: dict[str, Any]) -> dict[str, Any]:
     """Complete the options where this process starts the workers, here or on a Spark cluster."""
     asked = str(options.get("launcher") or "auto")
-    if asked in ("torchrun", "mpirun", "srun"):
+    if asked in ("torchrun", "mpirun", "srun", "ssh"):
         how = {
-            "torchrun": "torchrun --nproc-per-node 3",
-            "mpirun": "mpirun -n 3",
-            "srun": "srun -n 3",
+            "torchrun": "torchrun --nproc-per-node 3 ... paceline train",
+            "mpirun": "mpirun -n 3 paceline train",
+            "srun": "srun -n 3 paceline train",
+            "ssh": "paceline launch --hosts a,b -- train",
         }[asked]
-        raise BadRequest(
-            f"launcher={asked}: start the ranks with it ({how} ... paceline train ...;"
-            " docs/clusters.md)"
-        )
+        raise BadRequest(f"launcher={asked}: start the ranks with it ({how} ...; docs/clusters.md)")
     if asked != "spark":
         return {**options, "launcher": "local"}
     filled = {k: v for k, v in options.items() if v is not None}

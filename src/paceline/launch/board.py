@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import secrets
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 from multiprocessing import Pipe, get_context
 
-from paceline.errors import RunFailed, TransportError
-from paceline.launch.addresses import LOOPBACK, is_loopback
+from paceline.errors import RunFailed
+from paceline.launch.addresses import LOOPBACK
+from paceline.launch.apart import BACKLOG
+from paceline.launch.apart import HostedApart as HostedApart
+from paceline.launch.apart import listen_for as listen_for
+from paceline.launch.apart import listen_here as listen_here
 from paceline.launch.processes import end_processes, obey_parent
 from paceline.testbed.hosts import LAUNCHER, Testbed
 from paceline.transport.base import Rendezvous, Waits
 from paceline.transport.board.server import Server
-from paceline.transport.board.wire import TCP, UNIX
-
-MAIN = "from paceline.transport.board.server import main; main()"
-BACKLOG = 256
+from paceline.transport.board.wire import TCP
 
 
 class Hosted:
@@ -71,68 +69,6 @@ def rendezvous_for(
     return Rendezvous(
         rank, size, board.address, board.secret, waits, own=own, alone=alone, watched=True
     )
-
-
-def listen_here() -> tuple[socket.socket, str]:
-    """Listen for ranks of this host only; return the socket and its address.
-
-    On Linux it is a Unix socket with an abstract name, which leaves no file behind.
-    """
-    if hasattr(socket, "SO_PEERCRED"):  # Linux
-        name = f"paceline-{secrets.token_hex(16)}"
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(f"\0{name}")
-        listening.listen(BACKLOG)
-        return listening, UNIX + name
-    listening = socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
-    return listening, f"{TCP}{LOOPBACK}:{listening.getsockname()[1]}"
-
-
-def listen_for(host: str, port: int = 0) -> tuple[socket.socket, str]:
-    """Listen for ranks on other hosts, which know this one as `host`.
-
-    Only the address behind that name is used, unless it is loopback here.
-    """
-    found = [""]
-    with suppress(OSError):
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)]
-    own = next((address for address in found if address and not is_loopback(address)), "")
-    try:
-        listening = socket.create_server((own or "0.0.0.0", port), backlog=BACKLOG)
-    except OSError as error:
-        raise TransportError(
-            f"rank 0 cannot listen on {own or host}:{port} for the other ranks: {error.strerror}"
-        ) from None
-    return listening, f"{TCP}{own or host}:{listening.getsockname()[1]}"
-
-
-class HostedApart:
-    """A small process that serves a board. It ends with this process."""
-
-    def __init__(self, listening: socket.socket, address: str, secret: bytes, lost_s: float):
-        self.address, self.secret = address, secret
-        descriptor = listening.fileno()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, str(descriptor), str(lost_s)],
-            pass_fds=[descriptor],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        listening.close()
-        atexit.register(self.end)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(secret.hex().encode() + b"\n")
-        self._process.stdin.flush()  # and stays open: the process ends when it is closed
-        with self._process.stdout as answer:
-            if not answer.readline():
-                raise TransportError("the board of this run could not be started")
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.kill()  # a child of this process may hold a copy of that pipe
-        self._process.wait()
 
 
 def _listening_in(bed: Testbed) -> socket.socket:

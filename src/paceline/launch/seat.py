@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.errors import BadRequest
 from paceline.launch.addresses import is_loopback
-from paceline.launch.secret import BOARD, secret_of
+from paceline.launch.secret import BOARD, LAUNCHER, secret_of
 from paceline.registry import Spec, load_plugin, strategies
 from paceline.request.config import Config
 from paceline.strategies.base import traits_of
@@ -166,7 +166,9 @@ def _agent(error_file: str) -> str:
 def _whose_torchrun(env: Mapping[str, str]) -> str:
     if "PYSPARK_TORCH_DISTRIBUTOR_RDZV_ID" in env:
         return "spark"
-    return "torchrun" if "TORCHELASTIC_RUN_ID" in env else "a launcher"
+    if "TORCHELASTIC_RUN_ID" in env:
+        return "torchrun"
+    return "ssh" if env.get(LAUNCHER) == "ssh" else "a launcher"
 
 
 def _mpirun(env: Mapping[str, str]) -> Seat | None:

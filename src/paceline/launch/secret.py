@@ -9,6 +9,8 @@ from paceline.errors import BadRequest
 
 SECRET, SECRET_FILE = "PACELINE_SECRET", "PACELINE_SECRET_FILE"
 BOARD = "PACELINE_BOARD"  # the address of the board that `paceline launch` hosts
+LAUNCHER = "PACELINE_LAUNCHER"  # the launcher's name in the record, where `paceline launch` has one
+HOSTS = "PACELINE_HOSTS"  # the hosts of `paceline launch --hosts`, with commas between them
 
 
 def secret_of(env: Mapping[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""The Slurm job that this process belongs to, as the record names it."""
+"""The engine that this process belongs to (a Slurm job, hosts), as the record names it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.launch.secret import HOSTS
+
 MOST_NODES = 4096  # that a record names one by one
 
 
 def engine(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return what the record's `environment` says about the engine; empty without one."""
     job = slurm_job(env)
-    return {} if job is None else {"slurm": job}
+    found: dict[str, Any] = {} if job is None else {"slurm": job}
+    return {**found, "ssh": {"hosts": env[HOSTS].split(",")}} if HOSTS in env else found
 
 
 def slurm_job(env: Mapping[str, str] = os.environ) -> dict[str, Any] | None:

@@ -167,6 +167,7 @@ RUN: dict[str, Any] = {
     "environment": {
         "cores": Maybe(positive),
         "slurm": Maybe({"job": whole, "nodes": [text], "partition": Maybe(text)}),
+        "ssh": Maybe({"hosts": [text]}),
     },
     "result": {
         "test_accuracy": OrNull(number),

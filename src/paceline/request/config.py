@@ -76,7 +76,7 @@ class Config:
     transport: Any = option("auto", str, "what moves bytes between ranks", "How")
     launcher: str = option(
         "auto",
-        Literal["auto", "local", "spark", "torchrun", "mpirun", "srun"],
+        Literal["auto", "local", "spark", "torchrun", "mpirun", "srun", "ssh"],
         "who starts the workers: auto (a launcher that this runs inside, else this machine), local,"
         " spark",
         "How",
