@@ -215,8 +215,8 @@ class ProcessGroupTransport(Transport):
         if self._group is not None:
             self._group.abort()
         self._group = None  # gloo closes its connections only when the group is gone
+        self._sockets.shut()  # and a message that nobody waits for any more may keep it
         if self._waiters.busy:  # a thread inside a library must not outlive the interpreter
-            self._sockets.shut()
             self._waiters.wait(CLOSE_S)
         if self._label.endswith("/world"):
             self.patience.close()

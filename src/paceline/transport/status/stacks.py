@@ -32,6 +32,7 @@ LIBRARIES = tuple(
     if (path := sysconfig.get_path(name))
 )
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+HEADER = re.compile(r"^(?:Current thread|Thread|Stack).*$", re.MULTILINE)  # of a stack
 ENTRY = re.compile(r"launch/(forks|mpi)\.py$")  # where a rank of ours begins
 _files: list[IO[Any]] = []  # faulthandler writes to their descriptors
 
@@ -113,7 +114,10 @@ def ask_stacks(folder: Path, ranks: Iterable[Seen]) -> dict[int, list[Frame]]:
                     time.sleep(LOOK_S)  # for the rest of it
                     with path.open("rb") as file:
                         file.seek(size)
-                        found[rank] = frames_in(file.read().decode(errors="replace"))
+                        dump = file.read().decode(errors="replace")
+                    # what comes first may be the end of an answer to somebody else
+                    if (begins := HEADER.search(dump)) is not None:
+                        found[rank] = frames_in(dump[begins.start() :])
     return found
 
 
@@ -122,7 +126,7 @@ def frames_in(dump: str) -> list[Frame]:
 
     Those of the program that has started the rank are left out.
     """
-    last = re.split(r"^(?:Current thread|Thread|Stack).*$", dump, flags=re.MULTILINE)[-1]
+    last = HEADER.split(dump)[-1]
     frames = []
     for found in filter(None, map(FRAME.match, last.splitlines())):
         frames.append(Frame(found[1], int(found[2]), found[3]))
