@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import PACELINE, run
+from tests.commands import PACELINE, ROOT, run
 from tests.engines.engine import same_weights, until
 from tests.engines.slurm import NODES, Cluster, Job, none_left, record_of
 
@@ -170,6 +170,25 @@ def test_the_written_script(cluster: Cluster, tmp_path: Path) -> None:
     assert same_weights(tmp_path / "run", locally(tmp_path / "local"))
 
 
+def test_the_example_of_deploy(cluster: Cluster, tmp_path: Path) -> None:
+    """The file as it is, on nodes that have Paceline where it says."""
+    home = Path(cluster.env["HOME"])
+    (home / "paceline").symlink_to(sys.prefix)
+    for node in cluster.nodes.values():
+        for command in (
+            ["mount", "-t", "tmpfs", "none", "/opt"],
+            ["mkdir", "/opt/paceline"],
+            ["mount", "--bind", sys.prefix, "/opt/paceline"],
+        ):
+            assert node.run(command, os.environ).returncode == 0
+    job = cluster.sbatch(tmp_path, ROOT / "deploy" / "slurm" / "train.sh")
+    assert job.wait("COMPLETED", "FAILED") == "COMPLETED", job.said()
+    record = record_of(tmp_path / "runs" / "slurm")
+    assert (record["status"], len(record["workers"])) == ("completed", 4)
+    assert record["environment"]["slurm"]["partition"] == "short"
+    assert (tmp_path / f"fashion-{job.number}.out").is_file()
+
+
 def test_two_jobs_at_once_on_one_node(cluster: Cluster, tmp_path: Path) -> None:
     outs = [tmp_path / "one", tmp_path / "two"]
     where = ["-N1", "-n2", "-w", "n1"]
@@ -281,6 +300,7 @@ def test_the_signal_before_the_time_limit(cluster: Cluster, tmp_path: Path) -> N
     running(job, out)
     until("the job is requeued", lambda: job.show("Restarts") == "1", 180)
     stopped = record_of(out)
+    assert stopped["status"] == "interrupted"
     last = json.loads((checkpoints(out)[-1] / "checkpoint.json").read_text())
     assert last["step"] == stopped["result"]["steps"]
     assert job.wait("COMPLETED", "FAILED", deadline_s=300) == "COMPLETED", job.said()
@@ -303,7 +323,9 @@ def test_a_partition_that_does_not_exist(cluster: Cluster, tmp_path: Path) -> No
     words = ["paceline", "launch", "--slurm", "job.sh", "--partition", "nosuch", "--"]
     done = cluster.run(*words, *train()[1:], folder=tmp_path)
     assert done.returncode == 2
-    one_sentence(done.stderr, "--partition nosuch: this cluster has no such partition; it has p")
+    one_sentence(
+        done.stderr, "--partition nosuch: this cluster has no such partition; it has p, short"
+    )
     assert not (tmp_path / "job.sh").exists()
 
 
