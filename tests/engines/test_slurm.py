@@ -29,21 +29,7 @@ OPTIONS = {
 }
 # Long enough to be struck in the middle: worker 0 sleeps after each step.
 LONG = {"steps": 240, "checkpoint_every": 10, "faults": "slow:rank=0,factor=150"}
-LOOP = """
-import sys, torch
-import paceline
-pace = paceline.join("allreduce:collective=ring", out=sys.argv[1])
-torch.manual_seed(0)
-model = torch.nn.Linear(6, 3)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-x = torch.randn(96, 6)
-data = (x, x[:, :3].argmax(1))
-model, optimizer, batches = pace.prepare(model, optimizer, data, batch_size=4)
-for inputs, targets in batches:
-    pace.step(torch.nn.functional.cross_entropy(model(inputs), targets))
-pace.finish()
-print(f"rank {pace.rank}")
-"""
+LOOP = Path(__file__).with_name("own_loop.py")
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +134,7 @@ def test_a_parameter_server(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_loop_of_ones_own(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(LOOP)
-    step = cluster.srun(tmp_path, "-N3", "-n3", "python", "loop.py", "run")
+    step = cluster.srun(tmp_path, "-N3", "-n3", "python", str(LOOP), "run")
     assert step.wait() == 0, step.said()
     assert sorted(step.said().splitlines()) == [f"rank {rank}" for rank in range(3)]
     record = record_of(tmp_path / "run")
@@ -295,7 +280,7 @@ def test_scontrol_requeue(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_signal_before_the_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     """Every rank saves and exits with 75; the script puts the job into the queue again."""
     out = tmp_path / "run"
-    words = train(**{**LONG, "faults": "slow:rank=0,factor=400"}, out="run")
+    words = train(**{**LONG, "faults": "slow:rank=0,factor=900"}, out="run")
     job = cluster.sbatch(tmp_path, batch(cluster, tmp_path, *words[1:], time="2"))
     running(job, out)
     until("the job is requeued", lambda: job.show("Restarts") == "1", 180)
