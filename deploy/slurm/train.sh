@@ -1,8 +1,8 @@
 #!/bin/bash
-#SBATCH --job-name=mnist-allreduce
+#SBATCH --job-name=fashion
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4
-#SBATCH --cpus-per-task=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=1
 #SBATCH --time=0:30:00
 #SBATCH --partition=short
 #SBATCH --output=%x-%j.out
@@ -19,7 +19,7 @@ export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
 
 # One process per task; when one fails, the others are ended.
 code=0
-srun --kill-on-bad-exit=1 --cpus-per-task="$OMP_NUM_THREADS" paceline train --model cnn --data mnist --strategy allreduce --epochs 3 --out runs/slurm --resume auto --threads "$OMP_NUM_THREADS" || code=$?
+srun --kill-on-bad-exit=1 --cpus-per-task="$OMP_NUM_THREADS" paceline train --model cnn --data fashion-mini --strategy allreduce --epochs 3 --out runs/slurm --resume auto --threads "$OMP_NUM_THREADS" || code=$?
 
 # 75: the run has left with a checkpoint before the time limit. The next start goes on.
 if [ "$code" -eq 75 ]; then

@@ -59,4 +59,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for engine in sorted({engine_of(name) for name in _outcomes}):
         ends = [how for name, (how, _, _) in _outcomes.items() if engine_of(name) == engine]
         counts = ", ".join(f"{ends.count(how)} {how}" for how in dict.fromkeys(ends))
-        say(f"{engine}: {VERSIONS.get(engine, 'version unknown')}: {counts}")
+        say(f"{engine}: {VERSIONS.get(engine, 'not run')}: {counts}")

@@ -21,7 +21,8 @@ VERSIONS: dict[str, str] = {}  # by engine: the version that this session has us
 
 def needs(engine: str, commands: tuple[str, ...], install: str, root: bool = False) -> None:
     """Skip the test where one of an engine's commands is absent; the reason says what to type."""
-    missing = [name for name in commands if shutil.which(name) is None]
+    places = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # daemons are there
+    missing = [name for name in commands if shutil.which(name, path=places) is None]
     if missing:
         pytest.skip(f"{engine} is not here ({', '.join(missing)}): {install}")
     if root and os.geteuid() != 0:

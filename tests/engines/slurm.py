@@ -62,6 +62,7 @@ SlurmdLogFile={folder}/slurmd.%n.log
 NodeName=n[1-3] NodeAddr={network}.[1-3] CPUs=4 Sockets=1 CoresPerSocket=4 ThreadsPerCore=1 \
 RealMemory=4000
 PartitionName=p Nodes=ALL Default=YES State=UP
+PartitionName=short Nodes=ALL MaxTime=30 State=UP
 """
 
 
@@ -148,7 +149,7 @@ class Cluster:
         """Wait until no job runs and all nodes can take one."""
 
         def idle() -> bool:
-            states = self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.split("\n")
+            states = self.run("sinfo", "-h", "-p", "p", "-N", "-o", "%N %T").stdout.split("\n")
             return sorted(filter(None, states)) == [f"{name} idle" for name in NODES]
 
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import PACELINE, run
+from tests.commands import PACELINE, ROOT, run
 from tests.engines.engine import same_weights, until
 from tests.engines.slurm import NODES, Cluster, Job, none_left, record_of
 
@@ -29,21 +29,7 @@ OPTIONS = {
 }
 # Long enough to be struck in the middle: worker 0 sleeps after each step.
 LONG = {"steps": 240, "checkpoint_every": 10, "faults": "slow:rank=0,factor=150"}
-LOOP = """
-import sys, torch
-import paceline
-pace = paceline.join("allreduce:collective=ring", out=sys.argv[1])
-torch.manual_seed(0)
-model = torch.nn.Linear(6, 3)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-x = torch.randn(96, 6)
-data = (x, x[:, :3].argmax(1))
-model, optimizer, batches = pace.prepare(model, optimizer, data, batch_size=4)
-for inputs, targets in batches:
-    pace.step(torch.nn.functional.cross_entropy(model(inputs), targets))
-pace.finish()
-print(f"rank {pace.rank}")
-"""
+LOOP = Path(__file__).with_name("own_loop.py")
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +134,7 @@ def test_a_parameter_server(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_loop_of_ones_own(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(LOOP)
-    step = cluster.srun(tmp_path, "-N3", "-n3", "python", "loop.py", "run")
+    step = cluster.srun(tmp_path, "-N3", "-n3", "python", str(LOOP), "run")
     assert step.wait() == 0, step.said()
     assert sorted(step.said().splitlines()) == [f"rank {rank}" for rank in range(3)]
     record = record_of(tmp_path / "run")
@@ -168,6 +153,25 @@ def test_the_written_script(cluster: Cluster, tmp_path: Path) -> None:
     assert plain(job.said())
     assert "record: run/run.json" in job.said()
     assert same_weights(tmp_path / "run", locally(tmp_path / "local"))
+
+
+def test_the_example_of_deploy(cluster: Cluster, tmp_path: Path) -> None:
+    """The file as it is, on nodes that have Paceline where it says."""
+    home = Path(cluster.env["HOME"])
+    (home / "paceline").symlink_to(sys.prefix)
+    for node in cluster.nodes.values():
+        for command in (
+            ["mount", "-t", "tmpfs", "none", "/opt"],
+            ["mkdir", "/opt/paceline"],
+            ["mount", "--bind", sys.prefix, "/opt/paceline"],
+        ):
+            assert node.run(command, os.environ).returncode == 0
+    job = cluster.sbatch(tmp_path, ROOT / "deploy" / "slurm" / "train.sh")
+    assert job.wait("COMPLETED", "FAILED") == "COMPLETED", job.said()
+    record = record_of(tmp_path / "runs" / "slurm")
+    assert (record["status"], len(record["workers"])) == ("completed", 4)
+    assert record["environment"]["slurm"]["partition"] == "short"
+    assert (tmp_path / f"fashion-{job.number}.out").is_file()
 
 
 def test_two_jobs_at_once_on_one_node(cluster: Cluster, tmp_path: Path) -> None:
@@ -276,11 +280,12 @@ def test_scontrol_requeue(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_signal_before_the_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     """Every rank saves and exits with 75; the script puts the job into the queue again."""
     out = tmp_path / "run"
-    words = train(**{**LONG, "faults": "slow:rank=0,factor=400"}, out="run")
+    words = train(**{**LONG, "faults": "slow:rank=0,factor=900"}, out="run")
     job = cluster.sbatch(tmp_path, batch(cluster, tmp_path, *words[1:], time="2"))
     running(job, out)
     until("the job is requeued", lambda: job.show("Restarts") == "1", 180)
     stopped = record_of(out)
+    assert stopped["status"] == "interrupted"
     last = json.loads((checkpoints(out)[-1] / "checkpoint.json").read_text())
     assert last["step"] == stopped["result"]["steps"]
     assert job.wait("COMPLETED", "FAILED", deadline_s=300) == "COMPLETED", job.said()
@@ -303,7 +308,9 @@ def test_a_partition_that_does_not_exist(cluster: Cluster, tmp_path: Path) -> No
     words = ["paceline", "launch", "--slurm", "job.sh", "--partition", "nosuch", "--"]
     done = cluster.run(*words, *train()[1:], folder=tmp_path)
     assert done.returncode == 2
-    one_sentence(done.stderr, "--partition nosuch: this cluster has no such partition; it has p")
+    one_sentence(
+        done.stderr, "--partition nosuch: this cluster has no such partition; it has p, short"
+    )
     assert not (tmp_path / "job.sh").exists()
 
 

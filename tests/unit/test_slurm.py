@@ -263,22 +263,10 @@ def test_bash_understands_it(tmp_path: Path, words: list[str]) -> None:
 
 
 def test_the_example_is_what_the_command_writes() -> None:
-    words = [
-        "train",
-        "--model",
-        "cnn",
-        "--data",
-        "mnist",
-        "--strategy",
-        "allreduce",
-        "--epochs",
-        "3",
-        "--out",
-        "runs/slurm",
-    ]
+    words = "train --model cnn --data fashion-mini --strategy allreduce --epochs 3 --out runs/slurm"
     made = batch_script(
-        words,
-        Allocation(2, 4, 2, "0:30:00", "short", "mnist-allreduce"),
+        words.split(),
+        Allocation(2, 2, 1, "0:30:00", "short", "fashion"),
         ["source ~/paceline/bin/activate"],
         "/opt/paceline/bin",
         {"out": "runs/slurm"},
