@@ -245,7 +245,7 @@ def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None
     elif meeting is None and job.config.launcher == "spark":
         record, out = _start_on_spark(job, listen), job.out
     else:
-        record, out = run_in_folder(job, listen, clean, meeting)
+        record, out = run_in_folder(job, listen, clean, meeting, leaves=True)
     return Run(record, out, job.model)
 
 
