@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.common.cores import cores
 from paceline.launch.kubernetes import FOLDER, KEY, Pods, indexed_job, train_job, words_of
 from tests.commands import PACELINE, run
 from tests.engines.engine import needs, same_weights, until, used
@@ -206,6 +207,7 @@ def test_the_doctor_in_a_pod_and_a_rank_without_the_secret(cluster: Cluster) -> 
     told = json.JSONDecoder().raw_decode(cluster.log(0), cluster.log(0).index("{"))[0]
     assert [one["host"] for one in told["ranks"]] == [node.name for node in cluster.nodes]
     assert [one["address"] for one in told["ranks"]] == list(ADDRESSES)
+    assert {one["threads"] for one in told["ranks"]} == {max(1, cores() // 2)}, "they share cores"
     assert told["findings"]["hosts"]["detail"].startswith("2 hosts on 1 machine: ")
     # another secret, then none
     cluster.apply([*look, "--wait", "5"])
