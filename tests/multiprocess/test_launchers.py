@@ -309,10 +309,12 @@ def test_what_one_worker_rescues_does_not_replace_what_all_have_made(tmp_path: P
 
 def test_a_restart_without_a_folder_says_what_would_help() -> None:
     agent = Agent()
-    assert agent.meet(1, lambda m: (m.going_on({}).applied({}), m.notices)) == [({}, [])]
-    [(options, notices)] = agent.meet(
-        1, lambda m: (m.going_on({}).applied({}), m.notices), restarts=1
-    )
+
+    def going_on(meeting: Meeting) -> tuple[dict[str, Any], list[str]]:
+        return meeting.going_on({}).applied({}), meeting.notices
+
+    assert agent.meet(1, going_on) == [({}, [])]
+    [(options, notices)] = agent.meet(1, going_on, restarts=1)
     assert options == {}
     assert "--out and --checkpoint-every" in notices[0]
 
