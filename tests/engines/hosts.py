@@ -7,6 +7,7 @@ that ending a host leaves nothing behind, and it ends also when the test process
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -53,8 +54,8 @@ class Host:
 
     def inside(self, command: Sequence[str], folder: Path | str = "/") -> list[str]:
         """Return the command that runs another one on this host."""
-        enter = ["nsenter", "-t", str(self.init), "-m", "-u", "-n", "-p", "--"]
-        return [*enter, "sh", "-c", ENTER, "sh", str(folder), *command]
+        enter = [str(shutil.which("nsenter")), "-t", str(self.init), "-m", "-u", "-n", "-p", "--"]
+        return [*enter, "/bin/sh", "-c", ENTER, "sh", str(folder), *command]
 
     def popen(
         self, command: Sequence[str], env: Mapping[str, str], folder: Path | str = "/", **more: Any

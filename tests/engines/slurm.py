@@ -169,7 +169,7 @@ class Cluster:
                 pid: line
                 for pid, line in (host.processes() if host.init else {}).items()
                 if os.path.basename(line.split()[0]) not in DAEMONS
-                and not line.startswith("slurmctld: ")
+                and not line.endswith(": slurmscriptd")
             }
             if others:
                 found[host.name] = others
@@ -244,12 +244,12 @@ class Job:
         """Let a requeued job begin now."""
         self.cluster.run("scontrol", "update", f"JobId={self.number}", "StartTime=now")
 
-    def wait(self, *states: str, deadline_s: float = 150.0) -> str:
-        """Wait until the job has one of the states; release it where it was requeued."""
+    def wait(self, *states: str, deadline_s: float = 150.0, release: bool = True) -> str:
+        """Wait until the job has one of the states; `release` it where it was requeued."""
 
         def there() -> str:
             state = self.state
-            if state == "PENDING" and self.show("Reason") == "BeginTime":
+            if release and state == "PENDING" and self.show("Reason") == "BeginTime":
                 self.release()
             return state if state in states else ""
 
@@ -275,7 +275,7 @@ def none_left(cluster: Cluster) -> None:
     end = time.monotonic() + 30
     while (left := cluster.left()) and time.monotonic() < end:
         time.sleep(0.2)
-    assert not left
+    assert not left, left
 
 
 def _environment(configuration: Path) -> dict[str, str]:

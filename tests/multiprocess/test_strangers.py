@@ -38,7 +38,8 @@ from paceline.errors import (
     to_plain,
 )
 from paceline.launch.board import Hosted, listen_here
-from paceline.launch.joined import Meeting, Present
+from paceline.launch.joined import Meeting
+from paceline.launch.present import Present
 from paceline.launch.script import launch
 from paceline.launch.seat import Seat, find
 from paceline.launch.secret import secret_of
