@@ -296,6 +296,27 @@ def test_a_signal_that_asks_for_a_checkpoint_is_passed_on(hosts: Machines, tmp_p
     assert "its process ended with exit code 75" in sentences(err)[0]
 
 
+def test_training_leaves_with_a_checkpoint_and_goes_on(hosts: Machines, tmp_path: Path) -> None:
+    """SIGUSR1: every rank leaves after a checkpoint. The same command goes on from it."""
+    out = tmp_path / "run"
+    command = train(**LONG, out=out, resume="auto")
+    launcher = hosts.launch(*command)
+    in_the_middle(out)
+    launcher.send_signal(signal.SIGUSR1)
+    code, _, err = finish(launcher)
+    assert code == 75, err
+    assert sentences(err) == []  # rank 0 has said it
+    assert "[host-0 rank 0] paceline: " in err
+    steps = record_of(out)["result"]["steps"]
+    last = sorted(out.glob("checkpoints/step-*/checkpoint.json"))[-1]
+    assert json.loads(last.read_text())["step"] == steps < LONG["steps"]
+    again = [word for word in command if not word.startswith("--faults")]
+    code, _, err = finish(hosts.launch(*again, "--faults=slow:rank=0"))
+    assert code == 0, err
+    assert record_of(out)["status"] == "completed"
+    assert same_weights(out, locally(tmp_path / "local", **{**LONG, "faults": "slow:rank=0"}))
+
+
 def test_the_launcher_is_killed(hosts: Machines, tmp_path: Path) -> None:
     out = tmp_path / "run"
     launcher = hosts.launch(*train(**LONG, out=out))

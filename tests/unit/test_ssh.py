@@ -246,7 +246,7 @@ def test_what_cannot_be_asked_for(words: list[str], part: str) -> None:
 
 
 def test_options_of_train() -> None:
-    assert shared_folder({}) == "runs"
+    assert shared_folder({}) == shared_folder({"resume": "auto"}) == "runs"
     assert shared_folder({"resume": "r/checkpoints/step-1"}) == "r/checkpoints/step-1"
     assert lost_after_s({"lost_s": "7", "steps": 3}) == 7.0
     check({"resume": "elsewhere", "workers": 9}, deal(read_hosts("a")))  # the ranks read it

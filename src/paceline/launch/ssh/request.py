@@ -11,13 +11,15 @@ from paceline.launch.ssh.hosts import Host, described
 from paceline.registry import Spec, strategies
 from paceline.request.config import Config
 
+AUTO = "auto"  # --resume auto: what is in --out, if anything is
+
 
 def check(options: Mapping[str, Any], hosts: Sequence[Host]) -> None:
     """Refuse options of `train` that would fail on these hosts.
 
     What a resumed run or a plugin says is on the hosts, and only the ranks read it.
     """
-    if options.get("resume") or options.get("plugin"):
+    if options.get("resume", AUTO) != AUTO or options.get("plugin"):
         return
     given, ranks = options.get("workers"), sum(len(host.ranks) for host in hosts)
     seat = Seat("ssh", 0, ranks, 0, len(hosts[0].ranks))
@@ -43,7 +45,8 @@ def check(options: Mapping[str, Any], hosts: Sequence[Host]) -> None:
 
 def shared_folder(options: Mapping[str, Any]) -> str:
     """The folder of the run, which all hosts must see."""
-    return str(options.get("out") or options.get("resume") or "runs")
+    resumed = options.get("resume")
+    return str(options.get("out") or (resumed if resumed != AUTO else None) or "runs")
 
 
 def lost_after_s(options: Mapping[str, Any]) -> float:

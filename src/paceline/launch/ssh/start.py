@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from paceline import __version__
-from paceline.errors import BadRequest, Interrupted, RunFailed
+from paceline.errors import LEFT, BadRequest, Interrupted, RunFailed
 from paceline.launch.processes import describe_end
 from paceline.launch.seat import find
 from paceline.launch.secret import BOARD, HOSTS, LAUNCHER, SECRET
@@ -25,7 +25,7 @@ GRACE_S = 5.0  # after the first failure: the other ranks notice it, and write t
 STOP_S = 60.0  # after a signal: the ranks write a checkpoint and their record
 END_S = 5.0  # between asking a rank to end (SIGTERM) and killing it
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-LEFT_OFF, MISTAKE = 75, 2  # exit codes of `train` that say: start again later; a wrong request
+MISTAKE = BadRequest.exit_code  # of a rank that has refused the request
 TRAIN = "from paceline.cli.entry import main; main()"
 
 
@@ -204,7 +204,7 @@ class _Watch:
             for rank, code in line.codes.items():
                 if code and rank not in self._failed:
                     self._failed[rank] = line.host, code
-                    grace_s = min(grace_s, STOP_S if code == LEFT_OFF else GRACE_S)
+                    grace_s = min(grace_s, STOP_S if code == LEFT else GRACE_S)
             if line.over and line.running and not self._lost:
                 self._lost.append(lost(line))
                 grace_s = GRACE_S
@@ -228,7 +228,7 @@ class _Watch:
         failure = RunFailed(
             f"rank {rank} on host {host}: {describe_end(code)}; the others were ended"
         )
-        if code in (LEFT_OFF, MISTAKE):
+        if code in (LEFT, MISTAKE):
             failure.exit_code = code
             failure.told = wanted.trains  # rank 0 has said why
         raise failure
