@@ -49,7 +49,9 @@ class Expected:
 #   link         any rank  all               2.5 s: goes on; longer than --lost-s: fails, the
 #                                            rank, "gone"; survives: that, or goes on without
 #                          mpi, connect      2.5 s: goes on, or fails: "MPI has not started"
-#   int term hup launcher                    interrupted
+#   int hup      launcher                    interrupted
+#   term         launcher                    interrupted, after a checkpoint once it trains; goes
+#                                            on where the last step comes before that
 #   kill segv    launcher                    vanishes
 #   stop gil     launcher                    goes on
 #   kill segv    own rank                    fails: "rank N of own_loop.py ended with signal ..."
@@ -70,6 +72,8 @@ def expected(trial: Trial) -> Expected:
 def _of_launcher(trial: Trial, exact: bool) -> Expected:
     if trial.fault in ("stop", "gil"):
         return Expected(("goes on",), exact=exact, seconds=trial.pause_s)
+    if trial.fault == "term" and not trial.own:
+        return Expected(("interrupted", "goes on"), exact=exact)
     ends = "vanishes" if trial.fault in ("kill", "segv") else "interrupted"
     return Expected((ends,), exact=exact)
 
