@@ -310,8 +310,10 @@ def test_what_one_worker_rescues_does_not_replace_what_all_have_made(tmp_path: P
 
 def test_a_restart_without_a_folder_says_what_would_help() -> None:
     agent = Agent()
-    assert agent.meet(1, lambda m: (m.going_on({}), m.notices)) == [({}, [])]
-    [(options, notices)] = agent.meet(1, lambda m: (m.going_on({}), m.notices), restarts=1)
+    assert agent.meet(1, lambda m: (m.going_on({}).applied({}), m.notices)) == [({}, [])]
+    [(options, notices)] = agent.meet(
+        1, lambda m: (m.going_on({}).applied({}), m.notices), restarts=1
+    )
     assert options == {}
     assert "--out and --checkpoint-every" in notices[0]
 
