@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,11 @@ def _nothing_is_left(cluster: Cluster) -> Iterator[None]:
     for name, node in cluster.nodes.items():
         if not node.init:
             cluster.start_again(name)
-    queued = cluster.run("squeue", "-h", "-o", "%i").stdout.split()
+    # A job that is completing (CG) is over.
+    queue = ["squeue", "-h", "-t", "PENDING,RUNNING", "-o", "%i"]
+    end = time.monotonic() + 15
+    while (queued := cluster.run(*queue).stdout.split()) and time.monotonic() < end:
+        time.sleep(0.5)
     for number in queued:
         cluster.run("scancel", number)
     none_left(cluster)
