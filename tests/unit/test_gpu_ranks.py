@@ -13,6 +13,7 @@ from tests.small import make_pairs
 from torch import nn
 
 import paceline
+from paceline.common.asked import Asked
 from paceline.common.devices import take_device
 from paceline.common.seeding import saved_random_states, set_random_states
 from paceline.errors import BadRequest
@@ -126,7 +127,7 @@ def test_an_own_loop_that_has_chosen_its_device_keeps_it(cuda: FakeCuda) -> None
 def test_threads_of_one_process_share_one_device(cuda: FakeCuda) -> None:
     for rank in range(3):
         hub = Hub(3)
-        threads._train_rank(session("cuda"), quiet, hub, hub.transport(rank))
+        threads._train_rank(session("cuda"), quiet, hub, Asked(), hub.transport(rank))
     assert {e for e in cuda.events if "cuda" in e} == {"set cuda:0", "trains on cuda:0"}
 
 

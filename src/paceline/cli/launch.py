@@ -144,7 +144,7 @@ def launch(
       paceline launch -n 3 train.py --lr 0.1
       paceline launch --hosts a,b:2 -- train --data mnist --out /shared/run
       paceline launch --hosts a,me@b --ssh 'ssh -p 2222' --cd /shared/code train.py
-      paceline launch --slurm job.sh --nodes 2 --tasks-per-node 4 -- train --data mnist
+      paceline launch --slurm job.sh --nodes 2 --tasks-per-node 4 -- train --strategy allreduce
       paceline launch --slurm job.sh --nodes 2 --setup 'source ~/venv/bin/activate' train.py
       paceline launch --kubernetes job.yaml --image me/paceline:1 --nodes 2 --volume data:/shared \
           -- train --strategy allreduce --out /shared/run

@@ -20,6 +20,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from paceline.common.cores import cores
 from paceline.common.parents import dying_with_parent
 from paceline.errors import BadRequest, PacelineError
 from paceline.launch.ssh import checks
@@ -182,7 +183,7 @@ class Supervisor:
         own: list[int] = order["ranks"]
         common = {**os.environ, **order["environment"], "LOCAL_WORLD_SIZE": str(len(own))}
         if order["set_threads"]:
-            threads = order["threads"] or max(1, _cores() // len(own))
+            threads = order["threads"] or max(1, cores() // len(own))
             if order["threads"] or "OMP_NUM_THREADS" not in os.environ:
                 common["OMP_NUM_THREADS"] = str(threads)
         die_with_this = dying_with_parent(os.getpid())
@@ -242,7 +243,3 @@ class Supervisor:
                 rank.send(signal.SIGTERM)
         until = time.monotonic() + grace_s
         self._kill_at = until if self._kill_at is None else min(self._kill_at, until)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
