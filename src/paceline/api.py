@@ -37,7 +37,7 @@ from paceline.terminal.run import Watch
 from paceline.terminal.study import StudyTable
 from paceline.watch.beside import page_beside
 
-__all__ = ["Run", "compare", "load", "load_data", "render", "study", "train"]
+__all__ = ["Run", "compare", "load", "load_data", "ray_train", "render", "study", "train"]
 
 
 @with_options
@@ -64,6 +64,42 @@ def train(*, progress: bool | None = None, watch: bool = False, **options: Any) 
             Watch(job, quiet=quiet, live=progress, lines=False) as shown,
         ):
             return start(job, shown.listen, meeting=meeting)
+
+
+@with_options
+def ray_train(
+    *,
+    max_failures: int = 3,
+    storage_path: str | Path | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> Run:
+    """Train a model on Ray Train (TorchTrainer). Return the finished run.
+
+    The options are those of `train`, and so are the record and the files in `out`, a folder that
+    all nodes see. The run uses the Ray session of this program, the cluster that `master` names
+    (host:port or auto), or a local one that starts and ends with the run.
+
+        run = paceline.ray_train(data="fashion-mini", workers=2, master="auto", out="shared/run")
+        run.test_accuracy, run.ray.metrics, run.ray.checkpoint
+
+    Evaluations and checkpoints are reported by `ray.train.report`; `run.ray` is the
+    `ray.train.Result`. `max_failures`: how often Ray starts the ranks again when an actor or a node
+    is lost; they continue from the last checkpoint (`checkpoint_every`, by default every epoch).
+    `storage_path`: where Ray keeps its copies of checkpoints (default: the folder ray in `out`).
+    `progress=False`: print nothing.
+    """
+    from paceline.launch.ray import Wishes
+
+    if options.get("launcher") not in (None, "auto", "ray"):
+        raise BadRequest(f"launcher={options['launcher']}: ray_train has Ray for a launcher")
+    if max_failures < 0:
+        raise BadRequest(f"max_failures={max_failures}: 0 or more")
+    wishes = Wishes(max_failures, str(storage_path) if storage_path else None, reports=True)
+    with warnings_once():
+        job = make_job({**options, "launcher": "ray"})
+        with Watch(job, quiet=progress is False, live=False) as shown:
+            return _start_on_ray(job, shown.listen, wishes)
 
 
 @with_options
@@ -185,7 +221,7 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _started_here(options: dict[str, Any]) -> dict[str, Any]:
-    """Complete the options where this process starts the workers, here or on a Spark cluster."""
+    """Complete the options where this process starts the workers, here or on a cluster."""
     asked = str(options.get("launcher") or "auto")
     if asked in ("torchrun", "mpirun", "srun"):
         how = {
@@ -197,19 +233,21 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
             f"launcher={asked}: start the ranks with it ({how} ... paceline train ...;"
             " docs/clusters.md)"
         )
-    if asked != "spark":
+    if asked not in ("spark", "ray"):
         return {**options, "launcher": "local"}
     filled = {k: v for k, v in options.items() if v is not None}
-    refuse_objects(filled.get("callbacks", ()))
-    filled.setdefault("checkpoint_every", "epoch")  # a lost executor costs at most one epoch
+    refuse_objects(filled.get("callbacks", ()), asked)
+    filled.setdefault("checkpoint_every", "epoch")  # a loss costs at most one epoch
     if str(filled.get("threads", "auto")) == "auto":
-        filled["threads"] = 1  # a Spark task has one core
+        filled["threads"] = 1  # a task of Spark or Ray has one core
     if str(filled.get("transport", "auto")) == "auto" and str(filled.get("workers", 1)) != "1":
         from paceline.transport.choose import best_transport
 
         filled["transport"] = best_transport(several_hosts=True)
     if filled.get("resume") and not filled.get("out"):
         filled["out"] = str(run_folder(filled["resume"]))
+    if asked == "ray":
+        return filled
     from paceline.spark.session import usual_master
 
     return {"master": usual_master(), **filled}
@@ -218,6 +256,8 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
 def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None) -> Run:
     if meeting is None and job.config.launcher == "spark":
         record, out = _start_on_spark(job, listen), job.out
+    elif meeting is None and job.config.launcher == "ray":
+        return _start_on_ray(job, listen)
     else:
         record, out = run_in_folder(job, listen, clean, meeting)
     return Run(record, out, job.model)
@@ -240,6 +280,18 @@ def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
     )
 
 
+def _start_on_ray(job: Job, listen: Listen, wishes: Any = None) -> Run:
+    """Run the workers on Ray, and print here what they say."""
+    from paceline.launch.ray import run_on_ray
+
+    for notice in job.notices:
+        listen("notice", {"text": notice})
+    record, result = run_on_ray(seated, job, listen, wishes)
+    run = Run(record, job.out, job.model)
+    run.ray = result
+    return run
+
+
 def seated(options: dict[str, Any]) -> dict[str, Any] | None:
     """Run one rank of a run whose options another process sent. Rank 0 returns the record."""
     torch.set_num_threads(1)
@@ -247,7 +299,7 @@ def seated(options: dict[str, Any]) -> dict[str, Any] | None:
     if meeting is None:
         raise BadRequest("no launcher has started this process as one of several ranks")
     job = make_job(options, meeting)
-    job = replace(job, notices=())  # the driver has printed them
+    job = replace(job, notices=tuple(meeting.notices))  # the driver has printed the others
     with Watch(job, quiet=silent(meeting), live=False, headed=False) as watch:
         record = start(job, watch.listen, clean=True, meeting=meeting).record
     return record if meeting.leads else None

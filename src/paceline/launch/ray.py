@@ -1,0 +1,331 @@
+"""Ranks as workers of Ray Train (TorchTrainer), on a Ray cluster or on one that lasts for the run.
+
+Ray Train starts all ranks again when it loses one of them; they continue from the last checkpoint
+(launch/restarts.py). What ranks print and why they fail reaches the driver through the desk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.common.extras import need
+from paceline.errors import BadRequest, Interrupted, PacelineError, RunFailed, from_plain
+from paceline.launch.ray_desk import Desk
+from paceline.launch.ray_rank import Rank, Work, in_rank
+from paceline.launch.ray_reports import STORAGE
+from paceline.launch.run import Attempt, Listen
+from paceline.launch.seat import find as find_seat
+from paceline.launch.seat import refuse_inside_a_launcher
+from paceline.launch.signals import Ending, ending
+from paceline.launch.spark import shown
+from paceline.ray.session import Session
+from paceline.record.writer import write_json
+from paceline.request.job import Job
+from paceline.request.session import Session as RunSession
+
+MAX_FAILURES = 3  # how often Ray Train starts the ranks again
+START_FAILURES = 2  # how often it tries again to find room for them
+TAKE_S = 0.1  # between two looks at the desk
+ABORT_S = 10.0  # for Ray to end its workers after Ctrl-C
+ADDRESS = "RAY_ADDRESS"  # set by `ray job submit`
+# The store of Ray's process group, as the record describes it.
+STORE = (
+    "holds the gloo keys of Ray's own process group, without authentication; not the run's board"
+)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user of Ray Train may ask for beside the options of a run."""
+
+    max_failures: int = MAX_FAILURES
+    storage_path: str | None = None  # None: in the run's folder
+    reports: bool = False  # report to Ray Train, with checkpoints
+
+
+@dataclass
+class Heard:
+    """What the ranks have told the driver."""
+
+    record: dict[str, Any] | None = None
+    failures: dict[int, PacelineError] = field(default_factory=dict)
+    losses: list[str] = field(default_factory=list)
+    stores: list[str] = field(default_factory=list)  # of Ray's groups: one for each start
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the last start
+
+    def take(self, kind: str, content: dict[str, Any], listen: Listen) -> None:
+        if kind == "line":
+            listen("line", {"text": shown(content["text"])})
+        elif kind == "began":
+            if content["store"] not in self.stores:
+                self.stores.append(content["store"])
+            self.ranks[content["rank"]] = content
+        elif kind == "record":
+            self.record = content
+        elif kind == "failed":
+            self.failures[content["rank"]] = from_plain(content["error"])
+        elif kind == "ended":  # Ray's word on the ranks of an attempt
+            self.losses.append(content["text"])
+            listen("line", {"text": f"paceline: {shown(content['text'])}"})
+
+    @property
+    def failure(self) -> PacelineError | None:
+        """The failure of rank 0, which knows the cause of all; else that of the lowest rank."""
+        return self.failures[min(self.failures)] if self.failures else None
+
+
+def run_on_ray(
+    rank: Rank, job: Job, listen: Listen, wishes: Wishes | None = None
+) -> tuple[dict[str, Any], Any]:
+    """Run all ranks on the cluster. Returns the record and Ray Train's result.
+
+    Writes run.json in every case, as far as the run has begun.
+    """
+    refuse_inside_a_launcher(find_seat())
+    out, wishes = job.out.resolve(), wishes or Wishes()
+    before = _content(out / "run.json")
+    cpus = job.threads
+    address = job.config.master or os.environ.get(ADDRESS) or "local"
+    with ending() as end:
+        try:
+            with Session(address, job.ranks * cpus) as session:
+                session.enough(job.ranks, cpus)
+                heard = Heard()
+                result = _fit(session, rank, job, out, cpus, listen, wishes, heard)
+        except (KeyboardInterrupt, PacelineError) as error:
+            end.settling = True
+            failure = _interrupted(end) if isinstance(error, KeyboardInterrupt) else error
+            _conclude(job, out, listen, failure, before)
+            raise failure from None
+    assert heard.record is not None
+    record = {**heard.record, "attempts": len(heard.stores), "ray": _about(heard)}
+    _keep(record, out)
+    return record, result
+
+
+def _fit(
+    session: Session,
+    rank: Rank,
+    job: Job,
+    out: Path,
+    cpus: int,
+    listen: Listen,
+    wishes: Wishes,
+    heard: Heard,
+) -> Any:
+    """Run Ray Train to its end, and hear the ranks meanwhile. Returns its result."""
+    ray, train = session.ray, need("ray.train", "ray[train]", "ray", "launcher=ray")
+    torch_trainer = need("ray.train.torch", "ray[train]", "ray", "launcher=ray")
+    here = need("ray.util.scheduling_strategies", "ray[train]", "ray", "launcher=ray")
+    beside = here.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    desk = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=beside).remote()
+    work = Work(
+        rank,
+        {**job.asked, "out": str(out)},
+        os.getcwd(),
+        f"ray-{secrets.token_hex(8)}",
+        secrets.token_hex(32),
+        desk,
+        wishes.reports,
+        job.config.waits.lost_s,
+    )
+
+    def paceline_rank() -> None:
+        in_rank(work)
+
+    trainer = torch_trainer.TorchTrainer(
+        paceline_rank,
+        scaling_config=train.ScalingConfig(
+            num_workers=job.ranks,
+            use_gpu=job.config.device.startswith("cuda"),
+            resources_per_worker={"CPU": cpus},
+        ),
+        torch_config=torch_trainer.TorchConfig(backend="gloo"),
+        run_config=train.RunConfig(
+            name=work.run,
+            storage_path=wishes.storage_path or str(out / STORAGE),
+            failure_config=train.FailureConfig(
+                max_failures=wishes.max_failures, controller_failure_limit=START_FAILURES
+            ),
+            callbacks=[_losses(train, desk)],
+        ),
+    )
+    fit = _Fit(trainer.fit)
+    fit.start()
+    waiting = _Waiting(session, job, listen)
+    try:
+        while True:
+            over = not fit.is_alive()
+            for kind, content in ray.get(desk.take.remote()):
+                heard.take(kind, content, listen)
+            if over:
+                break
+            waiting.look(bool(heard.ranks))
+            time.sleep(TAKE_S)
+    except KeyboardInterrupt:
+        _abort(session, trainer, fit)
+        raise
+    except ray.exceptions.RayError as error:
+        _abort(session, trainer, fit)
+        raise RunFailed(f"the Ray cluster is gone: {_first_line(error)}") from None
+    with suppress(Exception):
+        ray.kill(desk)
+    if heard.failure is not None:
+        raise heard.failure
+    if fit.error is not None:
+        raise _reason(fit.error, heard, job.ranks, out) from None
+    if heard.record is None:
+        raise RunFailed("the ranks ended without a record")
+    return fit.result
+
+
+class _Fit(threading.Thread):
+    """Runs Ray Train's `fit`, which sets a handler for Ctrl-C of its own in the main thread."""
+
+    def __init__(self, fit: Callable[[], Any]) -> None:
+        super().__init__(name="ray-train", daemon=True)
+        self._fit, self.result, self.error = fit, None, None
+
+    def run(self) -> None:
+        try:
+            self.result = self._fit()
+        except BaseException as error:
+            self.error: BaseException | None = error
+
+
+class _Waiting:
+    """Tells the user when Ray has not started the ranks after the deadline."""
+
+    def __init__(self, session: Session, job: Job, listen: Listen) -> None:
+        self._session, self._listen, self._ranks = session, listen, job.ranks
+        self._due = time.monotonic() + max(10.0, job.config.deadline_s)
+
+    def look(self, begun: bool) -> None:
+        if begun or time.monotonic() < self._due:
+            return
+        self._due = float("inf")
+        self._listen(
+            "notice",
+            {
+                "text": f"Ray has not started the {self._ranks} ranks yet:"
+                f" {self._session.free()} CPU(s) of its cluster are free; the run waits"
+            },
+        )
+
+
+def _losses(train: Any, desk: Any) -> Any:
+    """Return a callback of Ray Train that tells at the desk which ranks it has lost."""
+
+    class Losses(train.UserCallback):  # type: ignore[misc]
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Any]) -> None:
+            desk.tell.remote("ended", {"text": lost_ranks(worker_exceptions)})
+
+    return Losses()
+
+
+def lost_ranks(failures: dict[int, Any]) -> str:
+    """Say which ranks Ray has lost, and how. Ranks that only noticed that are left out."""
+    told = {rank: _how(error) for rank, error in sorted(failures.items())}
+    gone = {rank: how for rank, how in told.items() if how}
+    if gone:
+        return "Ray lost " + ", ".join(f"rank {rank} ({how})" for rank, how in gone.items())
+    first = min(failures)
+    return f"Ray lost a rank: {_first_line(failures[first])}"
+
+
+def _how(error: Any) -> str:
+    """Say how a worker's process ended; empty if it has not ended but raised an error."""
+    text = str(error)
+    if re.search(r"node .*(has died|was terminated|died)|NODE_DIED", text):
+        return "its node is gone"
+    if re.search(r"OutOfMemory|OOM", text):
+        return "its node had no memory left"
+    if re.search(r"actor (died|is dead)|ActorDied|ActorUnavailable|worker process has died", text):
+        return "its process ended"
+    return ""
+
+
+def _reason(error: BaseException, heard: Heard, ranks: int, out: Path) -> PacelineError:
+    """Return why Ray Train has given up."""
+    if heard.losses:
+        again = f"; continue with --resume {out}" if (out / "checkpoints").is_dir() else ""
+        return RunFailed(f"{heard.losses[-1]}, {len(heard.losses)} time(s){again}")
+    text = str(error)
+    if "ModuleNotFoundError" in text and "paceline" in text:
+        return BadRequest(
+            "the nodes of the Ray cluster do not have Paceline: pip install paceline there"
+        )
+    if re.search(r"placement group|StartupTimeout|resource", text, re.IGNORECASE):
+        return RunFailed(f"Ray found no room for {ranks} ranks: {_first_line(error)}")
+    return RunFailed(f"Ray Train failed: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def _abort(session: Session, trainer: Any, fit: _Fit) -> None:
+    """End the workers of this run; the cluster ends with the session if it began with it."""
+    if session.theirs:
+        with suppress(Exception):
+            trainer.shutdown()
+        fit.join(ABORT_S)
+
+
+def _interrupted(end: Ending) -> Interrupted:
+    return Interrupted(end.reason, end.heard) if end.heard else Interrupted(end.reason)
+
+
+def _content(path: Path) -> bytes:
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+def _conclude(job: Job, out: Path, listen: Listen, failure: BaseException, before: bytes) -> None:
+    """Write the record of a run that failed, unless a rank has done so."""
+    if not (out / "events").is_dir() or _content(out / "run.json") != before:
+        return
+    attempt = Attempt(RunSession(replace(job, callbacks=()), out), listen, None)
+    attempt.started = True
+    with suppress(BaseException), ExitStack() as held:
+        held.callback(attempt.calls.close)
+        attempt.tidy(failure)
+        attempt.conclude(failure)
+
+
+def _about(heard: Heard) -> dict[str, Any]:
+    """What the record says about Ray: where each rank was, and the store that Ray opened."""
+    nodes = [
+        {"rank": rank, "node": told["node"], "address": told["ip"]}
+        for rank, told in sorted(heard.ranks.items())
+    ]
+    return {
+        "version": need("ray", "ray[train]", "ray", "launcher=ray").__version__,
+        "ranks": nodes,
+        "losses": heard.losses,
+        "store": {"address": heard.stores[-1], "authenticated": False, "note": STORE},
+    }
+
+
+def _keep(record: dict[str, Any], out: Path) -> None:
+    """Write the record on the driver, whose disk may not be the ranks'."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFailed(
+            f"the run is complete, but its folder {out} cannot be made here: {error.strerror}"
+        ) from None
+    write_json(out / "run.json", record)

@@ -1,0 +1,179 @@
+"""A driver's session with Ray: with a cluster that is up, or with one that lasts as long as it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from paceline.common.extras import need
+from paceline.errors import BadRequest, PacelineError, RunFailed
+
+LOOPBACK = "127.0.0.1"
+REACH_S = 5.0  # how long the cluster's head may take to accept a connection, and to answer
+CPUS_S = 5.0  # for the cluster's nodes to register
+WHAT = "launcher=ray"
+HOW = "Is it up? (`ray status` on its head says so)"
+QUIET = {  # set while Ray starts, where the user has not set them
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns that it will change this one day
+}
+
+
+class Session:
+    """Connect to a cluster, or start one, for a `with` block; or use the program's own session.
+
+    `address`: `host:port` of the cluster's head, `auto` for the cluster that this machine is a node
+    of, or `local` for one that is started here and ends with the block. A session of the program is
+    left as it is.
+    """
+
+    def __init__(self, address: str, cpus: int) -> None:
+        self.address, self.cpus = address, cpus
+        self.started = False  # whether this block started the cluster
+        self._theirs = False
+
+    def __enter__(self) -> Session:
+        self.ray = need("ray", "ray[train]", "ray", WHAT)
+        need("ray.train.torch", "ray[train]", "ray", WHAT)
+        if self.ray.is_initialized():
+            self._theirs = True
+            self._refuse_another()
+            return self
+        check_address(self.address)
+        self.started = self.address == "local"
+        own: dict[str, Any] = {"address": self.address}
+        if self.started:
+            own |= {
+                "num_cpus": self.cpus,
+                "include_dashboard": False,
+                "_node_ip_address": LOOPBACK,
+            }
+        try:
+            with _set(QUIET):
+                self.ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
+        except BaseException as error:
+            with suppress(Exception):
+                self.ray.shutdown()
+            if not isinstance(error, Exception):
+                raise
+            raise _not_connected(self.address, error) from None
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End what belongs to this session: its actors, and the cluster that it started."""
+        if not self._theirs:
+            self.ray.shutdown()
+
+    @property
+    def theirs(self) -> bool:
+        """Whether the program had a session before."""
+        return self._theirs
+
+    def _refuse_another(self) -> None:
+        here = str(self.ray.get_runtime_context().gcs_address)
+        if self.address not in ("auto", "local", here):
+            raise BadRequest(
+                f"master={self.address}, but this program already has a session with the Ray"
+                f" cluster at {here}: leave master out, or call ray.shutdown() first"
+            )
+
+    @property
+    def place(self) -> str:
+        """The address of the cluster's head."""
+        return str(self.ray.get_runtime_context().gcs_address)
+
+    def enough(self, ranks: int, cpus: int, kind: str = "CPU") -> None:
+        """Refuse more ranks than the cluster has room for; Ray itself would wait for ever."""
+        until = time.monotonic() + CPUS_S
+        while not self._room(ranks, cpus, kind):
+            if time.monotonic() > until:
+                has = int(self.ray.cluster_resources().get(kind, 0))
+                each = "" if cpus == 1 else f" with {cpus} {kind}s each"
+                raise BadRequest(
+                    f"{ranks} ranks{each}, but the Ray cluster at {self.place} has {has} {kind}(s)"
+                    f" on {len(self._nodes())} node(s): use fewer workers, or add nodes"
+                )
+            time.sleep(0.2)
+
+    def _room(self, ranks: int, each: int, kind: str) -> bool:
+        """Whether all ranks fit on the nodes at once, were nothing else running there."""
+        return sum(int(node.get(kind, 0)) // each for node in self._nodes()) >= ranks
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [dict(node["Resources"]) for node in self.ray.nodes() if node["Alive"]]
+
+    def free(self, kind: str = "CPU") -> int:
+        """How many CPUs nothing uses at the moment."""
+        return int(self.ray.available_resources().get(kind, 0))
+
+
+def check_address(address: str) -> None:
+    """Refuse at once what is no address, or what does not answer."""
+    if address in ("auto", "local"):
+        return
+    if address.startswith("ray://"):
+        raise BadRequest(
+            f"master={address}: a driver of Ray Train must run on a node of the cluster. Run"
+            " paceline there with its host:port, or by `ray job submit -- paceline train ...`"
+        )
+    if re.fullmatch(r"[^:/,\s]+:\d+", address) is None:
+        raise BadRequest(f"master={address}: write host:port of the Ray cluster, auto or local")
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), REACH_S).close()
+    except (OSError, OverflowError) as error:  # OverflowError: no such port
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadRequest(
+            f"master={address}: no Ray cluster answers there: {reason}. {HOW}"
+        ) from None
+    if not _healthy(address):
+        raise BadRequest(
+            f"master={address}: something listens there, but it does not answer as the head of a"
+            f" Ray cluster of this version. {HOW}"
+        )
+
+
+def _healthy(address: str) -> bool:
+    """Whether a Ray head answers; True where this version of Ray has no such question."""
+    try:
+        from ray._raylet import check_health
+    except ImportError:
+        return True
+    try:
+        return bool(check_health(address, timeout=REACH_S))
+    except Exception:
+        return False
+
+
+def _not_connected(address: str, error: Exception) -> PacelineError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    if address == "local":
+        return RunFailed(f"Ray could not be started here: {first[:300]}")
+    if address == "auto" and isinstance(error, ConnectionError):
+        return BadRequest(
+            "master=auto: this machine is no node of a running Ray cluster: start one"
+            " with `ray start`, give its host:port, or leave master out for a cluster of this run"
+        )
+    return BadRequest(f"master={address} cannot be used: {first[:300]}. {HOW}")
+
+
+@contextmanager
+def _set(environment: dict[str, str]) -> Iterator[None]:
+    """Set variables that are not set, for the processes that Ray starts, and remove them again."""
+    new = {key: value for key, value in environment.items() if key not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for key in new:
+            os.environ.pop(key, None)
