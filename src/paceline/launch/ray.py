@@ -38,9 +38,7 @@ TAKE_S = 0.1  # between two looks at the desk
 ABORT_S = 10.0  # for Ray to end its workers after Ctrl-C
 ADDRESS = "RAY_ADDRESS"  # set by `ray job submit`
 # The store of Ray's process group, as the record describes it.
-STORE = (
-    "holds the gloo keys of Ray's own process group, without authentication; not the run's board"
-)
+STORE = "holds the gloo keys of Ray's own process group; the run's board is not there"
 
 
 @dataclass(frozen=True)
@@ -125,10 +123,9 @@ def _fit(
     """Run Ray Train to its end, and hear the ranks meanwhile. Returns its result."""
     ray, train = session.ray, need("ray.train", "ray[train]", "ray", "launcher=ray")
     torch_trainer = need("ray.train.torch", "ray[train]", "ray", "launcher=ray")
-    here = need("ray.util.scheduling_strategies", "ray[train]", "ray", "launcher=ray")
-    beside = here.NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
+    places = need("ray.util.scheduling_strategies", "ray[train]", "ray", "launcher=ray")
+    here = ray.get_runtime_context().get_node_id()
+    beside = places.NodeAffinitySchedulingStrategy(here, soft=False)
     desk = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=beside).remote()
     work = Work(
         rank,

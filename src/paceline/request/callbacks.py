@@ -88,6 +88,6 @@ def refuse_objects(value: Any, launcher: str = "spark") -> None:
     for each in as_given(value):
         if not isinstance(each, (str, Mapping, Spec)):
             raise BadRequest(
-                f"callbacks: {each} cannot be called with launcher={launcher}, because worker 0 is in"
-                " a process of the cluster: give a name, csv or package.module:Class, say"
+                f"callbacks: {each} cannot be called with launcher={launcher}, because worker 0 is"
+                " in a process of the cluster: give a name, csv or package.module:Class, say"
             )
