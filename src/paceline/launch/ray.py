@@ -105,7 +105,8 @@ def run_on_ray(
             _conclude(job, out, listen, failure, before)
             raise failure from None
     assert heard.record is not None
-    record = {**heard.record, "attempts": len(heard.stores), "ray": _about(heard)}
+    environment = {**heard.record["environment"], "ray": _about(heard)}
+    record = {**heard.record, "attempts": len(heard.stores), "environment": environment}
     _keep(record, out)
     return record, result
 

@@ -1,0 +1,1 @@
+"""Real engines: Slurm and others are started, trained on, broken and resumed on."""
