@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.common.extras import need
-from paceline.errors import BadRequest, Interrupted, PacelineError, RunFailed, from_plain
+from paceline.errors import (
+    BadRequest,
+    Interrupted,
+    PacelineError,
+    RunFailed,
+    WorkerFailed,
+    from_plain,
+)
 from paceline.launch.ray_desk import Desk
 from paceline.launch.ray_rank import Rank, Work, in_rank
 from paceline.launch.ray_reports import STORAGE
@@ -28,6 +36,7 @@ from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.launch.signals import Ending, ending
 from paceline.launch.spark import shown
 from paceline.ray.session import Session
+from paceline.record.machine import environment
 from paceline.record.writer import write_json
 from paceline.request.job import Job
 from paceline.request.session import Session as RunSession
@@ -36,6 +45,7 @@ MAX_FAILURES = 3  # how often Ray Train starts the ranks again
 START_FAILURES = 2  # how often it tries again to find room for them
 TAKE_S = 0.1  # between two looks at the desk
 ABORT_S = 10.0  # for Ray to end its workers after Ctrl-C
+STOP = "stop"  # at the desk, once the user has ended the run
 ADDRESS = "RAY_ADDRESS"  # set by `ray job submit`
 # The store of Ray's process group, as the record describes it.
 STORE = "holds the gloo keys of Ray's own process group; the run's board is not there"
@@ -105,8 +115,9 @@ def run_on_ray(
             _conclude(job, out, listen, failure, before)
             raise failure from None
     assert heard.record is not None
-    environment = {**heard.record["environment"], "ray": _about(heard)}
-    record = {**heard.record, "attempts": len(heard.stores), "environment": environment}
+    own = {"command": environment()["command"], "ray": _about(heard)}
+    about = {**heard.record["environment"], **own}
+    record = {**heard.record, "attempts": len(heard.stores), "environment": about}
     _keep(record, out)
     return record, result
 
@@ -124,10 +135,7 @@ def _fit(
     """Run Ray Train to its end, and hear the ranks meanwhile. Returns its result."""
     ray, train = session.ray, need("ray.train", "ray[train]", "ray", "launcher=ray")
     torch_trainer = need("ray.train.torch", "ray[train]", "ray", "launcher=ray")
-    places = need("ray.util.scheduling_strategies", "ray[train]", "ray", "launcher=ray")
-    here = ray.get_runtime_context().get_node_id()
-    beside = places.NodeAffinitySchedulingStrategy(here, soft=False)
-    desk = ray.remote(Desk).options(num_cpus=0, scheduling_strategy=beside).remote()
+    desk = _beside(ray, ray.get_runtime_context().get_node_id(), Desk).remote()
     work = Work(
         rank,
         {**job.asked, "out": str(out)},
@@ -172,15 +180,17 @@ def _fit(
             waiting.look(bool(heard.ranks))
             time.sleep(TAKE_S)
     except KeyboardInterrupt:
-        _abort(session, trainer, fit)
+        _abort(session, desk, heard, fit)
         raise
     except ray.exceptions.RayError as error:
-        _abort(session, trainer, fit)
+        _abort(session, desk, heard, fit)
         raise RunFailed(f"the Ray cluster is gone: {_first_line(error)}") from None
     with suppress(Exception):
         ray.kill(desk)
-    if heard.failure is not None:
-        raise heard.failure
+    if (failure := heard.failure) is not None:
+        if isinstance(failure, WorkerFailed) and failure.worker_traceback:
+            failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
+        raise failure
     if fit.error is not None:
         raise _reason(fit.error, heard, job.ranks, out) from None
     if heard.record is None:
@@ -193,40 +203,46 @@ class _Fit(threading.Thread):
 
     def __init__(self, fit: Callable[[], Any]) -> None:
         super().__init__(name="ray-train", daemon=True)
-        self._fit, self.result, self.error = fit, None, None
+        self._fit, self.result = fit, None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
             self.result = self._fit()
         except BaseException as error:
-            self.error: BaseException | None = error
+            self.error = error
 
 
 class _Waiting:
-    """Tells the user when Ray has not started the ranks after the deadline."""
+    """Tells the user, after the deadline, that Ray has no room for the ranks yet."""
 
     def __init__(self, session: Session, job: Job, listen: Listen) -> None:
         self._session, self._listen, self._ranks = session, listen, job.ranks
         self._due = time.monotonic() + max(10.0, job.config.deadline_s)
 
     def look(self, begun: bool) -> None:
-        if begun or time.monotonic() < self._due:
+        if begun or time.monotonic() < self._due or not self._session.waits_for_room():
             return
         self._due = float("inf")
         self._listen(
             "notice",
             {
-                "text": f"Ray has not started the {self._ranks} ranks yet:"
-                f" {self._session.free()} CPU(s) of its cluster are free; the run waits"
+                "text": f"Ray has not started the {self._ranks} ranks yet, because its cluster"
+                " has too few free CPUs at the moment; the run waits"
             },
         )
 
 
 def _losses(train: Any, desk: Any) -> Any:
-    """Return a callback of Ray Train that tells at the desk which ranks it has lost."""
+    """Return a callback of Ray Train that tells at the desk which ranks it has lost.
+
+    After Ctrl-C it ends Ray Train instead.
+    """
 
     class Losses(train.UserCallback):  # type: ignore[misc]
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Any]) -> None:
+            if need("ray", "ray[train]", "ray", "launcher=ray").get(desk.get.remote(STOP)):
+                os._exit(0)  # this is the process of Ray Train's controller
             desk.tell.remote("ended", {"text": lost_ranks(worker_exceptions)})
 
     return Losses()
@@ -274,12 +290,32 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
-def _abort(session: Session, trainer: Any, fit: _Fit) -> None:
-    """End the workers of this run; the cluster ends with the session if it began with it."""
-    if session.theirs:
-        with suppress(Exception):
-            trainer.shutdown()
-        fit.join(ABORT_S)
+def _abort(session: Session, desk: Any, heard: Heard, fit: _Fit) -> None:
+    """End the ranks of this run in a session of the user's program.
+
+    In a session of ours all its actors end with it. The callback that Ray Train calls next ends the
+    rest (`_losses`).
+    """
+    if not session.theirs:
+        return
+    with suppress(Exception):
+        session.ray.get(desk.put.remote(STOP, True))
+        for told in heard.ranks.values():
+            _beside(session.ray, told["node"], ray_kill).remote(told["pid"])
+    fit.join(ABORT_S)
+
+
+def ray_kill(pid: int) -> None:
+    """End a rank, in a task on its node."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _beside(ray: Any, node: str, what: Any) -> Any:
+    """Return a remote function or actor class that takes no CPU and runs on a certain node."""
+    places = need("ray.util.scheduling_strategies", "ray[train]", "ray", "launcher=ray")
+    there = places.NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(what).options(num_cpus=0, scheduling_strategy=there)
 
 
 def _interrupted(end: Ending) -> Interrupted:

@@ -157,7 +157,7 @@ class Lines(io.TextIOBase):
 def _told(desk: Any) -> Iterator[None]:
     """Hand to the driver what this rank prints."""
     out, err = Lines(desk), Lines(desk)
-    with redirect_stdout(out), redirect_stderr(err):  # type: ignore[type-var]
+    with redirect_stdout(out), redirect_stderr(err):
         try:
             yield
         finally:

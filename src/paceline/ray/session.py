@@ -14,11 +14,13 @@ from typing import Any
 from paceline.common.extras import need
 from paceline.errors import BadRequest, PacelineError, RunFailed
 
-LOOPBACK = "127.0.0.1"
 REACH_S = 5.0  # how long the cluster's head may take to accept a connection, and to answer
 CPUS_S = 5.0  # for the cluster's nodes to register
 WHAT = "launcher=ray"
 HOW = "Is it up? (`ray status` on its head says so)"
+# The beginning of an HTTP/2 connection, and the type of the frame that a server answers with.
+SETTINGS = b"\x04"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 QUIET = {  # set while Ray starts, where the user has not set them
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns that it will change this one day
@@ -49,11 +51,7 @@ class Session:
         self.started = self.address == "local"
         own: dict[str, Any] = {"address": self.address}
         if self.started:
-            own |= {
-                "num_cpus": self.cpus,
-                "include_dashboard": False,
-                "_node_ip_address": LOOPBACK,
-            }
+            own |= {"num_cpus": self.cpus, "include_dashboard": False}
         try:
             with _set(QUIET):
                 self.ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
@@ -111,9 +109,10 @@ class Session:
     def _nodes(self) -> list[dict[str, float]]:
         return [dict(node["Resources"]) for node in self.ray.nodes() if node["Alive"]]
 
-    def free(self, kind: str = "CPU") -> int:
-        """How many CPUs nothing uses at the moment."""
-        return int(self.ray.available_resources().get(kind, 0))
+    def waits_for_room(self) -> bool:
+        """Whether Ray has not found free CPUs yet for something that was asked for."""
+        asked = self.ray.util.placement_group_table()
+        return any(each["state"] in ("PENDING", "RESCHEDULING") for each in asked.values())
 
 
 def check_address(address: str) -> None:
@@ -129,28 +128,32 @@ def check_address(address: str) -> None:
         raise BadRequest(f"master={address}: write host:port of the Ray cluster, auto or local")
     host, port = address.split(":")
     try:
-        socket.create_connection((host, int(port)), REACH_S).close()
+        with socket.create_connection((host, int(port)), REACH_S) as connection:
+            answers = _speaks(connection)
     except (OSError, OverflowError) as error:  # OverflowError: no such port
         reason = getattr(error, "strerror", None) or str(error)
         raise BadRequest(
             f"master={address}: no Ray cluster answers there: {reason}. {HOW}"
         ) from None
-    if not _healthy(address):
+    if not answers:
         raise BadRequest(
             f"master={address}: something listens there, but it does not answer as the head of a"
-            f" Ray cluster of this version. {HOW}"
+            f" Ray cluster. {HOW}"
         )
 
 
-def _healthy(address: str) -> bool:
-    """Whether a Ray head answers; True where this version of Ray has no such question."""
-    try:
-        from ray._raylet import check_health
-    except ImportError:
+def _speaks(connection: socket.socket) -> bool:
+    """Whether the other side speaks HTTP/2, as the head of a Ray cluster does.
+
+    Ray itself would ask anything that listens there for minutes.
+    """
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
         return True
+    connection.settimeout(REACH_S)
     try:
-        return bool(check_health(address, timeout=REACH_S))
-    except Exception:
+        connection.sendall(PREFACE)
+        return connection.recv(4)[3:] == SETTINGS
+    except OSError:
         return False
 
 
