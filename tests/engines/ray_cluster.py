@@ -49,7 +49,11 @@ class RayCluster:
 
     def __init__(self, nodes: int) -> None:
         self.nodes, self.mark = nodes, uuid.uuid4().hex
-        self.environment = {**os.environ, MARK: self.mark, "RAY_USAGE_STATS_ENABLED": "0"}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of the test's processes, by which they are found."""
+        return {**os.environ, MARK: self.mark, "RAY_USAGE_STATS_ENABLED": "0"}
 
     def __enter__(self) -> RayCluster:
         self._process = subprocess.Popen(
@@ -67,9 +71,16 @@ class RayCluster:
 
     def remove(self, node_id: str) -> None:
         """Kill a node and all its processes, as a machine that loses its power."""
+        self._ask(f"remove {node_id}")
+
+    def add(self) -> None:
+        """Add a node."""
+        self._ask("add")
+
+    def _ask(self, what: str) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"remove {node_id}\n")
+        self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
         assert self._process.stdout.readline().strip() == "done"
 
@@ -80,11 +91,14 @@ class RayCluster:
         trace: TracebackType | None,
     ) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
+        self._process.stdout.close()
         try:
             self._process.wait(START_S)
         finally:
             self._process.kill()
+            self._process.wait()
             for process in marked(self.mark):
                 process.kill()
 

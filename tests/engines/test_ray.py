@@ -54,7 +54,7 @@ def net():
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
     with RayCluster(3) as up:
         yield up
@@ -252,7 +252,10 @@ def test_a_run_goes_on_without_a_lost_node(cluster: RayCluster) -> None:
         driver.await_checkpoint("there")
         place = node_of(pid_of("there", 0))
         cluster.remove(place)
-        assert driver.ends() == 0, driver.text
+        try:
+            assert driver.ends() == 0, driver.text
+        finally:
+            cluster.add()
         said = driver.text
     assert "Ray lost rank 0 (its node is gone)" in said
     assert identical(weights("here"), weights("there"))
