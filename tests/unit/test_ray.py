@@ -68,6 +68,8 @@ def test_lost_ranks_are_named_and_those_that_noticed_are_not() -> None:
     assert lost_ranks({0: node, 2: node}) == (
         "Ray lost rank 0 (its node is gone), rank 2 (its node is gone)"
     )
+    away = RuntimeError("A worker health check failed.\nThe actor 8 is unavailable: its rpc failed")
+    assert lost_ranks({1: away}) == "Ray lost rank 1 (it or its node no longer answers)"
     noticed = RuntimeError("worker 0: no answer from rank 1\nmore")
     assert lost_ranks({0: noticed}) == "Ray lost a rank: worker 0: no answer from rank 1"
 

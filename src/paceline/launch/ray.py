@@ -47,6 +47,12 @@ TAKE_S = 0.1  # between two looks at the desk
 ABORT_S = 10.0  # for Ray to end its workers after Ctrl-C
 STOP = "stop"  # at the desk, once the user has ended the run
 ADDRESS = "RAY_ADDRESS"  # set by `ray job submit`
+ENDS = {  # what Ray says about an actor, and what it means for a rank
+    r"node has died|node was terminated|NODE_DIED": "its node is gone",
+    r"OUT_OF_MEMORY|OutOfMemoryError|running low on memory": "its node had no memory left",
+    r"unavailable|health check .*timed out": "it or its node no longer answers",
+    r"actor died|actor is dead|worker process has died": "its process ended",
+}
 # The store of Ray's process group, as the record describes it.
 STORE = "holds the gloo keys of Ray's own process group; the run's board is not there"
 
@@ -261,13 +267,7 @@ def lost_ranks(failures: dict[int, Any]) -> str:
 def _how(error: Any) -> str:
     """Say how a worker's process ended; empty if it has not ended but raised an error."""
     text = str(error)
-    if re.search(r"node .*(has died|was terminated|died)|NODE_DIED", text):
-        return "its node is gone"
-    if re.search(r"OutOfMemory|OOM", text):
-        return "its node had no memory left"
-    if re.search(r"actor (died|is dead)|ActorDied|ActorUnavailable|worker process has died", text):
-        return "its process ended"
-    return ""
+    return next((how for sign, how in ENDS.items() if re.search(sign, text)), "")
 
 
 def _reason(error: BaseException, heard: Heard, ranks: int, out: Path) -> PacelineError:

@@ -35,7 +35,9 @@ class Reporter:
         self._tail = Tail(events)
         self._tail.skip()  # the events of earlier sessions
         self._numbers: dict[str, Any] = {}
-        self._checkpoint: Path | None = None  # the newest that was not reported
+        self._out = events.parent.parent
+        self._newest: Path | None = None  # checkpoint
+        self._fresh = False  # it was not reported
         self._new = False  # an evaluation or a checkpoint since the last report
         self._reported = 0
         self._over = threading.Event()
@@ -82,7 +84,7 @@ class Reporter:
         if self._record is not None:
             self._look()
             self._numbers |= of_record(self._record)
-            self._report()
+            self._report(self._last_of(self._record["result"]["steps"]))
         self._ray.get(self._desk.put.remote(f"{self._key}/all", self._reported))
 
     def _accompany(self) -> None:
@@ -113,12 +115,23 @@ class Reporter:
                     self._numbers |= {"step": event["step"], **of_evaluation(event)}
                     self._new = True
                 elif event["kind"] == "checkpoint":
-                    self._checkpoint, self._new = Path(event["path"]), True
+                    self._newest, self._fresh, self._new = Path(event["path"]), True, True
 
-    def _report(self) -> None:
+    def _last_of(self, steps: int) -> list[Path]:
+        """Return the files of the last report: Ray's result has the numbers of a checkpoint only.
+
+        The checkpoint of the last step, or the final weights where there is none.
+        """
+        if self._newest is not None and self._newest.name == f"step-{steps:08d}":
+            return _files(self._newest)
+        return [self._out / "model.safetensors"]
+
+    def _report(self, files: list[Path] | None = None) -> None:
         self._reported += 1
         self._ray.get(self._desk.put.remote(self._key, self._reported))
-        kept, self._checkpoint, self._new = self._snapshot(), None, False
+        if files is None:
+            files = _files(self._newest) if self._fresh and self._newest is not None else []
+        kept, self._fresh, self._new = self._snapshot(files), False, False
         if kept is None:
             self._train.report(dict(self._numbers))
             return
@@ -128,16 +141,23 @@ class Reporter:
         finally:
             shutil.rmtree(kept, ignore_errors=True)
 
-    def _snapshot(self) -> Path | None:
-        """Link the checkpoint's files into a folder of ours: the run may remove it meanwhile."""
-        if self._checkpoint is None:
+    def _snapshot(self, files: list[Path]) -> Path | None:
+        """Link files into a folder of ours: the run may remove a checkpoint meanwhile."""
+        if not files:
             return None
-        folder = self._checkpoint.parent.parent / STORAGE  # on the same disk, as links need
+        folder = self._out / STORAGE  # on the same disk, as links need
         folder.mkdir(exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".reported-", dir=folder))
         with suppress(OSError):
-            for file in self._checkpoint.iterdir():
+            for file in files:
                 os.link(file, aside / file.name)
             return aside
         shutil.rmtree(aside, ignore_errors=True)
         return None
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files in a folder; none if it has been removed."""
+    with suppress(OSError):
+        return list(folder.iterdir())
+    return []

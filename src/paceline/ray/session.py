@@ -17,6 +17,7 @@ from paceline.errors import BadRequest, PacelineError, RunFailed
 REACH_S = 5.0  # how long the cluster's head may take to accept a connection, and to answer
 CPUS_S = 5.0  # for the cluster's nodes to register
 WHAT = "launcher=ray"
+PRINTS = "print_to_stdstream"  # the function in Ray's module that prints raylets' messages
 HOW = "Is it up? (`ray status` on its head says so)"
 # The beginning of an HTTP/2 connection, and the type of the frame that a server answers with.
 SETTINGS = b"\x04"
@@ -39,10 +40,12 @@ class Session:
         self.address, self.cpus = address, cpus
         self.started = False  # whether this block started the cluster
         self._theirs = False
+        self._before: dict[str, Any] = {}  # of Ray's module, replaced in this session
 
     def __enter__(self) -> Session:
         self.ray = need("ray", "ray[train]", "ray", WHAT)
         need("ray.train.torch", "ray[train]", "ray", WHAT)
+        self._inside = need("ray._private.worker", "ray[train]", "ray", WHAT)
         if self.ray.is_initialized():
             self._theirs = True
             self._refuse_another()
@@ -55,6 +58,7 @@ class Session:
         try:
             with _set(QUIET):
                 self.ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
+            self._hush()
         except BaseException as error:
             with suppress(Exception):
                 self.ray.shutdown()
@@ -70,6 +74,16 @@ class Session:
         """End what belongs to this session: its actors, and the cluster that it started."""
         if not self._theirs:
             self.ray.shutdown()
+            vars(self._inside).update(self._before)
+
+    def _hush(self) -> None:
+        """Leave out what Ray prints on standard output when it loses a process: pages of its log.
+
+        `log_to_driver=False` does not cover that.
+        """
+        if PRINTS in vars(self._inside):
+            self._before = {PRINTS: vars(self._inside)[PRINTS]}
+            vars(self._inside)[PRINTS] = lambda *_, **__: None
 
     @property
     def theirs(self) -> bool:
