@@ -114,15 +114,15 @@ def pid_of(out: str, rank: int) -> int:
 
 
 class Driver:
-    """`paceline train` in the background; ended at the end of the block."""
+    """A command in the background; ended at the end of the block."""
 
-    def __init__(self, words: list[str], env: dict[str, str]) -> None:
-        self.words, self.env = words, env
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        self.command, self.env = command, env
 
     def __enter__(self) -> Driver:
         self.said = open("said", "w+")
         self.process = subprocess.Popen(
-            [PACELINE, *self.words], stdout=self.said, stderr=self.said, env=self.env
+            self.command, stdout=self.said, stderr=self.said, env=self.env
         )
         return self
 
@@ -233,7 +233,7 @@ def test_ray_train_reports_metrics_and_checkpoints(cluster: RayCluster) -> None:
 
 def test_a_killed_rank_is_started_again_from_the_last_checkpoint(cluster: RayCluster) -> None:
     completed(*slow("here"))
-    with Driver([*slow("there"), *on(cluster)], cluster.environment) as driver:
+    with Driver([PACELINE, *slow("there"), *on(cluster)], cluster.environment) as driver:
         driver.await_checkpoint("there")
         os.kill(pid_of("there", 1), signal.SIGKILL)
         assert driver.ends() == 0, driver.text
@@ -250,7 +250,7 @@ def test_a_killed_rank_is_started_again_from_the_last_checkpoint(cluster: RayClu
 
 def test_a_run_goes_on_without_a_lost_node(cluster: RayCluster) -> None:
     completed(*slow("here"))
-    with Driver([*slow("there"), *on(cluster)], cluster.environment) as driver:
+    with Driver([PACELINE, *slow("there"), *on(cluster)], cluster.environment) as driver:
         driver.await_checkpoint("there")
         place = node_of(pid_of("there", 0))
         cluster.remove(place)
@@ -290,7 +290,7 @@ def test_nothing_is_left_after_the_driver(
     else:
         cluster: RayCluster = request.getfixturevalue("cluster")
         mark, where, env = cluster.mark, on(cluster), cluster.environment
-    with Driver([*slow("there"), *where], env) as driver:
+    with Driver([PACELINE, *slow("there"), *where], env) as driver:
         driver.await_checkpoint("there")
         assert marked(mark, RANK)
         driver.process.send_signal(number)
@@ -309,11 +309,45 @@ def test_nothing_is_left_after_the_driver(
     assert identical(weights("here"), weights("there"))
 
 
+STOPPED = """
+import sys, time
+import paceline, ray
+from slow_net import net
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+try:
+    paceline.ray_train(
+        data="fashion-mini", model=net, workers=2, steps=2000, checkpoint_every=20, out="there"
+    )
+except KeyboardInterrupt as error:
+    print("ended:", error)
+until = time.monotonic() + 60
+while ray.available_resources().get("CPU") != 3 and time.monotonic() < until:
+    time.sleep(0.2)
+print("free:", ray.available_resources()["CPU"])
+"""
+
+
+def test_ctrl_c_leaves_the_programs_own_session_as_it_was(cluster: RayCluster) -> None:
+    Path("slow_net.py").write_text(SLOW)
+    Path("script.py").write_text(STOPPED)
+    command = [sys.executable, "script.py", cluster.address]
+    with Driver(command, cluster.environment) as driver:
+        driver.await_checkpoint("there")
+        driver.process.send_signal(signal.SIGINT)
+        assert driver.ends() == 0, driver.text
+        said = driver.text
+    assert "ended: interrupted" in said
+    assert "free: 3.0" in said
+    assert read_run("there")["status"] == "interrupted"
+    assert marked(cluster.mark, RANK, BOARD) == []
+
+
 # --- strangers, mistakes
 
 
 def test_a_stranger_without_the_secret_is_no_rank(cluster: RayCluster) -> None:
-    with Driver([*slow("there"), *on(cluster)], cluster.environment) as driver:
+    with Driver([PACELINE, *slow("there"), *on(cluster)], cluster.environment) as driver:
         driver.await_checkpoint("there")
         (board,) = marked(cluster.mark, BOARD)
         (place,) = [c.laddr for c in board.net_connections("tcp") if c.status == "LISTEN"]

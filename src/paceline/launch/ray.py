@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,7 +43,6 @@ MAX_FAILURES = 3  # how often Ray Train starts the ranks again
 START_FAILURES = 2  # how often it tries again to find room for them
 TAKE_S = 0.1  # between two looks at the desk
 ABORT_S = 10.0  # for Ray to end its workers after Ctrl-C
-STOP = "stop"  # at the desk, once the user has ended the run
 ADDRESS = "RAY_ADDRESS"  # set by `ray job submit`
 ENDS = {  # what Ray says about an actor, and what it means for a rank
     r"node has died|node was terminated|NODE_DIED": "its node is gone",
@@ -173,50 +170,58 @@ def _fit(
             callbacks=[_losses(train, desk)],
         ),
     )
-    fit = _Fit(trainer.fit)
-    fit.start()
-    waiting = _Waiting(session, job, listen)
+    # Ray would set a handler of its own for Ctrl-C there. It is given Ray Train's controller.
+    controllers: list[Any] = []
+    trainer._register_sigint_handler = controllers.append
+    hearing = _Hearing(session, desk, heard, listen, _Waiting(session, job, listen))
+    hearing.start()
+    error, result = None, None
     try:
-        while True:
-            over = not fit.is_alive()
-            for kind, content in ray.get(desk.take.remote()):
-                heard.take(kind, content, listen)
-            if over:
-                break
-            waiting.look(bool(heard.ranks))
-            time.sleep(TAKE_S)
-    except KeyboardInterrupt:
-        _abort(session, desk, heard, fit)
-        raise
-    except ray.exceptions.RayError as error:
-        _abort(session, desk, heard, fit)
-        raise RunFailed(f"the Ray cluster is gone: {_first_line(error)}") from None
-    with suppress(Exception):
-        ray.kill(desk)
+        result = trainer.fit()
+    except (KeyboardInterrupt, SystemExit):
+        _abort(ray, controllers)
+        raise KeyboardInterrupt from None
+    except Exception as raised:
+        error = raised
+    finally:
+        hearing.stop()
     if (failure := heard.failure) is not None:
         if isinstance(failure, WorkerFailed) and failure.worker_traceback:
             failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
         raise failure
-    if fit.error is not None:
-        raise _reason(fit.error, heard, job.ranks, out) from None
+    if error is not None:
+        raise _reason(error, heard, job.ranks, out) from None
     if heard.record is None:
         raise RunFailed("the ranks ended without a record")
-    return fit.result
+    return result
 
 
-class _Fit(threading.Thread):
-    """Runs Ray Train's `fit`, which sets a handler for Ctrl-C of its own in the main thread."""
+class _Hearing(threading.Thread):
+    """Hears the ranks, at the desk, while the main thread waits for Ray Train."""
 
-    def __init__(self, fit: Callable[[], Any]) -> None:
-        super().__init__(name="ray-train", daemon=True)
-        self._fit, self.result = fit, None
-        self.error: BaseException | None = None
+    def __init__(
+        self, session: Session, desk: Any, heard: Heard, listen: Listen, waiting: _Waiting
+    ) -> None:
+        super().__init__(name="ray-desk", daemon=True)
+        self._ray, self._desk, self._heard = session.ray, desk, heard
+        self._listen, self._waiting = listen, waiting
+        self._over = threading.Event()
 
     def run(self) -> None:
-        try:
-            self.result = self._fit()
-        except BaseException as error:
-            self.error = error
+        with suppress(self._ray.exceptions.RayError):  # the desk is gone: Ray Train ends as well
+            over = False
+            while not over:
+                over = self._over.wait(TAKE_S)
+                for kind, content in self._ray.get(self._desk.take.remote(), timeout=ABORT_S):
+                    self._heard.take(kind, content, self._listen)
+                self._waiting.look(over or bool(self._heard.ranks))
+
+    def stop(self) -> None:
+        """Hear what is left, and end."""
+        self._over.set()
+        self.join()
+        with suppress(Exception):
+            self._ray.kill(self._desk)
 
 
 class _Waiting:
@@ -240,15 +245,10 @@ class _Waiting:
 
 
 def _losses(train: Any, desk: Any) -> Any:
-    """Return a callback of Ray Train that tells at the desk which ranks it has lost.
-
-    After Ctrl-C it ends Ray Train instead.
-    """
+    """Return a callback of Ray Train that tells at the desk which ranks it has lost."""
 
     class Losses(train.UserCallback):  # type: ignore[misc]
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Any]) -> None:
-            if need("ray", "ray[train]", "ray", "launcher=ray").get(desk.get.remote(STOP)):
-                os._exit(0)  # this is the process of Ray Train's controller
             desk.tell.remote("ended", {"text": lost_ranks(worker_exceptions)})
 
     return Losses()
@@ -290,29 +290,17 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
-def _abort(session: Session, desk: Any, heard: Heard, fit: _Fit) -> None:
-    """End the ranks of this run in a session of the user's program.
-
-    In a session of ours all its actors end with it. The callback that Ray Train calls next ends the
-    rest (`_losses`).
-    """
-    if not session.theirs:
-        return
-    with suppress(Exception):
-        session.ray.get(desk.put.remote(STOP, True))
-        for told in heard.ranks.values():
-            _beside(session.ray, told["node"], ray_kill).remote(told["pid"])
-    fit.join(ABORT_S)
-
-
-def ray_kill(pid: int) -> None:
-    """End a rank, in a task on its node."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _abort(ray: Any, controllers: list[Any]) -> None:
+    """End Ray Train and its workers."""
+    for controller in controllers:
+        with suppress(Exception):  # it ends while it answers
+            ray.get(controller.abort.remote(), timeout=ABORT_S)
+        with suppress(Exception):
+            ray.kill(controller)
 
 
 def _beside(ray: Any, node: str, what: Any) -> Any:
-    """Return a remote function or actor class that takes no CPU and runs on a certain node."""
+    """Return an actor class that takes no CPU and runs on a certain node."""
     places = need("ray.util.scheduling_strategies", "ray[train]", "ray", "launcher=ray")
     there = places.NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(what).options(num_cpus=0, scheduling_strategy=there)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -56,7 +58,7 @@ class Session:
         if self.started:
             own |= {"num_cpus": self.cpus, "include_dashboard": False}
         try:
-            with _set(QUIET):
+            with _set(QUIET), _handlers_kept():
                 self.ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
             self._hush()
         except BaseException as error:
@@ -182,6 +184,15 @@ def _not_connected(address: str, error: Exception) -> PacelineError:
             " with `ray start`, give its host:port, or leave master out for a cluster of this run"
         )
     return BadRequest(f"master={address} cannot be used: {first[:300]}. {HOW}")
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Restore the handler of SIGTERM: Ray replaces it by one that leaves the program."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
