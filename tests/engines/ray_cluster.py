@@ -12,6 +12,7 @@ import sys
 import uuid
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -30,12 +31,20 @@ def main() -> None:
     own = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     # The head, where the driver runs, has no room for a rank: a lost node is never the head.
     cluster = Cluster(initialize_head=True, head_node_args={**own, "num_cpus": 0})
-    added = [cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES) for _ in range(nodes)]
+    added: list[Any] = []
+
+    def add() -> None:
+        """Add a node with an address of its own, so that Ray Train takes it for another host."""
+        own = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
+        added.append(cluster.add_node(node_ip_address=f"127.0.0.{len(added) + 2}", **own))
+
+    for _ in range(nodes):
+        add()
     cluster.wait_for_nodes()
     print(cluster.address, flush=True)
     for line in sys.stdin:
         if line.strip() == "add":
-            added.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES))
+            add()
         elif line.strip():
             found = next(node for node in added if node.node_id == line.split()[1])
             cluster.remove_node(found, allow_graceful=False)

@@ -93,7 +93,7 @@ def _meet(ray: Any, desk: Any, seat: Seat, store: str, lost_s: float) -> str:
     """Return the address of this attempt's board; rank 0 hosts it."""
     key = f"board/{store}"
     if seat.rank == 0:
-        address = _host(seat, ray.util.get_node_ip_address(), lost_s).address
+        address = _host(seat, ray.util.get_node_ip_address(), lost_s, desk).address
         ray.get(desk.put.remote(key, address))
         return address
     until = time.monotonic() + MEET_S
@@ -105,10 +105,14 @@ def _meet(ray: Any, desk: Any, seat: Seat, store: str, lost_s: float) -> str:
 
 
 @cache
-def _host(seat: Seat, ip: str, lost_s: float) -> HostedApart:
-    """Start the board, which lasts as long as this process."""
+def _host(seat: Seat, ip: str, lost_s: float, desk: Any) -> HostedApart:
+    """Start the board, which lasts as long as this process. The driver hears its notices."""
     listening, address = listen_here() if seat.meets_on_loopback else listen_for(ip)
-    return HostedApart(listening, address, seat.secret, lost_s)
+
+    def say(text: str) -> None:
+        desk.tell.remote("line", {"text": text})
+
+    return HostedApart(listening, address, seat.secret, lost_s, say)
 
 
 def _fail(ray: Any, desk: Any, rank: int, store: str, failure: PacelineError) -> None:
