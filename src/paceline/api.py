@@ -13,11 +13,14 @@ from paceline.common.warned import warnings_once
 from paceline.data.adopt import adopt
 from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
+from paceline.launch import again
+from paceline.launch.again import Again
 from paceline.launch.joined import Meeting
 from paceline.launch.place import Wanted
 from paceline.launch.run import Listen, run_in_folder
 from paceline.launch.seat import find as find_seat
 from paceline.record.lock import HELD, refuse_held
+from paceline.record.reader import read_run
 from paceline.registry import sources
 from paceline.report.compare import compare
 from paceline.report.lines import Study
@@ -99,7 +102,7 @@ def ray_train(
     with warnings_once():
         job = make_job({**options, "launcher": "ray"})
         with Watch(job, quiet=progress is False, live=False) as shown:
-            return _start_on_ray(job, shown.listen, wishes)
+            return start(job, shown.listen, wishes=wishes)
 
 
 @with_options
@@ -176,15 +179,41 @@ def silent(meeting: Meeting | None) -> bool:
 
 def make_job(options: dict[str, Any], meeting: Meeting | None = None) -> Job:
     if meeting is None:
-        if options.get("resume"):
-            # Before its checkpoints are read, which the other process may be replacing.
-            refuse_held(run_folder(options["resume"]), HELD)
-        asked = _started_here({**_saved(options), **options})
-        return replace(prepare(Config.make(asked), default_out), asked=asked)
+        return _own_job(options)
     with meeting.telling("prepare"):
-        options = meeting.going_on(options)
+        found = meeting.going_on(options)
+        options = found.applied(options)
         job = prepare(Config.make(meeting.seat.fit(options, _saved(options))), default_out)
-        return replace(job, notices=(*job.notices, *meeting.notices))
+        return replace(job, notices=(*job.notices, *meeting.notices), found=found.found)
+
+
+def _own_job(options: dict[str, Any]) -> Job:
+    """Make the job of a process that starts the workers itself, here or on a Spark cluster."""
+    if again.asks(options) and _ranks_look(options):
+        again.folder_of(options)
+        asked = _started_here(options)  # rank 0 looks into the folder, which it may see alone
+        return replace(prepare(Config.make(Again().applied(asked)), default_out), asked=asked)
+    found = Again()
+    if again.asks(options):
+        found = again.look(options)
+        options = found.applied(options)
+    elif options.get("resume"):
+        # Before its checkpoints are read, which the other process may be replacing.
+        refuse_held(run_folder(options["resume"]), HELD)
+    asked = _started_here({**_saved(options), **options})
+    job = prepare(Config.make(asked), default_out)
+    notices = (*job.notices, *([found.notice] if found.notice else []))
+    return replace(job, asked=asked, notices=notices, found=found.found)
+
+
+def _ranks_look(options: dict[str, Any]) -> bool:
+    """Whether the ranks look into the folder of `--resume auto`, after every start.
+
+    The folder of a run on Spark may be seen by rank 0 alone; that of Ray is seen here as well.
+    """
+    if options.get("launcher") == "ray":
+        return again.look(options).found != "complete"
+    return options.get("launcher") == "spark"
 
 
 def _saved(options: dict[str, Any]) -> dict[str, Any]:
@@ -253,13 +282,25 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
     return {"master": usual_master(), **filled}
 
 
-def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None) -> Run:
-    if meeting is None and job.config.launcher == "spark":
+def start(
+    job: Job,
+    listen: Listen,
+    clean: bool = False,
+    meeting: Meeting | None = None,
+    wishes: Any = None,
+) -> Run:
+    if job.found == "complete":
+        record, out = read_run(job.out), job.out
+        for notice in job.notices:
+            listen("notice", {"text": notice})
+        if meeting is not None:
+            meeting.recorded()
+    elif meeting is None and job.config.launcher == "spark":
         record, out = _start_on_spark(job, listen), job.out
     elif meeting is None and job.config.launcher == "ray":
-        return _start_on_ray(job, listen)
+        return _start_on_ray(job, listen, wishes)
     else:
-        record, out = run_in_folder(job, listen, clean, meeting)
+        record, out = run_in_folder(job, listen, clean, meeting, leaves=True)
     return Run(record, out, job.model)
 
 
@@ -280,7 +321,7 @@ def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
     )
 
 
-def _start_on_ray(job: Job, listen: Listen, wishes: Any = None) -> Run:
+def _start_on_ray(job: Job, listen: Listen, wishes: Any) -> Run:
     """Run the workers on Ray, and print here what they say."""
     from paceline.launch.ray import run_on_ray
 

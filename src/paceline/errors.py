@@ -15,7 +15,7 @@ PacelineError
 
 KeyboardInterrupt
 └── Interrupted           Ctrl-C, SIGTERM or SIGHUP during a run, after its record was written
-                          (exit codes 130, 143, 129)
+                          (exit codes 130, 143, 129); SIGUSR1 or --max-time (exit code 75)
 
 A sentence that says what to type is written for the command line: `use --transport gloo`. A reader
 in Python sees `use transport="gloo"`. `PacelineError.__str__` and `voiced` make the difference;
@@ -44,6 +44,7 @@ _NO_VALUES = (
     "would",
 )  # fmt: skip
 _SWITCHES = ("compile", "force", "profile", "watch")  # flags without a value
+LEFT = 75  # the exit code of a run to be started again: EX_TEMPFAIL in sysexits.h
 _reads_flags = False  # whether the reader has typed a command line
 
 
@@ -191,7 +192,11 @@ class WorkerFailed(RunFailed):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has ended the run; `number` says which, and the exit code is that of a shell."""
+    """A signal or its time limit has ended the run.
+
+    `number` says which signal, and the exit code is that of a shell; it is `LEFT` where the run
+    left with a checkpoint, for SIGUSR1 or --max-time (no signal: `number` is 0).
+    """
 
     told = False
 
@@ -201,7 +206,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        return 128 + self.number
+        return LEFT if self.number in (0, signal.SIGUSR1) else 128 + self.number
 
 
 def to_plain(error: PacelineError) -> dict[str, Any]:

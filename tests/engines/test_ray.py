@@ -351,10 +351,25 @@ def test_nothing_is_left_after_the_driver(
     if number != signal.SIGKILL:
         assert code == 128 + number
         assert "Traceback" not in said
-        assert read_run("there")["status"] == "interrupted"
+        record = read_run("there")
+        assert record["status"] == "interrupted"
+        assert record["environment"]["ray"]["ranks"]
+    if number == signal.SIGTERM:
+        assert "interrupted by SIGTERM after a checkpoint at step" in said
     step = int(checkpoints("there")[-1].name.removeprefix("step-"))
     assert step < 120
     completed("train", "--resume", "there", "--threads", "1", *where, env=env)
+    completed(*slow("here"))
+    assert identical(weights("here"), weights("there"))
+
+
+def test_one_command_line_begins_leaves_and_goes_on(cluster: RayCluster) -> None:
+    words = [*slow("there"), "--resume", "auto", *on(cluster)]
+    done = paceline(*words, "--max-time", "2s", env=cluster.environment)
+    assert done.returncode == 75, done.stderr
+    assert read_run("there")["status"] == "interrupted"
+    assert "going on from step" in completed(*words, env=cluster.environment)
+    assert "is complete already" in completed(*words, env=cluster.environment)
     completed(*slow("here"))
     assert identical(weights("here"), weights("there"))
 

@@ -272,7 +272,7 @@ def test_ranks_that_are_started_again_go_on_with_their_own_run_only(
     go_on = {**options, "resume": str(out / "checkpoints" / "step-00000020")}
 
     def ask(meeting: Meeting) -> tuple[dict[str, Any], list[str]]:
-        return meeting.going_on(options), meeting.notices
+        return meeting.going_on(options).applied(options), meeting.notices
 
     def mark(meeting: Meeting) -> None:
         if meeting.leads:

@@ -53,6 +53,7 @@ def submit(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
         **os.environ,
         "PATH": f"{tools}:{os.environ['PATH']}",
         "SLURM_JOB_ID": str(free_job(0)),
+        "SLURM_JOB_NAME": asked["job-name"],
         "SLURM_NTASKS": str(int(asked["nodes"]) * int(asked["ntasks-per-node"])),
     }
     if "cpus-per-task" in asked:
@@ -102,15 +103,26 @@ def test_a_script_for_a_training_run(tmp_path: Path) -> None:
         "#SBATCH --ntasks-per-node=4\n"
         "#SBATCH --time=1:30:00\n"
         "#SBATCH --output=%x-%j.out\n"
+        "#SBATCH --open-mode=append\n"
+        "#SBATCH --requeue\n"
+        "#SBATCH --signal=USR1@120\n"
         "\n"
         "set -euo pipefail\n"
         f'export PATH={Path(sys.executable).parent}:"$PATH"\n'
         'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"\n'
         "\n"
         "# One process per task; when one fails, the others are ended.\n"
+        "code=0\n"
         'srun --kill-on-bad-exit=1 --cpus-per-task="$OMP_NUM_THREADS" '
         "paceline train --data fashion-mini --model mlp:hidden=16 --strategy allreduce --steps 4"
-        ' --threads "$OMP_NUM_THREADS"\n'
+        ' --out "runs/$SLURM_JOB_NAME-$SLURM_JOB_ID" --resume auto --threads "$OMP_NUM_THREADS"'
+        " || code=$?\n"
+        "\n"
+        "# 75: the run has left with a checkpoint before the time limit. The next start goes on.\n"
+        'if [ "$code" -eq 75 ]; then\n'
+        '    scontrol requeue "$SLURM_JOB_ID"\n'
+        "fi\n"
+        'exit "$code"\n'
     )
     assert [p.name for p in tmp_path.iterdir()] == ["job.sh"]
 
@@ -157,10 +169,67 @@ def test_the_lines_of_setup_come_before_the_run() -> None:
 @pytest.mark.parametrize("how", [["--threads", "2"], ["--set", "threads=2"], ["run.toml"]])
 def test_threads_that_were_said_are_kept(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "run.toml").write_text("threads = 2\n")
-    assert (
-        "OMP_NUM_THREADS"
-        not in call("--slurm", "-", "--", "train", *how).splitlines()[-1].partition("paceline")[2]
+    assert '"$OMP_NUM_THREADS"' not in started("train", *how)
+
+
+def started(*words: str, limit: str = "60") -> str:
+    """What srun starts, as the script has it."""
+    said = call("--slurm", "-", "--time", limit, "--", *words)
+    line = next(line for line in said.splitlines() if line.startswith("srun"))
+    return line.partition(" paceline ")[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--out", "a"], "train --out a --resume auto --threads"),
+        (["--set", "out=a"], "train --set out=a --resume auto --threads"),
+        (["--out", "a", "--resume", "auto"], "train --out a --resume auto --threads"),
+        (["--resume", "runs/a"], "train --resume runs/a --threads"),
+        ([], 'train --out "runs/$SLURM_JOB_NAME-$SLURM_JOB_ID" --resume auto --threads'),
+    ],
+)
+def test_a_job_that_is_started_again_goes_on(given: list[str], expected: str) -> None:
+    assert started("train", *given).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("60", 120), ("1:00:00", 120), ("2-12", 120), ("2-12:30", 120), ("0", 120), ("0:0", None),
+        ("10", 120), ("5", 60), ("2:30", 30), ("0:01:00", 12), ("0-0:01", 12), ("0:03", 1),
+    ],
+)  # fmt: skip
+def test_a_short_limit_leaves_less_time_before_it(limit: str, seconds: int | None) -> None:
+    if seconds is None:
+        with pytest.raises(BadRequest, match="is not a time limit"):
+            Allocation(time=limit)
+    else:
+        assert f"#SBATCH --signal=USR1@{seconds}" in Allocation(time=limit).lines(leaves=True)
+
+
+def test_a_script_of_ones_own_is_not_signalled(tmp_path: Path) -> None:
+    """SIGUSR1 would kill a program that does not handle it."""
+    (tmp_path / "loop.py").touch()
+    assert "signal" not in call("--slurm", "-", "loop.py")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("code", [0, 75, 143, 1])
+def test_the_script_requeues_its_job_on_75_only(tmp_path: Path, code: int) -> None:
+    call("--slurm", "job.sh", "--", "train")
+    text = (tmp_path / "job.sh").read_text()
+    (tmp_path / "job.sh").write_text(
+        re.sub(r"export PATH=[^:]*:", f"export PATH={tmp_path}:", text)
     )
+    for name, does in (("paceline", f"exit {code}"), ("scontrol", 'echo "$@" > asked')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    done = submit(tmp_path / "job.sh", tmp_path)
+    assert done.returncode == code, done.stderr
+    asked = tmp_path / "asked"
+    assert asked.exists() is (code == 75)
+    assert code != 75 or asked.read_text().startswith("requeue ")
 
 
 @pytest.mark.processes
@@ -178,7 +247,8 @@ def test_bash_understands_it(tmp_path: Path, words: list[str]) -> None:
         re.sub(r"export PATH=[^:]*:", f"export PATH={tmp_path}:", text)
     )
     done = submit(tmp_path / "job.sh", tmp_path)
-    assert done.stdout.splitlines() == [*SMALL_TRAIN, *awkward, "--threads", "1"]
+    added = ["--resume", "auto", "--threads", "1"]
+    assert done.stdout.splitlines() == [*SMALL_TRAIN, *awkward, *added]
     assert (tmp_path / "srun-options").read_text().split() == [
         "--kill-on-bad-exit=1",
         "--cpus-per-task=1",
@@ -204,6 +274,7 @@ def test_the_example_is_what_the_command_writes() -> None:
         Allocation(2, 4, 2, "0:30:00", "short", "mnist-allreduce"),
         ["source ~/paceline/bin/activate"],
         "/opt/paceline/bin",
+        {"out": "runs/slurm"},
     )
     assert (ROOT / "deploy" / "slurm" / "train.sh").read_text() == made
 

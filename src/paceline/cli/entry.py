@@ -35,5 +35,6 @@ def until_interrupted(command: Callable[[], int], end: Ending) -> int:
         if not getattr(stop, "told", False):
             with suppress(OSError, ValueError):  # the terminal may be closed
                 print(f"paceline: {str(stop) or end.reason}", file=sys.stderr, flush=True)
-        number = getattr(stop, "number", signal.SIGINT) if end.heard is None else end.heard
-        return 128 + int(number)
+        if end.heard is not None:
+            return 128 + int(end.heard)
+        return int(getattr(stop, "exit_code", 128 + signal.SIGINT))

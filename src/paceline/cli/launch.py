@@ -132,7 +132,7 @@ def _write(file: str, command: tuple[str, ...], wishes: dict[str, Any]) -> None:
     elif not os.path.isfile(command[0]):
         raise BadRequest(f"{command[0]} is not a file: give your script, or train and its options")
     here = os.path.dirname(os.path.abspath(sys.executable))
-    text = batch_script(command, allocation, setup, here, own_threads="threads" in options)
+    text = batch_script(command, allocation, setup, here, options)
     if file == "-":
         click.echo(text, nl=False)
         return

@@ -33,7 +33,8 @@ REGISTRIES = {  # by option: the registry whose names it takes
 METAVARS = {
     "data_dir": "DIR",
     "out": "DIR",
-    "resume": "DIR",
+    "resume": "[DIR|auto]",
+    "max_time": "TIME",
     "plugin": "FILE",
     "master": "URL",
     "network": "RATE[,latency=TIME]",
@@ -169,15 +170,16 @@ def train(
       paceline train --model mlp:hidden=512x256 --optimizer adam --lr 0.001 --epochs 3
       paceline train run.toml --set strategy.collective=native
       paceline train --checkpoint-every 200 --out runs/a      then: paceline train --resume runs/a
+      paceline train --out runs/a --resume auto --max-time 55min    goes on, each time it is started
       paceline train --model mypackage.nets:make_net --data imagefolder:photos
       paceline train --data fashion-mini --callbacks csv --callbacks tensorboard:folder=tb
     """
     values: dict[str, Any] = read_toml(file) if file else {}
     values.update({k: v for k, v in flags.items() if v is not None and v != ()})
-    if values.get("resume"):
-        # `--set strategy.every=4` changes one option of the choice that the saved run made.
-        from paceline.request.earlier import load_config
+    from paceline.request.earlier import AUTO, load_config
 
+    if values.get("resume") not in (None, AUTO):
+        # `--set strategy.every=4` changes one option of the choice that the saved run made.
         saved = load_config(values["resume"])
         inside = {
             s.partition(".")[0].replace("-", "_") for s in settings if "." in s.partition("=")[0]

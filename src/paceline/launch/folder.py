@@ -93,7 +93,7 @@ def _take(job: Job, restarted: Callable[[Path], bool]) -> tuple[Path, bool]:
         except FileExistsError:
             if job.resume_from and same_folder(out, run_folder(job.config.resume or "")):
                 return out, False
-            if restarted(out):
+            if restarted(out) or job.found == "begun":
                 _refuse_to_spend_twice(job, out)
                 return out, False
             if job.out_is_given and _nothing_happened(out):

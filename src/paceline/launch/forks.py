@@ -21,7 +21,7 @@ from paceline.launch.board import Hosted, board_for, rendezvous_for
 from paceline.launch.failures import GRACE_S
 from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
 from paceline.launch.processes import describe_end, end_processes, obey_parent
-from paceline.launch.signals import ENDING
+from paceline.launch.signals import ENDING, LEAVING, relaying
 from paceline.testbed.hosts import Testbed
 from paceline.transport.base import WAITS, Waits
 
@@ -64,7 +64,8 @@ def on_forked_ranks(
         board = board_for(bed, waits.lost_s)
         for rank, pipe in enumerate(pipes):
             pipe.send(rendezvous_for(board, bed, rank, size, waits))
-        return _listen(pipes, processes, board, hear, expendable, failing)
+        with relaying(lambda number: _ask_to_leave(processes)):
+            return _listen(pipes, processes, board, hear, expendable, failing)
     except BaseException:
         failing()
         raise
@@ -120,6 +121,13 @@ def _listen(
             failing()
             give_up = time.monotonic() + GRACE_S
     return outcome.results, outcome.failures
+
+
+def _ask_to_leave(processes: list[Any]) -> None:
+    for process in processes:
+        if process.exitcode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, LEAVING)
 
 
 def _tell_ended(rank: int, pipes: list[Connection], running: set[int]) -> None:

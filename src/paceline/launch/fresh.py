@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
@@ -20,7 +21,7 @@ from paceline.common.parents import die_with_parent
 from paceline.errors import PacelineError, RunFailed
 from paceline.launch.messages import Hear
 from paceline.launch.package import pack, unpack
-from paceline.launch.signals import delayed
+from paceline.launch.signals import LEAVING, delayed, relay, relaying
 from paceline.request.session import Session
 
 MAIN = "from paceline.launch.fresh import main; main()"
@@ -43,11 +44,13 @@ def run_in_fresh_process(session: Session, hear: Hear) -> None:
             )
             theirs.close()
         connection.send_bytes(package)
-        while True:
-            kind, content = connection.recv()
-            if kind == "end":
-                break
-            hear(kind, content)
+        asks = partial(_ask_to_leave, process)
+        with relaying(asks):
+            while True:
+                kind, content = connection.recv()
+                if kind == "end":
+                    break
+                hear(kind, content)
         ended, failure = True, pickle.loads(content["error"])
     except (EOFError, ConnectionError):
         assert process is not None
@@ -69,6 +72,10 @@ def run_in_fresh_process(session: Session, hear: Hear) -> None:
         raise failure
 
 
+def _ask_to_leave(process: subprocess.Popen[bytes], number: int) -> None:
+    process.send_signal(LEAVING)
+
+
 def main() -> None:
     """Run the session that the parent sends; the fresh interpreter calls this."""
     from paceline.launch.local import run_processes
@@ -76,6 +83,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # the parent answers Ctrl-\
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parent asks this to end
+    signal.signal(LEAVING, relay)  # or to leave with a checkpoint
     torch.set_num_threads(1)  # starts no pool of threads before the workers are forked
     connection = Connection(int(sys.argv[1]))
     failure: PacelineError | None = None

@@ -13,15 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
 
+from paceline.common.asked import Asked
 from paceline.common.devices import take_device
 from paceline.errors import Interrupted, PacelineError, TransportError, from_plain, to_plain
+from paceline.launch import again
 from paceline.launch.addresses import LOOPBACK, address_towards, reachable
+from paceline.launch.again import Again
 from paceline.launch.awaiting import Awaiting
 from paceline.launch.failures import GRACE_S, as_failure, root_cause
 from paceline.launch.local import train_rank
@@ -29,6 +33,7 @@ from paceline.launch.messages import Hear
 from paceline.launch.place import Place, Wanted, find_place
 from paceline.launch.restarts import Mark, last_checkpoint
 from paceline.launch.seat import Seat
+from paceline.launch.signals import relaying
 from paceline.request.job import Job
 from paceline.request.session import Session
 from paceline.transport.base import Rendezvous, Transport, Waits
@@ -36,6 +41,7 @@ from paceline.transport.c10d.store import first_line
 
 # The board is polled, so that a rank that a launcher signals meanwhile ends at once.
 POLL_S = 0.01
+END_S = 3.0  # for the other ranks to end before rank 0, where its exit code counts
 THIS_PROCESS = uuid4().hex
 
 
@@ -226,20 +232,24 @@ class Meeting:
                 f" ended): {first_line(error)}"
             ) from None
 
-    def going_on(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options, with the checkpoint to resume where the ranks were started again."""
-        if self.leads:
-            resume = None
-            try:
+    def going_on(self, options: Mapping[str, Any]) -> Again:
+        """Return what rank 0 has found: where the ranks were started again, a checkpoint."""
+        if not self.leads:
+            found: Again = self._get("resume", Again.read)
+            return found
+        found = Again()
+        try:
+            if again.asks(options):
+                found = again.look(options)
+            else:
                 counted = any(p.restarts for p in self.present)
                 launcher = self.seat.launcher
                 resume, notice = last_checkpoint(self._own_mark, launcher, counted, options)
-                self.notices += [notice] if notice else []
-            finally:
-                self._put("resume", resume)
-        else:
-            resume = self._get("resume")
-        return {**options, **({"resume": resume} if resume else {})}
+                found = Again("nothing", resume, notice)
+        finally:
+            self._put("resume", asdict(found))
+        self.notices += [found.notice] if found.notice else []
+        return found
 
     @property
     def _own_mark(self) -> Mark:
@@ -303,13 +313,16 @@ class Meeting:
 
     def train(self, session: Session, hear: Hear) -> None:
         """Do this rank's part of the run. Rank 0 raises the root cause of a failure anywhere."""
+        asked = Asked()
         try:
-            train_rank(
-                session,
-                replace(self.rendezvous, waits=session.job.config.waits),
-                hear if self.leads else _print_slow_ranks,
-                self.seat.local_rank,
-            )
+            with relaying(asked.hear):
+                train_rank(
+                    session,
+                    replace(self.rendezvous, waits=session.job.config.waits),
+                    hear if self.leads else partial(_beside_rank_0, hear),
+                    self.seat.local_rank,
+                    asked if session.leaves else None,
+                )
         except KeyboardInterrupt:
             raise
         except Exception as error:
@@ -336,13 +349,26 @@ class Meeting:
                 time.sleep(0.05)
         return root_cause(failures, self.seat.size)
 
-    def recorded(self) -> None:
-        """Wait until rank 0 has written the record; rank 0 calls this when it has."""
+    def recorded(self, left: Interrupted | None = None) -> Interrupted | None:
+        """Wait until rank 0 has written the record; rank 0 calls this when it has.
+
+        Returns why all ranks have left early, as rank 0 says it; None: they have not.
+        """
         if self.leads:
-            self._put("recorded", True)
+            self._put("recorded", None if left is None else (str(left), left.number))
         else:
-            self._get("recorded")
+            left = self._get(
+                "recorded", lambda said: None if said is None else Interrupted(said[0], said[1])
+            )
         self._leave("recorded")
+        return left
+
+    def ends_last(self) -> None:
+        """As rank 0, wait a moment for the end of all other ranks."""
+        others, until = set(range(1, self.seat.size)), time.monotonic() + END_S
+        with suppress(RuntimeError, PacelineError):
+            while others - self._shared.gone().keys() and time.monotonic() < until:
+                time.sleep(POLL_S)
 
 
 def _read_claim(
@@ -355,7 +381,9 @@ def _read_claim(
     return None, None if said is None else (Path(said[0]), int(said[1]))
 
 
-def _print_slow_ranks(kind: str, content: dict[str, Any]) -> None:
-    """Print notices of slow ranks on ranks other than 0, since rank 0 may be the slow one."""
+def _beside_rank_0(hear: Hear, kind: str, content: dict[str, Any]) -> None:
+    """Print notices of slow ranks, since rank 0 may be the slow one, and hear of leaving."""
+    if kind in ("begins", "leaving"):
+        hear(kind, content)
     if kind == "waiting":
         print(f"paceline: {content['text']}", file=sys.stderr, flush=True)

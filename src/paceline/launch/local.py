@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from paceline.common.allocator import keep_freed_memory
+from paceline.common.asked import Asked
 from paceline.common.devices import take_device
 from paceline.common.links import Links
 from paceline.common.warned import warnings_once
@@ -15,6 +17,7 @@ from paceline.errors import BadRequest, PacelineError, PeerLost
 from paceline.launch.failures import as_failure, root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.messages import Hear
+from paceline.launch.signals import LEAVING
 from paceline.launch.start import attempts, begin
 from paceline.registry import transports
 from paceline.request.job import Job
@@ -75,11 +78,16 @@ def may_die(job: Job) -> frozenset[int]:
 
 
 def train_rank(
-    session: Session, rendezvous: Rendezvous, say: Hear, local_rank: int | None = None
+    session: Session,
+    rendezvous: Rendezvous,
+    say: Hear,
+    local_rank: int | None = None,
+    asked: Asked | None = None,
 ) -> None:
     """Connect this process to the other ranks and do its part of the run.
 
-    `local_rank`: this rank's number on its host; None: all ranks are on this host.
+    `local_rank`: this rank's number on its host; None: all ranks are on this host. `asked`: tells
+    whether this rank was asked to leave.
     """
     keep_freed_memory()
     number = rendezvous.rank if local_rank is None else local_rank
@@ -93,13 +101,16 @@ def train_rank(
     )
     kind, survives = transports.entry(session.job.transport).make, bool(may_die(session.job))
     say("connecting", {})
-    begin(attempts(kind, rendezvous, survives), partial(_work, session, say, rendezvous.alone))
+    work = partial(_work, session, say, rendezvous.alone, asked)
+    begin(attempts(kind, rendezvous, survives), work)
 
 
-def _work(session: Session, say: Hear, alone: bool, transport: Transport) -> None:
+def _work(
+    session: Session, say: Hear, alone: bool, asked: Asked | None, transport: Transport
+) -> None:
     say("connected", {})
     try:
-        run_worker(session, transport, say, alone_on_host=alone)
+        run_worker(session, transport, say, alone_on_host=alone, asked=asked)
         transport.patience.activity.end()
     except RuntimeError as error:
         if isinstance(error, PacelineError):
@@ -113,6 +124,12 @@ def _work(session: Session, say: Hear, alone: bool, transport: Transport) -> Non
 
 
 def train_rank_told_once(session: Session, rendezvous: Rendezvous, say: Hear) -> None:
-    """Run `train_rank` in its own process. The launcher prints each of its warnings once."""
+    """Run `train_rank` in its own process. The launcher prints each of its warnings once.
+
+    The launcher's SIGUSR1 asks it to leave with a checkpoint.
+    """
+    asked = Asked() if session.leaves else None
+    if asked is not None:
+        signal.signal(LEAVING, asked.hear)
     with warnings_once(lambda told: say("warning", told)):
-        train_rank(session, rendezvous, say)
+        train_rank(session, rendezvous, say, asked=asked)

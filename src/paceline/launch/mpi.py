@@ -30,7 +30,7 @@ from paceline.launch.local import network, train_rank_told_once
 from paceline.launch.messages import Body, Hear, Outcome, tell_error, tell_result, teller
 from paceline.launch.package import pack, unpack
 from paceline.launch.processes import leave_terminal_to_parent
-from paceline.launch.signals import delayed
+from paceline.launch.signals import LEAVING, delayed, relaying
 from paceline.request.session import Session
 from paceline.testbed.hosts import LAUNCHER, Testbed, host_name
 from paceline.transport.base import WAITS, Rendezvous, Waits
@@ -98,7 +98,10 @@ def on_mpi_ranks(
                     connection.send_bytes(package)
             try:
                 starting = Starting(hear, size, waits)
-                results, failures = _listen(process, printed, connections, board, starting, failing)
+                parts = (process, printed, connections, board, starting, failing)
+                # mpirun passes this signal on to all ranks.
+                with relaying(lambda number: process.send_signal(LEAVING)):
+                    results, failures = _listen(*parts)
             except BaseException:
                 failing()
                 raise

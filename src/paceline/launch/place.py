@@ -30,6 +30,7 @@ from paceline.launch.addresses import keep_to_loopback
 from paceline.launch.board import HostedApart, listen_for, listen_here
 from paceline.launch.seat import Seat
 from paceline.request.config import Config
+from paceline.request.earlier import AUTO
 from paceline.transport.base import WAITS, Waits
 from paceline.transport.board.client import Board
 from paceline.transport.board.wire import TCP
@@ -72,7 +73,7 @@ class Wanted:
         """Read it from the options of a run, before the rest of them is looked at."""
         names = ("out", "insecure", "resume", "deadline_s", "give_up_s", "lost_s")
         config = Config.make({name: options[name] for name in names if options.get(name)})
-        folder = config.out or config.resume
+        folder = config.out or (config.resume if config.resume != AUTO else None)
         return cls(Path(folder) if folder else None, config.insecure, config.waits)
 
 

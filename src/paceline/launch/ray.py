@@ -26,15 +26,16 @@ from paceline.errors import (
     from_plain,
 )
 from paceline.launch.ray_desk import Desk
-from paceline.launch.ray_rank import Rank, Work, in_rank
+from paceline.launch.ray_rank import LEAVE, Rank, Work, in_rank
 from paceline.launch.ray_reports import STORAGE
 from paceline.launch.run import Attempt, Listen
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
-from paceline.launch.signals import Ending, ending
+from paceline.launch.signals import Ending, ending, relaying
 from paceline.launch.spark import shown
 from paceline.ray.session import Session
 from paceline.record.machine import environment
+from paceline.record.reader import read_run
 from paceline.record.writer import write_json
 from paceline.request.job import Job
 from paceline.request.session import Session as RunSession
@@ -43,6 +44,7 @@ MAX_FAILURES = 3  # how often Ray Train starts the ranks again
 START_FAILURES = 2  # how often it tries again to find room for them
 TAKE_S = 0.1  # between two looks at the desk
 ABORT_S = 10.0  # for Ray to end its workers after Ctrl-C
+LEAVE_S = 60.0  # for the ranks to leave with a checkpoint after a SIGTERM
 ADDRESS = "RAY_ADDRESS"  # set by `ray job submit`
 ENDS = {  # what Ray says about an actor, and what it means for a rank
     r"node has died|node was terminated|NODE_DIED": "its node is gone",
@@ -72,6 +74,7 @@ class Heard:
     losses: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=list)  # of Ray's groups: one for each start
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the last start
+    left: Interrupted | None = None  # the ranks have left with a checkpoint
 
     def take(self, kind: str, content: dict[str, Any], listen: Listen) -> None:
         if kind == "line":
@@ -82,6 +85,8 @@ class Heard:
             self.ranks[content["rank"]] = content
         elif kind == "record":
             self.record = content
+        elif kind == "left":
+            self.left = self.left or Interrupted(content["text"], content["number"])
         elif kind == "failed":
             self.failures[content["rank"]] = from_plain(content["error"])
         elif kind == "ended":  # Ray's word on the ranks of an attempt
@@ -106,23 +111,30 @@ def run_on_ray(
     before = _content(out / "run.json")
     cpus = job.threads
     address = job.config.master or os.environ.get(ADDRESS) or "local"
+    heard = Heard()
     with ending() as end:
         try:
             with Session(address, job.ranks * cpus) as session:
                 session.enough(job.ranks, cpus)
-                heard = Heard()
-                result = _fit(session, rank, job, out, cpus, listen, wishes, heard)
+                result = _fit(session, rank, job, out, cpus, listen, wishes, heard, end)
         except (KeyboardInterrupt, PacelineError) as error:
             end.settling = True
-            failure = _interrupted(end) if isinstance(error, KeyboardInterrupt) else error
+            failure = error if isinstance(error, PacelineError | Interrupted) else _stopped(end)
             _conclude(job, out, listen, failure, before)
+            if heard.ranks and _content(out / "run.json") != before:
+                _keep(_with_ray(read_run(out), heard), out)
             raise failure from None
     assert heard.record is not None
-    own = {"command": environment()["command"], "ray": _about(heard)}
-    about = {**heard.record["environment"], **own}
-    record = {**heard.record, "attempts": len(heard.stores), "environment": about}
+    record = _with_ray(heard.record, heard)
     _keep(record, out)
     return record, result
+
+
+def _with_ray(record: dict[str, Any], heard: Heard) -> dict[str, Any]:
+    """Return the record with what only the driver knows."""
+    own = {"command": environment()["command"], "ray": _about(heard)}
+    about = {**record["environment"], **own}
+    return {**record, "attempts": len(heard.stores), "environment": about}
 
 
 def _fit(
@@ -134,6 +146,7 @@ def _fit(
     listen: Listen,
     wishes: Wishes,
     heard: Heard,
+    end: Ending,
 ) -> Any:
     """Run Ray Train to its end, and hear the ranks meanwhile. Returns its result."""
     ray, train = session.ray, need("ray.train", "ray[train]", "ray", "launcher=ray")
@@ -173,18 +186,22 @@ def _fit(
     # Ray would set a handler of its own for Ctrl-C there. It is given Ray Train's controller.
     controllers: list[Any] = []
     trainer._register_sigint_handler = controllers.append
-    hearing = _Hearing(session, desk, heard, listen, _Waiting(session, job, listen))
+    hearing = _Hearing(session, desk, heard, listen, _Waiting(session, job, listen), end)
     hearing.start()
     error, result = None, None
     try:
-        result = trainer.fit()
+        with relaying(hearing.ask):
+            result = trainer.fit()
     except (KeyboardInterrupt, SystemExit):
         _abort(ray, controllers)
         raise KeyboardInterrupt from None
     except Exception as raised:
         error = raised
     finally:
+        end.cannot_leave()
         hearing.stop()
+    if heard.left is not None:
+        raise heard.left
     if (failure := heard.failure) is not None:
         if isinstance(failure, WorkerFailed) and failure.worker_traceback:
             failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
@@ -200,11 +217,19 @@ class _Hearing(threading.Thread):
     """Hears the ranks, at the desk, while the main thread waits for Ray Train."""
 
     def __init__(
-        self, session: Session, desk: Any, heard: Heard, listen: Listen, waiting: _Waiting
+        self,
+        session: Session,
+        desk: Any,
+        heard: Heard,
+        listen: Listen,
+        waiting: _Waiting,
+        end: Ending,
     ) -> None:
         super().__init__(name="ray-desk", daemon=True)
         self._ray, self._desk, self._heard = session.ray, desk, heard
-        self._listen, self._waiting = listen, waiting
+        self._listen, self._waiting, self._end = listen, waiting, end
+        self._wish: int | None = None
+        self._told = False  # that the ranks can leave
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -215,6 +240,19 @@ class _Hearing(threading.Thread):
                 for kind, content in self._ray.get(self._desk.take.remote(), timeout=ABORT_S):
                     self._heard.take(kind, content, self._listen)
                 self._waiting.look(over or bool(self._heard.ranks))
+                self._look_at_leaving()
+
+    def ask(self, number: int) -> None:
+        """Ask the ranks to leave with a checkpoint. A handler of signals may call this."""
+        self._wish = number
+
+    def _look_at_leaving(self) -> None:
+        if self._heard.ranks and not self._told:
+            self._told = True
+            self._end.can_leave(LEAVE_S)
+        if self._wish is not None:
+            wish, self._wish = self._wish, None
+            self._desk.put.remote(LEAVE, int(wish))
 
     def stop(self) -> None:
         """Hear what is left, and end."""
@@ -306,7 +344,7 @@ def _beside(ray: Any, node: str, what: Any) -> Any:
     return ray.remote(what).options(num_cpus=0, scheduling_strategy=there)
 
 
-def _interrupted(end: Ending) -> Interrupted:
+def _stopped(end: Ending) -> Interrupted:
     return Interrupted(end.reason, end.heard) if end.heard else Interrupted(end.reason)
 
 

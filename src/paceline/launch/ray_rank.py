@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -28,12 +30,14 @@ from paceline.launch.ray_reports import Reporter
 from paceline.launch.seat import RAY_RUN, Seat
 from paceline.launch.seat import find as find_seat
 from paceline.launch.secret import BOARD, SECRET
+from paceline.launch.signals import relay
 
 # What each rank does with the options; rank 0 returns the record.
 Rank = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 MEET_S = 300.0  # for rank 0 to host the board
 AGAIN_S = 0.05  # between two looks at the desk
+LEAVE, LEAVE_S = "leave", 0.5  # where the driver asks the ranks to leave; between two looks there
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,17 @@ def in_rank(work: Work) -> None:
     with suppress(OSError):
         os.chdir(work.folder)
     events = Path(work.options["out"]) / "events" / "worker-0.jsonl"
-    with _told(desk), Reporter(desk, seat.rank, store, events, work.reports) as reporter:
+    reports = Reporter(desk, seat.rank, store, events, work.reports)
+    with _told(desk), _leaving(ray, desk), reports as reporter:
         try:
             os.environ[BOARD] = _meet(ray, desk, seat, store, work.lost_s)
             record = work.rank(work.options)
             reporter.finish(record)
+        except KeyboardInterrupt as stop:  # all ranks have left with a checkpoint
+            number = getattr(stop, "number", signal.SIGINT)
+            left = {"rank": seat.rank, "text": str(stop), "number": int(number)}
+            ray.get(desk.tell.remote("left", left))
+            return
         except Exception as error:
             _fail(ray, desk, seat.rank, store, as_failure(seat.rank, error))
             return
@@ -133,6 +143,24 @@ def _fail(ray: Any, desk: Any, rank: int, store: str, failure: PacelineError) ->
         time.sleep(AGAIN_S)
     ray.get(desk.tell.remote("lost", {"rank": rank, "text": str(failure)}))
     raise failure
+
+
+@contextmanager
+def _leaving(ray: Any, desk: Any) -> Iterator[None]:
+    """Pass on the driver's request to leave with a checkpoint (SIGTERM, SIGUSR1)."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LEAVE_S):
+            with suppress(Exception):  # the desk ends with the driver
+                if (number := ray.get(desk.get.remote(LEAVE))) is not None:
+                    relay(number)
+
+    threading.Thread(target=look, name="leaving", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class Lines(io.TextIOBase):

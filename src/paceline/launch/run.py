@@ -14,10 +14,18 @@ from typing import Any
 
 import torch
 
+from paceline.common import asked
 from paceline.common.files import sweep
 from paceline.common.shortage import out_of_memory
 from paceline.common.warned import show_warning, warnings_once
-from paceline.errors import BadRequest, Interrupted, PeerLost, RunFailed, WorkerFailed
+from paceline.errors import (
+    BadRequest,
+    Interrupted,
+    PeerLost,
+    RunFailed,
+    WorkerFailed,
+    voiced,
+)
 from paceline.launch.callbacks import Calls, threads_left
 from paceline.launch.folder import claim
 from paceline.launch.fresh import run_in_fresh_process
@@ -27,7 +35,7 @@ from paceline.launch.mpi import run_under_mpirun
 from paceline.launch.picture import shown_on_request
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
-from paceline.launch.signals import Ending, ending
+from paceline.launch.signals import LEAVE_S, Ending, ending
 from paceline.launch.threads import run_threads
 from paceline.privacy.plan import account
 from paceline.record import checkpoint, reserve
@@ -55,14 +63,18 @@ def run(
 
 
 def run_in_folder(
-    job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None
+    job: Job,
+    listen: Listen,
+    clean: bool = False,
+    meeting: Meeting | None = None,
+    leaves: bool = False,
 ) -> tuple[dict[str, Any], Path]:
     """Run the job. Returns its record and its folder.
 
     Writes run.json in every case, then raises what went wrong. `clean` promises that this process
     has run no multi-threaded torch operation (the CLI's has not), so that it can fork. With a
     `meeting` this process is one of several ranks that a launcher has started; rank 0 writes the
-    record.
+    record. `leaves`: SIGTERM and SIGUSR1 ask the workers to leave with a checkpoint.
     """
     with ending() as end, ExitStack() as held:  # `held`: the folder, until the record is written
         attempt: Attempt | None = None
@@ -81,7 +93,8 @@ def run_in_folder(
             else:
                 _refuse_a_network(job, meeting)
                 session = meeting.claim(job, take)
-            attempt = Attempt(session, listen, meeting)
+            leaves = leaves or job.config.max_time is not None
+            attempt = Attempt(replace(session, leaves=leaves), listen, meeting)
             failure = attempt.train(clean, end)
         except KeyboardInterrupt:
             if not claimed:
@@ -119,6 +132,8 @@ class Attempt:
         self.started = session.job.resume_from is None
         self.lost: list[int] = []  # workers that died while the others went on
         self.last: list[dict[str, Any]] = []  # what the ranks did when the run failed
+        self.left: Interrupted | None = None  # all ranks have left early, with a checkpoint
+        self._end: Ending | None = None
         self.notices = Notices(session.out, session.number)
         self._early: list[tuple[str, dict[str, Any]]] = []  # heard before the run has started
         self.calls = Calls(
@@ -131,6 +146,7 @@ class Attempt:
 
     def train(self, clean: bool, end: Ending) -> BaseException | None:
         """Start the workers and wait for their end. Returns what went wrong."""
+        self._end = end
         try:
             if self.leads:
                 reserve.take(self.out)
@@ -143,6 +159,7 @@ class Attempt:
                 start(self._for_workers(), self._hear)
             self.calls.drain()
             end.settling = True
+            return self.left
         except KeyboardInterrupt:
             return self.interrupted(end)
         except Exception as error:
@@ -151,7 +168,8 @@ class Attempt:
                 cause, error = error, RunFailed(told)
                 error.__cause__ = cause
             return self.calls.failure or error  # a callback that raised has ended the run
-        return None
+        finally:
+            end.cannot_leave()
 
     def _for_workers(self) -> Session:
         """Return the session without the callbacks, which stay in this process."""
@@ -161,6 +179,10 @@ class Attempt:
         """Note what concerns the record, and pass it on."""
         if kind == "warning":
             show_warning(content)
+            return
+        if self.session.leaves and self._end is not None:
+            self._hear_of_leaving(kind, content, self._end)
+        if kind in ("begins", "leaving", "left"):
             return
         if self.leads:
             self._early.append((kind, content))
@@ -180,6 +202,20 @@ class Attempt:
             self.calls.begin()
         self.calls.check()
         self.listen("notice" if kind == "waiting" else kind, content)
+
+    def _hear_of_leaving(self, kind: str, content: dict[str, Any], end: Ending) -> None:
+        """Note whether the ranks can leave early, whether they agree to, and that they did."""
+        if kind == "ready" or (kind == "begins" and not self.leads):
+            # A server ends with its workers.
+            serves = self.meeting is not None and self.meeting.seat.rank >= self.job.workers
+            end.can_leave(None if serves else LEAVE_S)
+        elif kind == "leaving":
+            end.is_leaving()
+        elif kind == "left":
+            # The launcher's own ranks do not know which signal it was.
+            why = asked.SIGTERM if end.wish == signal.SIGTERM else content["why"]
+            text, number = asked.told(why, content["step"], self.config.max_time)
+            self.left = Interrupted(voiced(text), number)
 
     def _save_config(self) -> None:
         write_json(self.out / "config.json", self._described())
@@ -220,7 +256,11 @@ class Attempt:
             raise failure
         if self.meeting is not None and not self.leads:
             if failure is None:
-                self.meeting.recorded()
+                left = self.meeting.recorded()
+                # srun ends all tasks after one that fails: there rank 0's exit code is enough.
+                if left is not None and self.meeting.seat.launcher != "srun":
+                    left.told = True
+                    raise left
                 return read_run(self.out)
             if not _lost_the_leader(failure):
                 raise failure
@@ -229,8 +269,11 @@ class Attempt:
         failure = self._write(record, events, failure)
         completed = failure is None
         # The other ranks may have completed their parts, and wait for the record.
-        if self.meeting is not None and (completed or failure is self.calls.failure):
-            self.meeting.recorded()
+        over = completed or failure in (self.left, self.calls.failure)
+        if self.meeting is not None and over:
+            self.meeting.recorded(self.left)
+            if self.left is not None and self.meeting.seat.launcher == "srun":
+                self.meeting.ends_last()
         raised = self.calls.end(record, lambda: not completed or interrupted())
         failure = failure or raised
         if failure is not None:

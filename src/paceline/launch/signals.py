@@ -1,6 +1,10 @@
 """Signals that ask a run to end.
 
 The first one interrupts the run. Further ones do not disturb it while it writes its record.
+
+SIGUSR1, and the first SIGTERM of a run whose workers train, ask it to leave with a checkpoint: they
+are passed on to the ranks. After a second SIGTERM, or `LEAVE_S` after the first, the run is
+interrupted.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -18,8 +22,11 @@ from paceline.errors import Interrupted
 
 # Sent by Ctrl-C; by a batch system or a container; by a terminal that is closed.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LEAVING = signal.SIGUSR1
+LEAVE_S = 20.0  # for the workers to agree on a step; batch systems kill after 30 s
 AGAIN_S = 0.002  # between two looks whether an import has ended
 IMPORT_S = 30.0  # the longest import that is waited for
+_relays: list[Callable[[int], None]] = []  # what tells the ranks of this process
 
 
 class Ending:
@@ -32,11 +39,51 @@ class Ending:
         self._heard_at = 0.0
         self._imports = _imports(sys._getframe())  # those that this block itself is part of
         self._alarm: Any = None  # the handler of SIGALRM while this object uses it
+        self.wish: int | None = None  # the signal that asked to leave
+        self._leaves = False  # the workers train, so that they can leave
+        self._leave_s: float | None = None
+        self._timer: threading.Timer | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:
+        if number == LEAVING or (number == signal.SIGTERM and self._may_leave()):
+            self._ask_to_leave(number)
+            return
         if self.heard is None:
             self.heard, self._heard_at = signal.Signals(number), time.monotonic()
         self._interrupt(frame)
+
+    def can_leave(self, leave_s: float | None = LEAVE_S) -> None:
+        """From now on the ranks can leave; within so many seconds after a SIGTERM (None: any)."""
+        self._leaves, self._leave_s = True, leave_s
+        if self.wish is not None:
+            relay(self.wish)
+
+    def is_leaving(self) -> None:
+        """The ranks have agreed on a step. Their checkpoint takes as long as it takes."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def cannot_leave(self) -> None:
+        """The ranks have ended: from now on every signal interrupts."""
+        self._leaves = False
+        self.is_leaving()
+
+    def _may_leave(self) -> bool:
+        return self._leaves and self.wish != signal.SIGTERM and self.heard is None
+
+    def _ask_to_leave(self, number: int) -> None:
+        if self.wish != signal.SIGTERM:
+            self.wish = number
+        if not self._leaves:
+            return
+        relay(number)
+        if number == signal.SIGTERM and self._leave_s is not None:
+            main = threading.main_thread().ident or 0
+            self._timer = threading.Timer(
+                self._leave_s, signal.pthread_kill, (main, signal.SIGTERM)
+            )
+            self._timer.daemon = True
+            self._timer.start()
 
     def _interrupt(self, frame: FrameType | None) -> None:
         """Raise a KeyboardInterrupt, at once or after the imports that are under way.
@@ -88,6 +135,7 @@ class Ending:
 
     def close(self) -> None:
         """Give the alarm clock back."""
+        self.cannot_leave()
         if self._alarm is not None:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, self._alarm)
@@ -136,7 +184,7 @@ def ending() -> Iterator[Ending]:
         else:
             usual_hook(told)
 
-    for number in ENDING:
+    for number in (*ENDING, LEAVING):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             before[number] = signal.signal(number, state.hear)
     sys.unraisablehook = hook
@@ -174,8 +222,24 @@ def interrupted(more: str = "") -> Interrupted:
 
 def ignore() -> None:
     """Ignore all these signals from now on: the process is about to end."""
-    for number in ENDING:
+    for number in (*ENDING, LEAVING):
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def relaying(tell: Callable[[int], None]) -> Iterator[None]:
+    """While the body runs, a request to leave is passed on: `tell` gets the signal's number."""
+    _relays.append(tell)
+    try:
+        yield
+    finally:
+        _relays.remove(tell)
+
+
+def relay(number: int, frame: FrameType | None = None) -> None:
+    """Pass a request to leave on to the ranks; may be the signal's handler."""
+    for tell in tuple(_relays):
+        tell(number)
 
 
 def _current() -> Ending | None:

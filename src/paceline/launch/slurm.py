@@ -1,6 +1,8 @@
 """Write a batch script for Slurm.
 
-Its `srun` starts one process per task, which finds its seat in Slurm's variables (seat.py).
+Its `srun` starts one process per task, which finds its seat in Slurm's variables (seat.py). A
+training run leaves with a checkpoint before the time limit, and its job puts itself into the queue
+again: Slurm signals the tasks of all steps (`--signal` without `B:`), and the ranks exit with 75.
 """
 
 from __future__ import annotations
@@ -13,14 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from paceline.common.files import write_whole
-from paceline.errors import BadRequest
+from paceline.errors import LEFT, BadRequest
 from paceline.launch.seat import Seat
 from paceline.registry import Spec, strategies
 from paceline.request.config import Config
+from paceline.request.earlier import AUTO
 
 # 90, 90:00, 1:30:00, 2-12, 2-12:00, 2-12:00:00
 TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")
 WORD = re.compile(r"[\w.,@+-]+")
+LEAVE_S = 120  # before the time limit: for the step that is under way, a checkpoint and the record
+SHARE = 5  # a short limit gives this part of itself
+# Without --out: a requeued job has the same number, so that it finds its folder again.
+OWN_OUT = '"runs/$SLURM_JOB_NAME-$SLURM_JOB_ID"'
+
+AGAIN = (
+    "",
+    f"# {LEFT}: the run has left with a checkpoint before the time limit. The next start goes on.",
+    f'if [ "$code" -eq {LEFT} ]; then',
+    '    scontrol requeue "$SLURM_JOB_ID"',
+    "fi",
+    'exit "$code"',
+)
 
 
 @dataclass(frozen=True)
@@ -58,8 +74,28 @@ class Allocation:
         each = " each" if self.nodes > 1 else ""
         return f"{_count(self.nodes, 'node')} with {_count(self.tasks_per_node, 'task')}{each}"
 
-    def lines(self) -> list[str]:
-        """Return the #SBATCH lines of a batch script."""
+    @property
+    def limit_s(self) -> int | None:
+        """The time limit in seconds; None: none was given, or it is unlimited (0)."""
+        if self.time is None:
+            return None
+        days, dash, rest = self.time.rpartition("-")
+        parts = [int(part) for part in rest.split(":")]
+        if dash:  # hours, minutes, seconds
+            hours, minutes, seconds = [*parts, 0, 0][:3]
+        elif len(parts) == 3:
+            hours, minutes, seconds = parts
+        else:  # minutes, seconds
+            hours, (minutes, seconds) = 0, [*parts, 0][:2]
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or None
+
+    @property
+    def leave_s(self) -> int:
+        """How long before the time limit a run is asked to leave."""
+        return LEAVE_S if self.limit_s is None else min(LEAVE_S, max(1, self.limit_s // SHARE))
+
+    def lines(self, leaves: bool = False) -> list[str]:
+        """Return the #SBATCH lines of a batch script. `leaves`: its run goes on when requeued."""
         asked = {
             "job-name": self.job_name,
             "nodes": self.nodes,
@@ -69,7 +105,9 @@ class Allocation:
             "partition": self.partition,
             "output": "%x-%j.out",
         }
-        return [f"#SBATCH --{name}={value}" for name, value in asked.items() if value is not None]
+        lines = [f"#SBATCH --{name}={value}" for name, value in asked.items() if value is not None]
+        again = ["open-mode=append", "requeue", f"signal=USR1@{self.leave_s}"] if leaves else []
+        return lines + [f"#SBATCH --{word}" for word in again]
 
 
 def batch_script(
@@ -77,28 +115,26 @@ def batch_script(
     allocation: Allocation,
     setup: Sequence[str] = (),
     path: str | None = None,
-    own_threads: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the script that runs `command` on every task.
 
     `command`: `train ...`, or a Python script with its arguments. `setup`: lines to run before it.
-    `path`: put in front of PATH, before `setup` runs. `own_threads`: the options of `train` set the
-    number of threads; otherwise a process has as many as the cores of its task.
+    `path`: put in front of PATH, before `setup` runs. `options`: those of `train`, where it has a
+    file or settings. Without threads of its own a process has as many as the cores of its task.
     """
     if not command:
         raise BadRequest(
             "no command was given: write a script, or train and its options, after the options"
         )
-    if command[0] == "train":
-        # `train` alone would count the cores of all tasks on the node.
-        threads = [] if own_threads else ["--threads", '"$OMP_NUM_THREADS"']
-        words = ["paceline", *(shlex.quote(word) for word in command), *threads]
-    else:
-        words = ["python", *(shlex.quote(word) for word in command)]
+    trains = command[0] == "train"
+    words = ["paceline" if trains else "python", *(shlex.quote(word) for word in command)]
+    words += _added(options or {}) if trains else []
+    start = f'srun --kill-on-bad-exit=1 --cpus-per-task="$OMP_NUM_THREADS" {" ".join(words)}'
     prepared = [line for text in setup for line in text.splitlines()]
     lines = [
         "#!/bin/bash",
-        *allocation.lines(),
+        *allocation.lines(leaves=trains),
         "",
         "set -euo pipefail",
         *([f'export PATH={shlex.quote(path)}:"$PATH"'] if path else []),
@@ -106,9 +142,18 @@ def batch_script(
         'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"',
         "",
         "# One process per task; when one fails, the others are ended.",
-        f'srun --kill-on-bad-exit=1 --cpus-per-task="$OMP_NUM_THREADS" {" ".join(words)}',
+        *([start] if not trains else ["code=0", f"{start} || code=$?", *AGAIN]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _added(options: Mapping[str, Any]) -> list[str]:
+    """Return the words that `train` gets beside those that were given."""
+    added = []
+    if not options.get("resume"):
+        added += ([] if options.get("out") else ["--out", OWN_OUT]) + ["--resume", AUTO]
+    # `train` alone would count the cores of all tasks on the node.
+    return added + ([] if "threads" in options else ["--threads", '"$OMP_NUM_THREADS"'])
 
 
 def check(options: Mapping[str, Any], allocation: Allocation) -> None:
@@ -127,7 +172,7 @@ def check(options: Mapping[str, Any], allocation: Allocation) -> None:
     chosen = Config.make(options).strategy
     strategy = strategies.build(chosen) if isinstance(chosen, str | Spec) else chosen
     most = strategy.traits.most_workers
-    if most is not None and workers > most and not options.get("resume"):
+    if most is not None and workers > most and options.get("resume") in (None, AUTO):
         raise BadRequest(
             f"strategy {strategy.name} runs {_count(most, 'worker')}, and {allocation} are"
             f" {workers}: choose another, such as --strategy allreduce"

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from paceline.common.asked import Asked
 from paceline.common.devices import take_device
 from paceline.common.seeding import derive
 from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.launch.failures import as_failure, root_cause
 from paceline.launch.local import may_die
 from paceline.launch.messages import Hear
+from paceline.launch.signals import relaying
 from paceline.launch.start import begin
 from paceline.registry import transports
 from paceline.request.session import Session
@@ -31,8 +33,10 @@ def run_threads(session: Session, hear: Hear) -> None:
     kind: Any = transports.entry(job.transport).make
     hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s, kind)
     threads = torch.get_num_threads()
+    asked = Asked()
     try:
-        results = hub.run(partial(_train_rank, session, hear, hub))
+        with relaying(asked.hear):
+            results = hub.run(partial(_train_rank, session, hear, hub, asked))
     finally:
         torch.set_num_threads(threads)
     failures: dict[int, PacelineError] = {
@@ -49,7 +53,7 @@ def run_threads(session: Session, hear: Hear) -> None:
         raise root_cause(failures, job.workers)
 
 
-def _train_rank(session: Session, hear: Hear, hub: Hub, transport: Transport) -> None:
+def _train_rank(session: Session, hear: Hear, hub: Hub, asked: Asked, transport: Transport) -> None:
     """Do one rank's part of the run, in its own thread.
 
     All ranks take the same device, because they add each other's tensors.
@@ -61,11 +65,11 @@ def _train_rank(session: Session, hear: Hear, hub: Hub, transport: Transport) ->
     tries: Iterator[Callable[[], Transport]] = chain(
         [lambda: transport], (partial(hub.connect, rank, n) for n in range(1, hub.size))
     )
-    begin(tries, partial(_work, session, hear))
+    begin(tries, partial(_work, session, hear, asked if session.leaves else None))
 
 
-def _work(session: Session, hear: Hear, transport: Transport) -> None:
+def _work(session: Session, hear: Hear, asked: Asked | None, transport: Transport) -> None:
     # Threads share one process, so there is no stack of one rank to ask for.
     transport.patience.open_status(session.out / FOLDER, gives_stack=False)
-    run_worker(session, transport, hear)
+    run_worker(session, transport, hear, asked=asked)
     transport.patience.activity.end()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.common.intervals import interval, interval_or_time
+from paceline.common.units import LONG_TIMES, parse_unit
 from paceline.common.values import convert, format_value, is_path, shortened
 from paceline.errors import BadRequest
 from paceline.registry import Spec
@@ -65,6 +66,10 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         return interval(name, value)
     if name == "checkpoint_every":
         return interval_or_time(name, value)
+    if name == "max_time":
+        if not parse_unit(str(value), LONG_TIMES, name) > 0:
+            raise BadRequest(f"max_time={value}: it must be more than 0 s")
+        return str(value).strip()
     if name == "validation":
         return _validation(value)
     if name in ("out", "data_dir", "resume"):

@@ -175,6 +175,9 @@ class Config:
         None, int, "passes over the data (1, or 100 with an --until rule)", "When to stop"
     )
     steps: int | None = option(None, int, "at most this many steps", "When to stop")
+    max_time: str | None = option(
+        None, str, "leave with a checkpoint and exit code 75 after 55min, 2h", "When to stop"
+    )
     until_accuracy: float | None = option(
         None, float, "stop at this accuracy (0 to 1)", "When to stop"
     )
@@ -251,7 +254,11 @@ class Config:
         None, str, "which checkpoints: best, last, all, a number, or several (best,3)", "Records"
     )
     resume: str | None = option(
-        None, str, "go on from the last checkpoint of this run's folder", "Records"
+        None,
+        str,
+        "go on from the last checkpoint of this run's folder; auto: with the run in --out, if there"
+        " is one, else begin it",
+        "Records",
     )
     plugin: tuple[str, ...] = option(
         (), str, "a Python file that registers things of its own", "Records"

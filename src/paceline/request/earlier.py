@@ -8,6 +8,9 @@ from typing import Any
 
 from paceline.errors import BadRequest
 
+ONE_SESSION = ("resume", "out", "launcher", "master", "max_time")  # not those of the next one
+AUTO = "auto"  # as `resume`: go on with the run in `out`, if there is one
+
 
 def run_folder(resume: str | Path) -> Path:
     """Return the folder of a run that is named by its folder or by one of its checkpoints."""
@@ -33,8 +36,4 @@ def load_config(folder: str | Path) -> dict[str, Any]:
             f"{folder} is the run of a loop of your own, not of train: start its script again, with"
             " join(out=..., resume=True) and pace.load(...)"
         )
-    return {
-        k: v
-        for k, v in saved.items()
-        if v is not None and k not in ("resume", "out", "launcher", "master")
-    }
+    return {k: v for k, v in saved.items() if v is not None and k not in ONE_SESSION}

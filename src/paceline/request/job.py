@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,10 @@ from paceline.request.groups import check_groups, grouped
 from paceline.request.step import Step, step_function
 from paceline.strategies.base import Strategy
 
+# What `--resume auto` found in the run's folder: a run to go on with or to begin again, or one that
+# is complete.
+Found = Literal["nothing", "begun", "complete"]
+
 
 @dataclass(frozen=True)
 class Job:
@@ -68,6 +72,7 @@ class Job:
     asked: dict[str, Any] = field(default_factory=dict)  # the options as given, for Spark's ranks
     callbacks: tuple[Callback, ...] = ()  # called in the process that starts the workers
     batch_norm: bool = False  # the model has batch norm, which cannot train on a single row
+    found: Found = "nothing"
 
     @property
     def workers(self) -> int:

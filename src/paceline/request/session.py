@@ -21,6 +21,7 @@ class Session:
     number: int = 0  # 0 for the first session of the run in this folder
     hosts: tuple[str, ...] = ()  # of the workers in their order; empty: all are on this host
     taken: torch.device | None = None  # by this rank; None: the job's, as it was asked for
+    leaves: bool = False  # a signal or --max-time may end it early, with a checkpoint
 
     @property
     def config(self) -> Config:

@@ -11,9 +11,10 @@ before.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +22,11 @@ from paceline.common.intervals import due
 from paceline.data.shards import Shards
 from paceline.request.speeds import cut
 from paceline.transport.base import Transport
+from paceline.transport.metered import ALL_PEERS
+from paceline.types import Batch
+
+if TYPE_CHECKING:
+    from paceline.run.worker import Worker
 
 # In steps. A batch has a fixed cost besides the cost per sample, so the first estimate is off; four
 # early corrections are enough.
@@ -87,3 +93,14 @@ class Balance:
             return  # the resumed run has another global batch
         self.shards.batch_sizes = tuple(state["batch_sizes"])
         self.speeds, self.settled = state["speeds"], bool(state["speeds"])
+
+
+def look_at_balance(worker: Worker, balance: Balance, batch: Batch, own_s: float) -> None:
+    """Adapt the batch sizes to the workers' speeds. Its time counts as exchange, not as work."""
+    balance.saw(batch.weight, own_s)
+    began = time.perf_counter()
+    changed = balance.look(worker.step, batch.epoch + 1, worker.batches.ended)
+    worker.meter.add("balance", ALL_PEERS, 0, 0, 0, time.perf_counter() - began)
+    if changed and worker.leads:
+        sizes, speeds = list(balance.shards.batch_sizes), balance.speeds
+        worker.recorder.write("balance", step=worker.step, batch_sizes=sizes, samples_per_s=speeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from paceline.errors import NotFinite
@@ -121,6 +122,19 @@ def converged(worker: Worker) -> bool:
     worker.timer.start()
     worker.epoch_start = [w.clone() for w in weights]
     return change < worker.config.until_converged
+
+
+def all_finite(worker: Worker) -> bool:
+    """Whether the gradients of all workers are finite, so that a step can be made (fp16)."""
+    finite, traits = worker.replica.unscale(), worker.strategy.traits
+    agrees = traits.in_step and not traits.survives and traits.exchanges != "nothing"
+    if worker.ctx.workers > 1 and agrees:
+        votes = torch.tensor([float(not finite)])
+        worker.ctx.peers.uncounted().control.all_reduce(votes, "max")
+        finite = not bool(votes)
+    assert worker.replica.precision.scale is not None
+    worker.replica.precision.scale.update(finite)
+    return finite
 
 
 def _agreed(worker: Worker) -> Sequence[Tensor]:

@@ -26,6 +26,7 @@ def run_server(
     torch.set_num_threads(1)
     rank = Rank.of(session, transport, recorder, notify)
     replica = rank.replica()
+    notify("begins", {})
     record_serving(rank.strategy, rank.ctx, replica, recorder, sampler, rank.meter)
 
 

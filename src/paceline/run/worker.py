@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from paceline.common.asked import Asked
 from paceline.common.intervals import due, seconds_of
 from paceline.data.accumulated import Accumulated
 from paceline.data.base import Stream
@@ -28,9 +29,10 @@ from paceline.request.session import Session
 from paceline.request.speeds import Speeds
 from paceline.run import looking
 from paceline.run import state as snapshot
-from paceline.run.balance import Balance
+from paceline.run.balance import Balance, look_at_balance
 from paceline.run.ema import Ema
 from paceline.run.gathering import Gathering
+from paceline.run.leaving import Leaving
 from paceline.run.minutes import Minutes
 from paceline.run.rank import Notify, Rank
 from paceline.run.server import run_server
@@ -46,16 +48,22 @@ from paceline.run.stopping import Stopping
 from paceline.run.timer import StepTimer
 from paceline.transport.activity import Activity
 from paceline.transport.base import Transport
-from paceline.transport.metered import ALL_PEERS
 from paceline.types import Batch, RecorderLike
 
 T = TypeVar("T")
 
 
 def run_worker(
-    session: Session, transport: Transport, notify: Notify, alone_on_host: bool = False
+    session: Session,
+    transport: Transport,
+    notify: Notify,
+    alone_on_host: bool = False,
+    asked: Asked | None = None,
 ) -> None:
-    """Everything that one rank does, from its first byte to its last."""
+    """Everything that one rank does, from its first byte to its last.
+
+    `asked`: tells whether it was asked to leave with a checkpoint; None: it never is.
+    """
     job = session.job
     torch.set_num_threads(job.threads)
     reset_rss_peak()
@@ -72,7 +80,7 @@ def run_worker(
             if transport.rank >= job.workers:  # a server ends, or begins again, with worker 0
                 run_server(session, transport, recorder, notify, sampler)
                 return
-            worker = Worker(session, transport, recorder, notify, sampler)
+            worker = Worker(session, transport, recorder, notify, sampler, asked)
         try:
             worker.train()
             worker.conclude()
@@ -102,6 +110,7 @@ class Worker:
         recorder: RecorderLike,
         notify: Notify,
         sampler: Sampler | None = None,
+        asked: Asked | None = None,
     ) -> None:
         job = session.job
         self.session, self.job, self.config = session, job, job.config
@@ -142,9 +151,9 @@ class Worker:
         self.looks = looking.Looks(self)
         seconds = seconds_of(self.config.checkpoint_every)
         self.minutes = Minutes(seconds, self.step) if seconds is not None else None
+        self.leaving = Leaving(self, asked)
         self.gathering.begin()
-        if self.leads:
-            notify("ready", {})
+        notify("ready" if self.leads else "begins", {})
         recorder.write(
             "start",
             **place_of("worker", job.threads, transport.traits),
@@ -185,19 +194,6 @@ class Worker:
         assert isinstance(drawn, ShardBatches)
         return Balance(every, drawn.shards, self.ctx.peers.uncounted().control)
 
-    def _look_at_balance(self, batch: Batch, own_s: float) -> None:
-        """Adapt the batch sizes to the workers' speeds. Its time counts as exchange, not
-        as work.
-        """
-        assert self.balance is not None
-        self.balance.saw(batch.weight, own_s)
-        began = time.perf_counter()
-        changed = self.balance.look(self.step, batch.epoch + 1, self.batches.ended)
-        self.meter.add("balance", ALL_PEERS, 0, 0, 0, time.perf_counter() - began)
-        if changed and self.leads:
-            sizes, speeds = list(self.balance.shards.batch_sizes), self.balance.speeds
-            self.recorder.write("balance", step=self.step, batch_sizes=sizes, samples_per_s=speeds)
-
     def _total_steps(self) -> int | None:
         """Return the steps of the whole run, or None where only its course decides."""
         known = [self.job.steps]
@@ -233,7 +229,7 @@ class Worker:
             loss = self._compute(batch)
             arrived = time.perf_counter()
             activity.enter("exchange")
-            if replica.precision.scale is None or self._agree_on_finite():
+            if replica.precision.scale is None or looking.all_finite(self):
                 strategy.step(replica, batch)
             else:
                 strategy.skip(replica, batch)
@@ -244,8 +240,8 @@ class Worker:
             activity.enter("load")
             own_s = self.log.write(self.step, batch, loss, began, arrived, timer.lap())
             if self.balance is not None:
-                self._look_at_balance(batch, own_s)
-            if self._look_around(batch.epoch + 1):
+                look_at_balance(self, self.balance, batch, own_s)
+            if self._look_around(batch.epoch + 1) or self.leaving.leaves(self):
                 break
         self.net.stop()
         if self.profile is not None:
@@ -268,7 +264,7 @@ class Worker:
             if over:
                 self.say(f"stopped after step {self.step}: {self.stopping.reason}")
         if best or due(config.checkpoint_every, self.step, epoch, ended) or self._minutes_passed():
-            self._checkpoint(best)
+            self.checkpoint(best)
         return over
 
     def _minutes_passed(self) -> bool:
@@ -297,33 +293,17 @@ class Worker:
             fault.after_compute(time.perf_counter() - began, self.ctx.transport.uncounted())
         return loss
 
-    def _agree_on_finite(self) -> bool:
-        """Whether the gradients of all workers are finite, so that a step can be made (fp16)."""
-        finite, traits = self.replica.unscale(), self.strategy.traits
-        agrees = traits.in_step and not traits.survives and traits.exchanges != "nothing"
-        if self.ctx.workers > 1 and agrees:
-            votes = torch.tensor([float(not finite)])
-            self.ctx.peers.uncounted().control.all_reduce(votes, "max")
-            finite = not bool(votes)
-        assert self.replica.precision.scale is not None
-        self.replica.precision.scale.update(finite)
-        return finite
-
     def conclude(self) -> None:
-        """Agree on the final weights, save and evaluate them, write the summary."""
+        """Agree on the final weights, save and evaluate them, write the summary.
+
+        Workers that have left with a checkpoint save and evaluate nothing more.
+        """
         self.activity.enter("finish")
         self.meter.phase = "finish"
         undone = [*self.replica.held, *self._buffers]
         weights, average = self.gathering.do(self._final_weights, self.step, undone)
-        if self.leads:  # before the last evaluation, which may fail
-            self._save_weights("model.safetensors", weights)
-            if average:
-                self._save_weights("model-ema.safetensors", average)
-        if self.leads and self.resumed_at is not None:
-            checkpoint.forget_after(self.session.out / "checkpoints", self.resumed_at)
-        looking.evaluate(self, None)
-        if self.leads and self.stopping.improved:  # the final weights are the best
-            (self.session.out / "checkpoints" / checkpoint.BEST).unlink(missing_ok=True)
+        if not self.leaving.left:
+            self._save_and_evaluate(weights, average)
         if self.profile is not None:
             self.recorder.write("profile", **self.profile.tables())
         for notice in self.replica.flat.notices if self.replica.flat else ():
@@ -336,6 +316,19 @@ class Worker:
         )
         self.gathering.part(self.step)
         self.strategy.leave()
+
+    def _save_and_evaluate(
+        self, weights: Sequence[Tensor] | None, average: Sequence[Tensor]
+    ) -> None:
+        if self.leads:  # before the last evaluation, which may fail
+            self._save_weights("model.safetensors", weights)
+            if average:
+                self._save_weights("model-ema.safetensors", average)
+        if self.leads and self.resumed_at is not None:
+            checkpoint.forget_after(self.session.out / "checkpoints", self.resumed_at)
+        looking.evaluate(self, None)
+        if self.leads and self.stopping.improved:  # the final weights are the best
+            (self.session.out / "checkpoints" / checkpoint.BEST).unlink(missing_ok=True)
 
     def _final_weights(self) -> tuple[Sequence[Tensor] | None, Sequence[Tensor]]:
         """The consensus weights of all workers after their last step, and their moving average."""
@@ -371,7 +364,9 @@ class Worker:
         replica = self.replica
         return [*replica.float_buffers, *replica.common_buffers, *replica.integer_buffers]
 
-    def _checkpoint(self, best: bool = False) -> None:
+    def checkpoint(self, best: bool = False) -> None:
+        """Write a checkpoint, all workers together."""
+
         def save() -> Path:
             self.activity.enter("save")
             return snapshot.save(self, best)

@@ -55,6 +55,8 @@ class Traits:
     serves: Literal["ranks", "thread"] | None = None
     # Synchronous: no worker leaves an exchange before all have entered it.
     in_step: bool = True
+    # Where not in step: a worker that is some steps ahead of the slowest waits for it (ssp).
+    bounded: bool = False
     flat: bool = True  # False: the model keeps its own tensors, without flat buffers
     shard: Literal["global", "static"] = "global"  # the default; the user may choose
     needs_processes: bool = False

@@ -93,6 +93,7 @@ class ParameterServer(Strategy):
             survives=self.consistency == "async",
             noise_adds_up=(self.exchange, self.ahead) == ("gradients", 0),
             in_step=self.ahead == 0,
+            bounded=self.ahead < UNBOUNDED,
             # after a loss worker 0 saves its weights alone
             resumes=Resumes(after_loss="told") if self.ahead == 0 else APPROXIMATELY,
         )

@@ -46,7 +46,9 @@ from paceline.studies.points import (
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
-NOT_AN_AXIS = ("out", "resume", "seed", "plugin", "data_dir", "target_accuracy", "callbacks")
+NOT_AN_AXIS = (
+    *("out", "resume", "max_time", "seed", "plugin", "data_dir", "target_accuracy", "callbacks"),
+)
 MOST_RUNS = 10_000
 CONFIRMED, MOST_CONFIRMED = 2, 5  # settings
 
@@ -371,7 +373,7 @@ def _check_option(name: str, options: Mapping[str, Any], kind: str) -> None:
     if (
         outer not in options
         or (outer in NOT_AN_AXIS and kind == "axis")
-        or outer in ("out", "resume", "seed")
+        or outer in ("out", "resume", "seed", "max_time")
     ):
         hint = " (seeds are given by `seeds`)" if outer == "seed" else ""
         raise UnknownName(kind, name + hint, [o for o in options if o not in NOT_AN_AXIS])

@@ -89,18 +89,26 @@ def assemble_with(
 
     The first rank collects the others' messages and answers them, so that all return the same.
     """
+    words = assemble_saying(transport, ranks, WELL if well else UNWELL, survivors_suffice)
+    return tuple(words), all(word == WELL for word in words.values())
+
+
+def assemble_saying(
+    transport: Transport, ranks: Sequence[int], own: int, survivors_suffice: bool = False
+) -> dict[int, int]:
+    """Assemble, and return what each rank that came says: a number that is not 0."""
     line = transport.uncounted().control
-    first, word = ranks[0], torch.zeros(line.size)
-    word[line.rank] = WELL if well else UNWELL
+    first, word = ranks[0], torch.zeros(line.size, dtype=torch.int64)
+    word[line.rank] = own
     if line.rank != first:
-        said, heard = line.isend(word, first, ASSEMBLY_TAG), torch.zeros(line.size)
+        said, heard = line.isend(word, first, ASSEMBLY_TAG), torch.zeros_like(word)
         answer = line.irecv(heard, first, ASSEMBLY_TAG)
         _await_one(line, [answer], [first])
         answer.wait()
         said.wait()
-        return _outcome(heard, ranks)
+        return _came(heard, ranks)
     awaited: dict[int, Work] = {}
-    words = {rank: torch.zeros(line.size) for rank in ranks[1:]}
+    words = {rank: torch.zeros_like(word) for rank in ranks[1:]}
     for rank in ranks[1:]:
         with suppress(PeerLost) if survivors_suffice else nullcontext():
             awaited[rank] = line.irecv(words[rank], rank, ASSEMBLY_TAG)
@@ -115,15 +123,15 @@ def assemble_with(
         with suppress(PeerLost) if survivors_suffice else nullcontext():
             awaited.pop(rank).wait()
             word[rank] = words[rank][rank]
-    for rank in _outcome(word, ranks)[0][1:]:
+    came = _came(word, ranks)
+    for rank in list(came)[1:]:
         with suppress(PeerLost) if survivors_suffice else nullcontext():
             line.send(word, rank, ASSEMBLY_TAG)
-    return _outcome(word, ranks)
+    return came
 
 
-def _outcome(word: Tensor, ranks: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    here = tuple(r for r in ranks if word[r])
-    return here, all(int(word[r]) == WELL for r in here)
+def _came(word: Tensor, ranks: Sequence[int]) -> dict[int, int]:
+    return {rank: int(word[rank]) for rank in ranks if word[rank]}
 
 
 def _await_one(transport: Transport, works: Sequence[Work], ranks: Sequence[int]) -> int:

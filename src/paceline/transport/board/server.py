@@ -305,8 +305,10 @@ def main() -> None:
 
     The secret comes on the standard input, which stays open as long as the parent lives.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # the parent's end is this process's end
+    # Launchers signal all processes of a rank; the parent's end is this process's end.
+    ignored = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     listening = socket.socket(fileno=int(sys.argv[1]))
     secret = bytes.fromhex(os.read(0, 1 << 12).decode().strip())
     print("ready", flush=True)

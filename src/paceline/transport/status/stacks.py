@@ -1,7 +1,7 @@
 """The Python stack of a rank: written by `faulthandler` when SIGUSR2 arrives.
 
 faulthandler's handler runs in C and does not take the GIL, so a rank answers also while it is
-inside a long call of a library. SIGUSR1 is left to the user.
+inside a long call of a library. SIGUSR1 asks a run to leave with a checkpoint.
 """
 
 from __future__ import annotations
