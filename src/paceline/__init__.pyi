@@ -76,6 +76,7 @@ def train(
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     epochs: int | None = None,
     steps: int | None = None,
+    max_time: str | None = None,
     until_accuracy: float | None = None,
     until_converged: float | None = None,
     patience: int | None = None,
@@ -164,6 +165,7 @@ def train(
     When to stop:
         epochs: passes over the data (1, or 100 with an `until` rule)
         steps: at most this many steps
+        max_time: leave with a checkpoint and exit code 75 after 55min, 2h
         until_accuracy: stop at this accuracy (0 to 1)
         until_converged: stop when an epoch changes the weights less (relative)
         patience: stop after so many evaluations without a better one
@@ -190,7 +192,8 @@ def train(
             repeated)
         checkpoint_every: steps between checkpoints, epoch, or a time (10min)
         keep: which checkpoints: best, last, all, a number, or several (best,3)
-        resume: go on from the last checkpoint of this run's folder
+        resume: go on from the last checkpoint of this run's folder; auto: with the run in
+            `out`, if there is one, else begin it
         plugin: a Python file that registers things of its own
     """
 
@@ -234,6 +237,7 @@ def ray_train(
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     epochs: int | None = None,
     steps: int | None = None,
+    max_time: str | None = None,
     until_accuracy: float | None = None,
     until_converged: float | None = None,
     patience: int | None = None,
@@ -325,6 +329,7 @@ def ray_train(
     When to stop:
         epochs: passes over the data (1, or 100 with an `until` rule)
         steps: at most this many steps
+        max_time: leave with a checkpoint and exit code 75 after 55min, 2h
         until_accuracy: stop at this accuracy (0 to 1)
         until_converged: stop when an epoch changes the weights less (relative)
         patience: stop after so many evaluations without a better one
@@ -351,7 +356,8 @@ def ray_train(
             repeated)
         checkpoint_every: steps between checkpoints, epoch, or a time (10min)
         keep: which checkpoints: best, last, all, a number, or several (best,3)
-        resume: go on from the last checkpoint of this run's folder
+        resume: go on from the last checkpoint of this run's folder; auto: with the run in
+            `out`, if there is one, else begin it
         plugin: a Python file that registers things of its own
     """
 
@@ -396,6 +402,7 @@ def study(
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     epochs: int | None = None,
     steps: int | None = None,
+    max_time: str | None = None,
     until_accuracy: float | None = None,
     until_converged: float | None = None,
     patience: int | None = None,
@@ -484,6 +491,7 @@ def study(
     When to stop:
         epochs: passes over the data (1, or 100 with an `until` rule)
         steps: at most this many steps
+        max_time: leave with a checkpoint and exit code 75 after 55min, 2h
         until_accuracy: stop at this accuracy (0 to 1)
         until_converged: stop when an epoch changes the weights less (relative)
         patience: stop after so many evaluations without a better one
@@ -509,6 +517,7 @@ def study(
             repeated)
         checkpoint_every: steps between checkpoints, epoch, or a time (10min)
         keep: which checkpoints: best, last, all, a number, or several (best,3)
-        resume: go on from the last checkpoint of this run's folder
+        resume: go on from the last checkpoint of this run's folder; auto: with the run in
+            `out`, if there is one, else begin it
         plugin: a Python file that registers things of its own
     """
