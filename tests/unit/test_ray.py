@@ -13,7 +13,7 @@ from paceline.launch.ray import Heard, lost_ranks
 from paceline.launch.ray_desk import Desk
 from paceline.launch.ray_rank import Lines
 from paceline.launch.seat import RAY_RUN, RAY_WORKER, find
-from paceline.ray.session import check_address
+from paceline.ray.session import check_address, not_connected
 
 SEAT = {
     "RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
@@ -46,6 +46,13 @@ def test_addresses_that_cannot_be_used(address: str, why: str) -> None:
 def test_addresses_that_ray_itself_looks_up() -> None:
     check_address("auto")
     check_address("local")
+
+
+def test_ray_says_that_there_is_no_cluster_or_why_it_cannot_be_used() -> None:
+    assert "no node of a running Ray cluster" in str(not_connected("auto", ConnectionError("?")))
+    other = not_connected("10.0.0.1:6379", RuntimeError("Version mismatch: 3.11 and 3.12\nmore"))
+    assert "master=10.0.0.1:6379 cannot be used: Version mismatch: 3.11 and 3.12." in str(other)
+    assert "could not be started here" in str(not_connected("local", OSError("no memory")))
 
 
 def test_the_seat_of_a_worker_of_ray_train() -> None:

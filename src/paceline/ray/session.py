@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 from paceline.common.extras import need
@@ -29,6 +31,8 @@ QUIET = {  # set while Ray starts, where the user has not set them
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns that it will change this one day
 }
 
+FEW_TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "4"}  # of a second each, to reach a head; Ray's own: 20
+
 
 class Session:
     """Connect to a cluster, or start one, for a `with` block; or use the program's own session.
@@ -45,20 +49,23 @@ class Session:
         self._before: dict[str, Any] = {}  # of Ray's module, replaced in this session
 
     def __enter__(self) -> Session:
-        self.ray = need("ray", "ray[train]", "ray", WHAT)
-        need("ray.train.torch", "ray[train]", "ray", WHAT)
-        self._inside = need("ray._private.worker", "ray[train]", "ray", WHAT)
-        if self.ray.is_initialized():
-            self._theirs = True
+        loaded = sys.modules.get("ray")
+        self._theirs = loaded is not None and bool(loaded.is_initialized())
+        if not self._theirs and find_spec("ray") is not None:
+            check_address(self.address)  # before Ray is imported, which takes seconds
+        variables = QUIET | (FEW_TRIES if self.address != "local" else {})
+        with _set(variables):
+            self.ray = need("ray", "ray[train]", "ray", WHAT)
+        if self._theirs:
             self._refuse_another()
             return self
-        check_address(self.address)
+        self._inside = need("ray._private.worker", "ray[train]", "ray", WHAT)
         self.started = self.address == "local"
         own: dict[str, Any] = {"address": self.address}
         if self.started:
             own |= {"num_cpus": self.cpus, "include_dashboard": False}
         try:
-            with _set(QUIET), _handlers_kept():
+            with _set(variables), _handlers_kept():
                 self.ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
             self._hush()
         except BaseException as error:
@@ -66,7 +73,7 @@ class Session:
                 self.ray.shutdown()
             if not isinstance(error, Exception):
                 raise
-            raise _not_connected(self.address, error) from None
+            raise not_connected(self.address, error) from None
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -173,7 +180,8 @@ def _speaks(connection: socket.socket) -> bool:
         return False
 
 
-def _not_connected(address: str, error: Exception) -> PacelineError:
+def not_connected(address: str, error: Exception) -> PacelineError:
+    """Return why a session with the cluster could not begin."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
     if address == "local":
