@@ -34,14 +34,14 @@ from torch import Tensor, nn
 
 def written() -> str:
     """Return the content of the stub."""
-    homes = {n: h for n, h in paceline._HOMES.items() if n not in ("train", "study")}
+    homes = {n: h for n, h in paceline._HOMES.items() if n not in ("train", "study", "ray_train")}
     lines = [f"from paceline.{home} import {name} as {name}" for name, home in homes.items()]
     lines += [f"from paceline.{home} import {name}" for name, home in USED.items()]
     imports = sorted(lines, key=lambda line: (line.split()[1], line.split()[3]))
     parts = ["\n".join([HEAD, *imports, ""]), "__version__: str\n"]
     parts += [f"{name}: TypeAlias = {value}\n" for name, value in ALIASES.items()]
-    parts += [_function("train", "Run"), _function("study", "Study")]
-    return "\n".join([parts[0], "".join(parts[1:-2]), *parts[-2:]])
+    made = [_function("train", "Run"), _function("ray_train", "Run"), _function("study", "Study")]
+    return "\n".join([parts[0], "".join(parts[1:]), *made])
 
 
 def _function(name: str, gives: str) -> str:

@@ -13,7 +13,7 @@ LAYERS = [
     ["errors"],
     ["common", "look"],
     ["types", "registry"],
-    ["spark"],
+    ["spark", "ray"],
     ["data", "models", "optim", "objectives", "record", "transport"],
     ["callbacks", "collectives", "faults"],
     ["codecs", "testbed", "privacy"],
@@ -123,13 +123,13 @@ def test_peers_use_nothing_of_ours() -> None:
 
 
 def test_nothing_is_read_from_the_environment() -> None:
-    """Except what a launcher sets, in launch/; what Java and Spark are told that way; and what a
-    peer sets for itself.
+    """Except what a launcher sets, in launch/; what Java, Spark and Ray are told that way; and what
+    a peer sets for itself.
     """
     others = [
         p
         for p in FILES
-        if named(p) not in STANDALONE and not named(p).startswith(("launch/", "spark/"))
+        if named(p) not in STANDALONE and not named(p).startswith(("launch/", "spark/", "ray/"))
     ]
     assert [
         named(p) for p in others if "os.environ" in p.read_text() or "getenv" in p.read_text()

@@ -36,7 +36,12 @@ def test_study_has_them_too_beside_its_own() -> None:
     assert set(shown) == {*Config.options(), "file", "variant", "seeds", "progress", "watch"}
 
 
-@pytest.mark.parametrize("name", ["train", "study"])
+def test_ray_train_has_them_too() -> None:
+    shown = inspect.signature(paceline.ray_train).parameters
+    assert set(shown) == {*Config.options(), "max_failures", "storage_path", "progress"}
+
+
+@pytest.mark.parametrize("name", ["train", "study", "ray_train"])
 def test_help_documents_each_option(name: str) -> None:
     text = pydoc.plain(pydoc.render_doc(getattr(paceline, name)))
     documented = getattr(paceline, name).__doc__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.api import Run, compare, load, load_data, render, study, train
+    from paceline.api import Run, compare, load, load_data, ray_train, render, study, train
     from paceline.callbacks.base import Callback
     from paceline.data.prepare.anything import prepare
     from paceline.errors import BadRequest, PacelineError, RunFailed
@@ -26,6 +26,7 @@ __all__ = [
     "load",
     "load_data",
     "prepare",
+    "ray_train",
     "render",
     "study",
     "train",
@@ -34,6 +35,7 @@ __all__ = [
 _HOMES = {
     "Run": "api",
     "train": "api",
+    "ray_train": "api",
     "study": "api",
     "render": "api",
     "compare": "api",

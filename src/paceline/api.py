@@ -40,7 +40,7 @@ from paceline.terminal.run import Watch
 from paceline.terminal.study import StudyTable
 from paceline.watch.beside import page_beside
 
-__all__ = ["Run", "compare", "load", "load_data", "render", "study", "train"]
+__all__ = ["Run", "compare", "load", "load_data", "ray_train", "render", "study", "train"]
 
 
 @with_options
@@ -67,6 +67,42 @@ def train(*, progress: bool | None = None, watch: bool = False, **options: Any) 
             Watch(job, quiet=quiet, live=progress, lines=False) as shown,
         ):
             return start(job, shown.listen, meeting=meeting)
+
+
+@with_options
+def ray_train(
+    *,
+    max_failures: int = 3,
+    storage_path: str | Path | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> Run:
+    """Train a model on Ray Train (TorchTrainer). Return the finished run.
+
+    The options are those of `train`, and so are the record and the files in `out`, a folder that
+    all nodes see. The run uses the Ray session of this program, the cluster that `master` names
+    (host:port or auto), or a local one that starts and ends with the run.
+
+        run = paceline.ray_train(data="fashion-mini", workers=2, master="auto", out="shared/run")
+        run.test_accuracy, run.ray.metrics, run.ray.checkpoint
+
+    Evaluations and checkpoints are reported by `ray.train.report`; `run.ray` is the
+    `ray.train.Result`. `max_failures`: how often Ray starts the ranks again when an actor or a node
+    is lost; they continue from the last checkpoint (`checkpoint_every`, by default every epoch).
+    `storage_path`: where Ray keeps its copies of checkpoints (default: the folder ray in `out`).
+    `progress=False`: print nothing.
+    """
+    from paceline.launch.ray import Wishes
+
+    if options.get("launcher") not in (None, "auto", "ray"):
+        raise BadRequest(f"launcher={options['launcher']}: ray_train has Ray for a launcher")
+    if max_failures < 0:
+        raise BadRequest(f"max_failures={max_failures}: 0 or more")
+    wishes = Wishes(max_failures, str(storage_path) if storage_path else None, reports=True)
+    with warnings_once():
+        job = make_job({**options, "launcher": "ray"})
+        with Watch(job, quiet=progress is False, live=False) as shown:
+            return start(job, shown.listen, wishes=wishes)
 
 
 @with_options
@@ -154,7 +190,7 @@ def make_job(options: dict[str, Any], meeting: Meeting | None = None) -> Job:
 
 def _own_job(options: dict[str, Any]) -> Job:
     """Make the job of a process that starts the workers itself, here or on a Spark cluster."""
-    if again.asks(options) and options.get("launcher") == "spark":
+    if again.asks(options) and _ranks_look(options):
         again.folder_of(options)
         asked = _started_here(options)  # rank 0 looks into the folder, which it may see alone
         return replace(prepare(Config.make(Again().applied(asked)), default_out), asked=asked)
@@ -169,6 +205,16 @@ def _own_job(options: dict[str, Any]) -> Job:
     job = prepare(Config.make(asked), default_out)
     notices = (*job.notices, *([found.notice] if found.notice else []))
     return replace(job, asked=asked, notices=notices, found=found.found)
+
+
+def _ranks_look(options: dict[str, Any]) -> bool:
+    """Whether the ranks look into the folder of `--resume auto`, after every start.
+
+    The folder of a run on Spark may be seen by rank 0 alone; that of Ray is seen here as well.
+    """
+    if options.get("launcher") == "ray":
+        return again.look(options).found != "complete"
+    return options.get("launcher") == "spark"
 
 
 def _saved(options: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +251,7 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _started_here(options: dict[str, Any]) -> dict[str, Any]:
-    """Complete the options where this process starts the workers, here or on a Spark cluster."""
+    """Complete the options where this process starts the workers, here or on a cluster."""
     asked = str(options.get("launcher") or "auto")
     if asked in ("torchrun", "mpirun", "srun", "ssh"):
         how = {
@@ -215,25 +261,33 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
             "ssh": "paceline launch --hosts a,b -- train",
         }[asked]
         raise BadRequest(f"launcher={asked}: start the ranks with it ({how} ...; docs/clusters.md)")
-    if asked != "spark":
+    if asked not in ("spark", "ray"):
         return {**options, "launcher": "local"}
     filled = {k: v for k, v in options.items() if v is not None}
-    refuse_objects(filled.get("callbacks", ()))
-    filled.setdefault("checkpoint_every", "epoch")  # a lost executor costs at most one epoch
+    refuse_objects(filled.get("callbacks", ()), asked)
+    filled.setdefault("checkpoint_every", "epoch")  # a loss costs at most one epoch
     if str(filled.get("threads", "auto")) == "auto":
-        filled["threads"] = 1  # a Spark task has one core
+        filled["threads"] = 1  # a task of Spark or Ray has one core
     if str(filled.get("transport", "auto")) == "auto" and str(filled.get("workers", 1)) != "1":
         from paceline.transport.choose import best_transport
 
         filled["transport"] = best_transport(several_hosts=True)
     if filled.get("resume") and not filled.get("out"):
         filled["out"] = str(run_folder(filled["resume"]))
+    if asked == "ray":
+        return filled
     from paceline.spark.session import usual_master
 
     return {"master": usual_master(), **filled}
 
 
-def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None = None) -> Run:
+def start(
+    job: Job,
+    listen: Listen,
+    clean: bool = False,
+    meeting: Meeting | None = None,
+    wishes: Any = None,
+) -> Run:
     if job.found == "complete":
         record, out = read_run(job.out), job.out
         for notice in job.notices:
@@ -242,6 +296,8 @@ def start(job: Job, listen: Listen, clean: bool = False, meeting: Meeting | None
             meeting.recorded()
     elif meeting is None and job.config.launcher == "spark":
         record, out = _start_on_spark(job, listen), job.out
+    elif meeting is None and job.config.launcher == "ray":
+        return _start_on_ray(job, listen, wishes)
     else:
         record, out = run_in_folder(job, listen, clean, meeting, leaves=True)
     return Run(record, out, job.model)
@@ -262,6 +318,18 @@ def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
         job.out,
         lambda line: listen("line", {"text": line}),
     )
+
+
+def _start_on_ray(job: Job, listen: Listen, wishes: Any) -> Run:
+    """Run the workers on Ray, and print here what they say."""
+    from paceline.launch.ray import run_on_ray
+
+    for notice in job.notices:
+        listen("notice", {"text": notice})
+    record, result = run_on_ray(seated, job, listen, wishes)
+    run = Run(record, job.out, job.model)
+    run.ray = result
+    return run
 
 
 def seated(options: dict[str, Any]) -> dict[str, Any] | None:

@@ -43,6 +43,7 @@ def examine(data_dir: str | None = None) -> list[Finding]:
         _testbed,
         _java,
         _spark,
+        _ray,
         _slurm,
         _npm,
         _choices,
@@ -222,6 +223,15 @@ def _spark() -> Finding:
     return Finding(
         "spark", True, f"pyspark {found}: paceline cluster up, paceline prepare --engine spark"
     )
+
+
+def _ray() -> Finding:
+    from importlib.metadata import version
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        return _lacking("ray", "ray is not installed: pip install 'paceline[ray]'")
+    return Finding("ray", True, f"ray {version('ray')}: paceline train --launcher ray")
 
 
 def _slurm() -> Finding:

@@ -10,6 +10,8 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from paceline.errors import TransportError
@@ -54,9 +56,19 @@ def listen_for(host: str, port: int = 0) -> tuple[socket.socket, str]:
 
 
 class HostedApart:
-    """A small process that serves a board. It ends with this process."""
+    """A small process that serves a board. It ends with this process.
 
-    def __init__(self, listening: socket.socket, address: str, secret: bytes, lost_s: float):
+    `say` is called with its notices; without it they appear on standard error.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        address: str,
+        secret: bytes,
+        lost_s: float,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.address, self.secret = address, secret
         descriptor = listening.fileno()
         self._process = subprocess.Popen(
@@ -64,8 +76,11 @@ class HostedApart:
             pass_fds=[descriptor],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if say is not None else None,
         )
         listening.close()
+        if say is not None:
+            threading.Thread(target=self._tell, args=(say,), name="board", daemon=True).start()
         atexit.register(self.end)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -74,6 +89,11 @@ class HostedApart:
         with self._process.stdout as answer:
             if not answer.readline():
                 raise TransportError("the board of this run could not be started")
+
+    def _tell(self, say: Callable[[str], None]) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            say(line.decode(errors="replace").rstrip())
 
     def end(self) -> None:
         assert self._process.stdin is not None

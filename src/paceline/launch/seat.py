@@ -20,6 +20,9 @@ from paceline.request.config import Config
 from paceline.strategies.base import traits_of
 from paceline.transport.choose import best_transport
 
+RAY_WORKER = "RAY_RAYLET_PID"  # set in every worker process of Ray
+RAY_RUN = "PACELINE_RAY"  # names the run of `--launcher ray` that a worker of Ray Train is part of
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -133,17 +136,17 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
         return None
-    size = int(env["WORLD_SIZE"])
+    size, launcher = int(env["WORLD_SIZE"]), _whose_torchrun(env)
     return Seat(
-        _whose_torchrun(env),
+        launcher,
         int(env["RANK"]),
         size,
         int(env.get("LOCAL_RANK", env["RANK"])),
         int(env.get("LOCAL_WORLD_SIZE", size)),
         env["MASTER_ADDR"],
         int(env["MASTER_PORT"]),
-        env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        _agent(env.get("TORCHELASTIC_ERROR_FILE", "")),
+        env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or launcher == "ray",
+        env.get(RAY_RUN) or _agent(env.get("TORCHELASTIC_ERROR_FILE", "")),
         int(env.get("TORCHELASTIC_RESTART_COUNT", 0)),
         "LOCAL_WORLD_SIZE" in env or is_loopback(env["MASTER_ADDR"]),
         secret_of(env),
@@ -168,6 +171,8 @@ def _whose_torchrun(env: Mapping[str, str]) -> str:
         return "spark"
     if "TORCHELASTIC_RUN_ID" in env:
         return "torchrun"
+    if RAY_WORKER in env:
+        return "ray"
     return "ssh" if env.get(LAUNCHER) == "ssh" else "a launcher"
 
 

@@ -80,14 +80,14 @@ def as_given(value: Any) -> tuple[Any, ...]:
     return several
 
 
-def refuse_objects(value: Any) -> None:
-    """Refuse callbacks that are objects where worker 0 runs on another host (Spark).
+def refuse_objects(value: Any, launcher: str = "spark") -> None:
+    """Refuse callbacks that are objects where worker 0 runs on another host (Spark, Ray).
 
     Names are looked up on that host, and called there.
     """
     for each in as_given(value):
         if not isinstance(each, (str, Mapping, Spec)):
             raise BadRequest(
-                f"callbacks: {each} cannot be called with launcher=spark, because worker 0 is in a"
-                " process of the cluster: give a name, csv or package.module:Class, say"
+                f"callbacks: {each} cannot be called with launcher={launcher}, because worker 0 is"
+                " in a process of the cluster: give a name, csv or package.module:Class, say"
             )

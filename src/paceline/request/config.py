@@ -76,15 +76,16 @@ class Config:
     transport: Any = option("auto", str, "what moves bytes between ranks", "How")
     launcher: str = option(
         "auto",
-        Literal["auto", "local", "spark", "torchrun", "mpirun", "srun", "ssh"],
+        Literal["auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"],
         "who starts the workers: auto (a launcher that this runs inside, else this machine), local,"
-        " spark",
+        " spark, ray",
         "How",
     )
     master: str | None = option(
         None,
         str,
-        "Spark's master, for --launcher spark: spark://host:port (default: the cluster that is up)",
+        "the cluster of --launcher spark: spark://host:port (default: the one that is up); of"
+        " --launcher ray: host:port or auto (default: a local one)",
         "How",
     )
     network: str | None = option(
@@ -319,8 +320,11 @@ class Config:
                 f"momentum={self.momentum:g}: it must be 0 or more and less than 1 (with 1 the"
                 " velocity never decays)"
             )
-        if self.master is not None and self.launcher != "spark":
-            raise BadRequest(f"master={self.master} is Spark's: it needs launcher=spark")
+        if self.master is not None and self.launcher not in ("spark", "ray"):
+            raise BadRequest(
+                f"master={self.master} is a cluster of Spark or Ray: it needs launcher=spark or"
+                " launcher=ray"
+            )
         if self.partition == "by-label" and self.shard == "global":
             raise BadRequest(
                 "partition=by-label needs shard=static: a global shard mixes all samples in every"

@@ -35,6 +35,7 @@ class Run:
 
     def __init__(self, record: dict[str, Any], out: Path, make_model: Make | None = None) -> None:
         self.record, self.out, self._make_model = record, out, make_model
+        self.ray: Any = None  # the result of Ray Train, after paceline.ray_train
 
     @classmethod
     def open(cls, folder: str | Path, model: Any = None) -> Run:

@@ -1,0 +1,1 @@
+"""A driver's session with Ray."""
