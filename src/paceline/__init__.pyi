@@ -50,9 +50,7 @@ def train(
     workers: int = 1,
     servers: int | None = None,
     transport: str = "auto",
-    launcher: Literal[
-        "auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"
-    ] = "auto",
+    launcher: Literal["auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"] = "auto",
     master: str | None = None,
     network: str | None = None,
     codec: str = "none",
@@ -213,7 +211,7 @@ def ray_train(
     workers: int = 1,
     servers: int | None = None,
     transport: str = "auto",
-    launcher: Literal["auto", "local", "spark", "ray", "torchrun", "mpirun", "srun"] = "auto",
+    launcher: Literal["auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"] = "auto",
     master: str | None = None,
     network: str | None = None,
     codec: str = "none",
@@ -378,9 +376,7 @@ def study(
     workers: int = 1,
     servers: int | None = None,
     transport: str = "auto",
-    launcher: Literal[
-        "auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"
-    ] = "auto",
+    launcher: Literal["auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"] = "auto",
     master: str | None = None,
     network: str | None = None,
     codec: str = "none",
