@@ -57,7 +57,11 @@ def _function(name: str, gives: str) -> str:
         kind = str(parameter.annotation).replace("'", '"')
         if (field := options.get(parameter.name)) and kind == expanded(type_of(field.name, field)):
             kind = type_of(field.name, field)
-        lines.append(f"    {parameter.name}: {kind} = {default},")
+        line = f"    {parameter.name}: {kind} = {default},"
+        if len(line) > 100 and kind.startswith("Literal["):  # as the formatter breaks it
+            inside = kind.removeprefix("Literal[").removesuffix("]")
+            line = f"    {parameter.name}: Literal[\n        {inside}\n    ] = {default},"
+        lines.append(line)
     text = textwrap.indent(inspect.cleandoc(made.__doc__), "    ").strip()
     body = f'    """{text}\n    """\n'
     return "\n".join([f"def {name}(", *lines, f") -> {gives}:", body])

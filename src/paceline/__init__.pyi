@@ -50,7 +50,9 @@ def train(
     workers: int = 1,
     servers: int | None = None,
     transport: str = "auto",
-    launcher: Literal["auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"] = "auto",
+    launcher: Literal[
+        "auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"
+    ] = "auto",
     master: str | None = None,
     network: str | None = None,
     codec: str = "none",
@@ -211,7 +213,9 @@ def ray_train(
     workers: int = 1,
     servers: int | None = None,
     transport: str = "auto",
-    launcher: Literal["auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"] = "auto",
+    launcher: Literal[
+        "auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"
+    ] = "auto",
     master: str | None = None,
     network: str | None = None,
     codec: str = "none",
@@ -376,7 +380,9 @@ def study(
     workers: int = 1,
     servers: int | None = None,
     transport: str = "auto",
-    launcher: Literal["auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"] = "auto",
+    launcher: Literal[
+        "auto", "local", "spark", "ray", "torchrun", "mpirun", "srun", "ssh"
+    ] = "auto",
     master: str | None = None,
     network: str | None = None,
     codec: str = "none",
