@@ -67,7 +67,8 @@ def test_a_sleep_in_every_step_is_found(copied: Path) -> None:
     assert COMPUTES in text
     worker.write_text(text.replace(COMPUTES, f"{COMPUTES}        time.sleep(0.1)\n"))
     # this version is the slow one
-    done = study(copied / "src", "--against", str(SOURCE.parent), "--fail-if", "slower=5%")
+    against = ("--against", str(SOURCE.parent), "--fail-if", "slower=5%", "--budget", "2min")
+    done = study(copied / "src", *against)
     assert done.returncode == 1, (done.stdout, done.stderr)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("paceline: slower than the other checkout by more than 5%: serial x 1 (")
