@@ -241,6 +241,7 @@ class ProcessGroupTransport(Transport):
         """
         patience, others = self.patience, self._others if peer is None else (self._members[peer],)
         wait = None if aside else patience.enter(what, others, self._abort)
+        began = time.monotonic()
         try:
             result = call()
         except PacelineError:
@@ -249,10 +250,12 @@ class ProcessGroupTransport(Transport):
             text, other = first_line(error), others[0] if len(others) == 1 else None
             if patience.verdict is not None:
                 raise patience.verdict from None
-            if "imed out" in text or "imeout" in text:
-                slow = PeerSlow(other, self.timeout.total_seconds(), what)
+            # gloo says "timed out", too, when a rank that has died refuses its connection.
+            limit_s, waited_s = self.timeout.total_seconds(), time.monotonic() - began
+            if ("imed out" in text or "imeout" in text) and waited_s > limit_s - MARGIN_S:
+                slow = PeerSlow(other, limit_s, what)
                 raise patience.blame(slow) from None
-            if any(words in str(error) for words in self.failure_words):
+            if any(words in str(error) for words in (*self.failure_words, "imed out", "imeout")):
                 raise patience.blame(PeerLost(other, "its connection closed")) from None
             raise TransportError(f"{self.name}: {text}") from None
         finally:
