@@ -67,6 +67,7 @@ def trained(**options: Any) -> paceline.Run:
     )
 
 
+@pytest.mark.slow
 def test_a_list_of_the_caller_is_filled_by_forked_and_by_fresh_workers() -> None:
     seen: list[dict[str, Any]] = []
     runs = []

@@ -41,7 +41,7 @@ def accuracy(text: str) -> float:
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
     [
-        (2, "allreduce"),
+        pytest.param(2, "allreduce", marks=pytest.mark.slow),
         pytest.param(3, "ps:consistency=ssp", marks=pytest.mark.slow),
         *(
             pytest.param(2, s, marks=pytest.mark.slow)

@@ -207,6 +207,7 @@ def test_training_under_mpirun_follows_serial(tmp_path: Path) -> None:
     assert sum(w["payload_sent_bytes"] for w in many.record["workers"]) == many.steps * 2 * 4 * n
 
 
+@pytest.mark.slow  # trials of tests/faults kill such ranks, too
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         WorkerFailed, match="worker 1 failed: its process was killed by SIGKILL, and mpirun ended"

@@ -34,7 +34,7 @@ def run(tmp_path: Path, name: str, **more: Any) -> paceline.Run:
     "more",
     [
         {"accumulate": 3, "clip_norm": 0.1, "ema": 0.9},
-        {"precision": "fp16", "compile": "aot_eager"},
+        pytest.param({"precision": "fp16", "compile": "aot_eager"}, marks=pytest.mark.slow),
     ],
     ids=["accumulate", "fp16"],
 )

@@ -66,7 +66,7 @@ def output(path: Path, script: str, *command: str, code: int = 0) -> str:
 @pytest.mark.parametrize(
     ("ranks", "strategy"),
     [
-        ("2", "ddp"),
+        pytest.param("2", "ddp", marks=pytest.mark.slow),
         pytest.param("2", "allreduce", marks=pytest.mark.slow),
         pytest.param("3", "ps", marks=pytest.mark.slow),
     ],

@@ -294,6 +294,7 @@ def test_02_ranks_over_mpi_listen_on_loopback_only(
     ) <= {"127.0.0.1"}
 
 
+@pytest.mark.slow  # the trials of tests/faults look at such a loop, too
 def test_02_a_loop_under_paceline_launch_listens_on_loopback_only(tmp_path: Path) -> None:
     look = """
 import json, os, psutil

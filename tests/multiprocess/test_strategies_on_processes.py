@@ -160,7 +160,15 @@ def test_overlap_changes_nothing(tmp_path: Path, transport: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["allreduce", "stepwise", "ring-reduce", "ps", "local-sgd:every=2"]
+    "name",
+    [
+        "allreduce",
+        "ps",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("stepwise", "ring-reduce", "local-sgd:every=2")
+        ),
+    ],
 )
 def test_a_dead_worker_is_named_and_the_checkpoint_is_usable(tmp_path: Path, name: str) -> None:
     out = tmp_path / "run"
@@ -311,7 +319,7 @@ def _children() -> set[int]:
 # --- accuracy
 
 ALL = [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=async"]
-QUICK = ("allreduce", "hogwild")
+QUICK = ("allreduce",)
 
 
 IMAGES = {
@@ -334,17 +342,8 @@ def test_accuracy_on_images(tmp_path: Path, name: str) -> None:
     assert done.test_accuracy >= (0.75 if depends_on_speeds else 0.772)
 
 
-SOME = ("topk",)  # in the quick tests
-
-
-@pytest.mark.parametrize(
-    "codec",
-    [
-        n if n in SOME else pytest.param(n, marks=pytest.mark.slow)
-        for n in codecs.names()
-        if n not in ("none", "randomk")
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", [n for n in codecs.names() if n not in ("none", "randomk")])
 def test_accuracy_through_a_codec(tmp_path: Path, codec: str) -> None:
     """The same with each codec's defaults: no worse than a strategy is allowed to be."""
     done = run(tmp_path / "run", strategy="allreduce", workers=4, codec=codec, **IMAGES)

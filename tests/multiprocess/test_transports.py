@@ -32,6 +32,7 @@ PROCESSES = [
 ]
 HANGS_S = 200
 EACH = pytest.mark.parametrize("name", PROCESSES)
+QUICK = (("gloo", "native"), ("shm", "ring"))
 
 
 def on_processes(
@@ -292,8 +293,14 @@ def different(transport: Transport, what: str) -> torch.Tensor:
     }[what]()
 
 
-@EACH
-@pytest.mark.parametrize("collective", ["native", "ring"])
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        pytest.param(name, how, marks=[] if (name, how) in QUICK else [pytest.mark.slow])
+        for name in PROCESSES
+        for how in ("native", "ring")
+    ],
+)
 def test_ranks_that_bring_different_things_are_told_so(name: str, collective: str) -> None:
     """All ranks raise an error at once that lists each rank's call. gloo would end the process."""
     for what in ("length", "dtype", "device", "layout", "all on a wrong device", "nothing"):

@@ -140,6 +140,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> StudySpec:
     return replace(StudySpec.make({"base": base, "all_cores": False}), block="1s")
 
 
+@pytest.mark.slow
 def test_a_bank_is_filled_and_goes_on(
     tiny: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,11 +153,11 @@ def test_variants_and_changes() -> None:
         (
             {
                 "axes": {
-                    "lr": [i / 1000 for i in range(1, 200)],
-                    "momentum": [i / 100 for i in range(55)],
+                    "lr": [i / 1000 for i in range(1, 102)],
+                    "momentum": [i / 100 for i in range(50)],
                 }
             },
-            "21,890 runs; at most 10,000",
+            "10,100 runs; at most 10,000",
         ),
         (
             {
