@@ -10,8 +10,11 @@ benchmark of Paceline is run from both in turn, and its figures of our own code 
 one: the peers of `bench strategies` and its trials with a slow worker are left out, so that the
 two runs of a round are closer together. A ratio is the geometric mean of new / old speed over the
 rounds, with a 95% t interval; beside it stands the median with its own interval, which a round
-that another program disturbed does not move. Both checkouts use this Python and its packages; only
-Paceline's source differs. With `--out FILE` the rounds are kept there, and a later call goes on.
+that another program disturbed does not move. A round during which foreign processes and the host
+took more than 5% of the machine is made again, at most twice, as in a study's blocks; the table
+says how many rounds were kept although they were disturbed. Both checkouts use this Python and its
+packages; only Paceline's source differs. With `--out FILE` the rounds are kept there, and a later
+call goes on.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from typing import Any
 from scipy.stats import binom, t
 
 from paceline.common.files import write_whole
+from paceline.record.foreign import ForeignCpu
+from paceline.studies.confirm import DISTURBED, MOST_REPEATS
 
 SETTINGS = {
     "serial": "--strategy serial --steps 300",
@@ -117,6 +122,30 @@ def of_median(each: list[float]) -> tuple[float, float, float]:
     return math.exp(statistics.median(each)), math.exp(low), math.exp(high)
 
 
+def in_turns(
+    checkouts: dict[str, Path],
+    measure: Callable[[Path, str], dict[str, float]],
+    name: str,
+    order: random.Random,
+) -> dict[str, float]:
+    """Measure both checkouts, one after the other; log(new / old) of each figure."""
+    turns = list(checkouts)
+    order.shuffle(turns)
+    rates = {which: measure(checkouts[which], name) for which in turns}
+    both = rates["new"].keys() & rates["old"].keys()
+    return {figure: math.log(rates["new"][figure] / rates["old"][figure]) for figure in both}
+
+
+def undisturbed(measure: Callable[[], dict[str, float]]) -> tuple[dict[str, float], bool]:
+    """Measure until foreign processes left the machine alone; return also whether they did."""
+    for _ in range(MOST_REPEATS + 1):
+        watch = ForeignCpu()
+        found, shares = measure(), watch.shares()
+        if shares is None or shares.together <= DISTURBED:
+            return found, True
+    return found, False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("old", type=Path)
@@ -129,28 +158,27 @@ def main() -> None:
     checkouts = {"old": asked.old.resolve(), "new": asked.new.resolve()}
     what: list[str] = [asked.bench] if asked.bench else [n for n in SETTINGS if asked.only in n]
     measure: Callable[[Path, str], dict[str, float]] = figures if asked.bench else samples_per_s
-    kept = asked.out.read_text() if asked.out and asked.out.exists() else ""
-    logs: dict[str, list[float]] = json.loads(kept) if kept else {}
+    kept = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {}
+    logs: dict[str, list[float]] = kept.get("logs", {})
+    disturbed: int = kept.get("disturbed", 0)
     made = min(map(len, logs.values()), default=0)
     order = random.Random(made)
     for number in range(made, asked.rounds):
         for name in what:
-            turns = list(checkouts)
-            order.shuffle(turns)
-            rates = {which: measure(checkouts[which], name) for which in turns}
-            for figure in rates["new"].keys() & rates["old"].keys():
-                ratio = math.log(rates["new"][figure] / rates["old"][figure])
+            found, quiet = undisturbed(lambda name=name: in_turns(checkouts, measure, name, order))
+            disturbed += not quiet
+            for figure, ratio in found.items():
                 logs.setdefault(figure, []).append(ratio)
-            done = statistics.mean(logs[figure][-1] for figure in rates["new"] if figure in logs)
-            told = f"round {number + 1}/{asked.rounds}  {name}: new / old {math.exp(done):.3f}"
-            print(told, file=sys.stderr, flush=True)
+            together = math.exp(statistics.mean(found.values()))
+            told = f"round {number + 1}/{asked.rounds}  {name}: new / old {together:.3f}"
+            print(told + ("" if quiet else ", disturbed"), file=sys.stderr, flush=True)
         if asked.out:
-            write_whole(asked.out, json.dumps(logs))
+            write_whole(asked.out, json.dumps({"logs": logs, "disturbed": disturbed}))
     if min(map(len, logs.values())) < 2:
         raise SystemExit("one round has no interval: ask for more --rounds")
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     rounds = min(map(len, logs.values()))
-    print(f"{machine}; {rounds} rounds")
+    print(f"{machine}; {rounds} rounds, {disturbed} disturbed")
     print("| figure | new / old | 95% interval | median | its interval | each |")
     print("|---|--:|--:|--:|--:|---|")
     together = [statistics.mean(logs[f][n] for f in logs) for n in range(rounds)]
