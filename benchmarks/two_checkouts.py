@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +166,12 @@ def main() -> None:
     order = random.Random(made)
     for number in range(made, asked.rounds):
         for name in what:
-            found, quiet = undisturbed(lambda name=name: in_turns(checkouts, measure, name, order))
+            found, quiet = undisturbed(partial(in_turns, checkouts, measure, name, order))
             disturbed += not quiet
             for figure, ratio in found.items():
                 logs.setdefault(figure, []).append(ratio)
-            together = math.exp(statistics.mean(found.values()))
-            told = f"round {number + 1}/{asked.rounds}  {name}: new / old {together:.3f}"
+            mean = math.exp(statistics.mean(found.values()))
+            told = f"round {number + 1}/{asked.rounds}  {name}: new / old {mean:.3f}"
             print(told + ("" if quiet else ", disturbed"), file=sys.stderr, flush=True)
         if asked.out:
             write_whole(asked.out, json.dumps({"logs": logs, "disturbed": disturbed}))
@@ -184,11 +185,11 @@ def main() -> None:
     together = [statistics.mean(logs[f][n] for f in logs) for n in range(rounds)]
     for name, each in [*sorted(logs.items()), ("all together", together)]:
         told = " ".join(f"{math.exp(value):.2f}" for value in each)
-        found = [
+        columns = [
             f"{x:.3f} | {low:.3f} to {high:.3f}"
             for x, low, high in (interval(each), of_median(each))
         ]
-        print(f"| {name} | {' | '.join(found)} | {told} |")
+        print(f"| {name} | {' | '.join(columns)} | {told} |")
 
 
 if __name__ == "__main__":
