@@ -23,6 +23,7 @@ from paceline.types import Batch, RecorderLike, Role
 
 if TYPE_CHECKING:
     from paceline.replica.replica import Replica
+    from paceline.strategies.parts.pattern import Exchange, Setting
     from paceline.strategies.parts.saved import Saved
 
 Resume = Literal["exact", "told", "refused"]
@@ -140,6 +141,15 @@ class Strategy(ABC):
     def refuses(self, codec: Codec) -> str | None:
         """Why the strategy cannot be combined with this (lossy) codec; None: it can."""
         return f"strategy {self.name} sends nothing that a codec could compress; use --codec none"
+
+    def pattern(self, step: int, setting: Setting) -> Sequence[Exchange]:
+        """What the workers exchange in a step (counted from 0), as data, for the planner."""
+        if self.traits.exchanges == "nothing":
+            return ()
+        raise BadRequest(
+            f"strategy {self.name} does not declare its exchanges (Strategy.pattern), so its cost"
+            " cannot be predicted; measure it by paceline study"
+        )
 
     @abstractmethod
     def step(self, replica: Replica, batch: Batch) -> None:
