@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from paceline.collectives.base import Collective
+from paceline.collectives.moves import Sum
 from paceline.collectives.operations import Operations
 from paceline.collectives.wire import Wire
 from paceline.errors import BadRequest, NotFinite
@@ -181,6 +182,16 @@ class Codec(ABC):
         `sent`, if given, is filled with the decoded form of this rank's own first message.
         """
 
+    def sums(self, layout: Layout, schedule: str, workers: int) -> tuple[Sum, ...]:
+        """The schedules that `reduce` runs, as data, for the planner.
+
+        Where the length of messages varies, it is the largest.
+        """
+        raise BadRequest(
+            f"codec {self.name} does not declare what it sends (Codec.sums), so its cost cannot be"
+            " predicted; measure it by paceline study"
+        )
+
     def operations(self, transport: Transport) -> Operations:
         """The collective operations over a transport; kept, because they keep their executors."""
         if id(transport) not in self._operations:
@@ -192,6 +203,9 @@ class GatherCodec(Codec):
     """A codec whose messages cannot be added: each rank sends its message to the P-1 others."""
 
     kind = "gather"
+
+    def sums(self, layout: Layout, schedule: str, workers: int) -> tuple[Sum, ...]:
+        return (Sum("all-gather", workers * self.message_bytes(layout), 1),)
 
     def reduce(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.codecs.base import Codec, Kind, State
 from paceline.collectives.base import Collective
+from paceline.collectives.moves import Sum
 from paceline.collectives.wire import Wire
 from paceline.registry import Spec, codecs
 from paceline.types import Layout
@@ -72,6 +73,9 @@ class Feedback(Codec):
 
     def add(self, message: Tensor, layout: Layout, total: Tensor) -> None:
         self.inner.add(message, layout, total)
+
+    def sums(self, layout: Layout, schedule: str, workers: int) -> tuple[Sum, ...]:
+        return self.inner.sums(layout, schedule, workers)
 
     def reduce(
         self,

@@ -17,6 +17,7 @@ from paceline.codecs.base import State, aligned, refuse_nonfinite
 from paceline.codecs.hops import HopCodec
 from paceline.codecs.packing import blocks
 from paceline.collectives.base import Collective, Scheduled
+from paceline.collectives.moves import Sum
 from paceline.registry import codecs
 from paceline.types import Layout
 
@@ -40,6 +41,9 @@ class Half(HopCodec):
 
     def unpack(self, message: Tensor, values: Tensor) -> None:
         values.copy_(message[: 2 * values.numel()].view(self.wire_dtype))
+
+    def sums(self, layout: Layout, schedule: str, workers: int) -> tuple[Sum, ...]:
+        return (Sum(schedule, layout.numel, self.wire_dtype.itemsize),)
 
     def reduce(
         self,

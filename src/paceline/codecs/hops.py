@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.codecs.base import Codec, State
 from paceline.collectives.base import Collective
+from paceline.collectives.moves import Sum
 from paceline.collectives.wire import Wire
 from paceline.types import Layout
 
@@ -43,6 +44,9 @@ class HopCodec(Codec):
 
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
         self.unpack(message, values)
+
+    def sums(self, layout: Layout, schedule: str, workers: int) -> tuple[Sum, ...]:
+        return (Sum(schedule, layout.numel, 4, self),)
 
     def reduce(
         self,

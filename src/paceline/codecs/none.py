@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.codecs.base import Codec, State, aligned
 from paceline.collectives.base import Collective
+from paceline.collectives.moves import Sum
 from paceline.registry import codecs
 from paceline.types import Layout
 
@@ -29,6 +30,9 @@ class NoCodec(Codec):
 
     def decode(self, message: Tensor, layout: Layout, values: Tensor) -> None:
         values.copy_(message[: values.nbytes].view(values.dtype))
+
+    def sums(self, layout: Layout, schedule: str, workers: int) -> tuple[Sum, ...]:
+        return (Sum(schedule, layout.numel, 4),)
 
     def reduce(
         self,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.codecs.base import Codec, State, aligned, numbers_at, refuse_nonfinite
 from paceline.collectives.base import Collective
+from paceline.collectives.moves import Sum
 from paceline.errors import BadRequest
 from paceline.registry import codecs
 from paceline.types import Layout, Slot
@@ -78,6 +79,12 @@ class PowerSGD(Codec):
         p, q, rest = self._views(layout, message)
         self._product(layout, p, q, values)
         self._put_rest(rest, layout, values)
+
+    def sums(self, layout: Layout, schedule: str, workers: int) -> tuple[Sum, ...]:
+        matrices, others = self._split(layout)
+        first = self.rank * sum(m.rows for m in matrices) + sum(s.numel for s in others)
+        second = self.rank * sum(m.columns for m in matrices)
+        return tuple(Sum(schedule, numbers, 4) for numbers in (first, second) if numbers)
 
     def reduce(
         self,

@@ -20,6 +20,7 @@ from paceline.codecs.base import Codec, State, aligned, numbers_at, refuse_nonfi
 from paceline.codecs.packing import random as draws
 from paceline.codecs.topk import check_ratio, how_many
 from paceline.collectives.base import Collective
+from paceline.collectives.moves import Sum
 from paceline.registry import codecs
 from paceline.types import Layout
 
@@ -64,6 +65,9 @@ class RandomK(Codec):
         chosen, _ = numbers_at(message, at, how_many(self.ratio, values.numel()), torch.float32)
         indices = self._indices(int(header), values.numel(), values.device)
         values.zero_().index_copy_(0, indices, chosen.to(values.dtype))
+
+    def sums(self, layout: Layout, schedule: str, workers: int) -> tuple[Sum, ...]:
+        return (Sum(schedule, how_many(self.ratio, layout.numel), 4),)
 
     def reduce(
         self,
