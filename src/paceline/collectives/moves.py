@@ -63,7 +63,9 @@ def _coded(schedule: Schedule, rank: int, numbers: int, wire: Wire) -> list[Move
         lengths.append(wire.length(high - low) if high > low else 0)
     rounds = []
     for transfers in schedule.rounds:
-        sends, adds, takes = [], [], []
+        sends: list[PeerBytes] = []
+        adds: list[PeerBytes] = []
+        takes: list[PeerBytes] = []
         for t in transfers:
             size = sum(lengths[t.start : t.stop])
             if size and t.source == rank:

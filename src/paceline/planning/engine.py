@@ -5,7 +5,7 @@ A rank is a generator that yields what it does next:
     Spend(s)            compute, add or encode for s seconds
     Post(target, size)  start a message; the engine answers when it will have left (`Until` waits)
     Take(source)        wait for the next message of a rank
-    TakeAny(sources)    wait for the earliest next message of several; the answer is its source
+    TakeAny()           wait for the earliest message of any rank; the answer is its source
     Until(time_s)       wait until a moment
 
 The rank with the earliest clock runs next, so messages are posted in the order of time, and links
@@ -42,7 +42,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class TakeAny:
-    sources: tuple[int, ...]
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,18 @@ class Engine:
         self._traffic, self._programs = Traffic(self.network), list(programs)
         self.clocks, self.busy_s = [0.0] * ranks, [0.0] * ranks
         self.posted_bytes = [0] * ranks
-        self._coming: dict[tuple[int, int], deque[float]] = defaultdict(deque)
-        self._awaited: dict[int, tuple[int, ...]] = {}  # by rank that waits: the sources
-        self._queue: list[tuple[float, int, Any]] = [(0.0, rank, None) for rank in range(ranks)]
-        heapq.heapify(self._queue)
+        self._inboxes = [_Inbox() for _ in range(ranks)]
+        self._awaited: dict[int, int | None] = {}  # by rank that waits: the source; None: any
+        self._queue: list[tuple[float, int, bool]] = [(0.0, rank, False) for rank in range(ranks)]
         while self._queue:
-            clock, rank, answer = heapq.heappop(self._queue)
-            self.clocks[rank] = clock
-            self._advance(rank, answer)
+            clock, rank, arrival = heapq.heappop(self._queue)
+            if not arrival:
+                self.clocks[rank] = clock
+                self._advance(rank, None)
+            elif rank in self._awaited:
+                self._take(rank, clock)
         if self._awaited:
-            waits = "; ".join(f"{r} for {s}" for r, s in sorted(self._awaited.items()))
+            waits = ", ".join(f"rank {r} for {s}" for r, s in sorted(self._awaited.items()))
             raise AssertionError(f"ranks wait for messages that no rank sends: {waits}")
         return self.clocks
 
@@ -109,16 +111,15 @@ class Engine:
                 continue
             if isinstance(asked, Spend):
                 self.busy_s[rank] += asked.seconds
-                heapq.heappush(self._queue, (clock + asked.seconds, rank, None))
+                heapq.heappush(self._queue, (clock + asked.seconds, rank, False))
             elif isinstance(asked, Until):
                 if asked.time_s <= clock:
                     answer = None
                     continue
-                heapq.heappush(self._queue, (asked.time_s, rank, None))
+                heapq.heappush(self._queue, (asked.time_s, rank, False))
             else:
-                sources = (asked.source,) if isinstance(asked, Take) else asked.sources
-                self._awaited[rank] = sources
-                self._deliver(rank)
+                self._awaited[rank] = asked.source if isinstance(asked, Take) else None
+                self._wake(rank)
             return
 
     def _post(self, rank: int, message: Post, clock: float) -> float:
@@ -127,25 +128,60 @@ class Engine:
         if self.keeps:
             size = message.size_bytes
             self.sent.append(Sent(rank, message.target, size, clock, left, arrived))
-        self._coming[rank, message.target].append(arrived)
-        if rank in self._awaited.get(message.target, ()):
-            self._deliver(message.target)
+        self._inboxes[message.target].put(rank, arrived)
+        if self._awaited.get(message.target, rank) in (None, rank):
+            self._wake(message.target)
         return left
 
-    def _deliver(self, rank: int) -> None:
-        """Let a rank go on that waits, if a message for it is under way.
-
-        A rank that waits for any of several takes the earliest to arrive of those that are posted.
-        A later one cannot overtake it: both come through the rank's way in.
-        """
-        coming = [
-            (self._coming[source, rank][0], source)
-            for source in self._awaited[rank]
-            if self._coming[source, rank]
-        ]
-        if not coming:
+    def _wake(self, rank: int) -> None:
+        """Let a rank that waits look at its messages when the next one has arrived."""
+        if rank not in self._awaited:
             return
-        arrived, source = min(coming)
-        self._coming[source, rank].popleft()
-        del self._awaited[rank]
-        heapq.heappush(self._queue, (max(self.clocks[rank], arrived), rank, source))
+        arrived = self._inboxes[rank].next_of(self._awaited[rank])
+        if arrived is not None:
+            heapq.heappush(self._queue, (max(self.clocks[rank], arrived), rank, True))
+
+    def _take(self, rank: int, clock: float) -> None:
+        """Give a rank the message that it waits for, if one has arrived by now.
+
+        A message may have been posted later and have arrived earlier than the one for which the
+        rank was woken.
+        """
+        source, inbox = self._awaited[rank], self._inboxes[rank]
+        arrived = inbox.next_of(source)
+        if arrived is not None and arrived <= clock:
+            del self._awaited[rank]
+            self.clocks[rank] = clock
+            self._advance(rank, inbox.pop(source))
+
+
+class _Inbox:
+    """The messages that are under way to a rank: by source, and all by time of arrival."""
+
+    def __init__(self) -> None:
+        self._by_source: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
+        self._all: list[tuple[float, int, int]] = []  # (arrived, number, source)
+        self._taken: set[int] = set()  # numbers that are still in `_all`
+        self._count = 0
+
+    def put(self, source: int, arrived: float) -> None:
+        self._by_source[source].append((arrived, self._count))
+        heapq.heappush(self._all, (arrived, self._count, source))
+        self._count += 1
+
+    def next_of(self, source: int | None) -> float | None:
+        """When the next message of a source (None: of any) arrives; None: none is under way."""
+        if source is not None:
+            messages = self._by_source[source]
+            return messages[0][0] if messages else None
+        while self._all and self._all[0][1] in self._taken:
+            self._taken.remove(heapq.heappop(self._all)[1])
+        return self._all[0][0] if self._all else None
+
+    def pop(self, source: int | None) -> int:
+        """Take the next message and return its source."""
+        if source is None:
+            source = self._all[0][2]
+        _, number = self._by_source[source].popleft()
+        self._taken.add(number)
+        return source

@@ -1,0 +1,223 @@
+"""What the ranks of a strategy do in virtual time: the declared exchanges as programs.
+
+Each program sends the messages that the strategy's own code sends, in the same order, and waits for
+them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from paceline.codecs.base import Codec
+from paceline.collectives.moves import Moves, Sum, moves
+from paceline.planning.engine import Post, Program, Spend, Take, TakeAny, Until
+from paceline.strategies.base import Strategy
+from paceline.strategies.parts.pattern import PushPull, Reduction, Setting, Swap
+from paceline.types import Layout
+
+REPLY_BYTES = 2 * 8  # the note beside a server's weights
+LENGTH_BYTES = 8  # announces a message whose length varies
+FASTEST = ("auto", "native")  # stand for the fastest all-reduce there is
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What ranks spend beside computing, in seconds; per byte of float32 numbers."""
+
+    s_per_byte_added: float = 0.0
+    encode_s_per_byte: float = 0.0
+    decode_s_per_byte: float = 0.0
+    update_s_per_byte: float = 0.0  # a server's optimizer
+
+
+@dataclass
+class Line:
+    """The workers and servers of one setting: a strategy, a codec, a model, how many ranks."""
+
+    strategy: Strategy
+    codec: Codec
+    layout: Layout
+    workers: int
+    servers: int = 0
+    steps_per_epoch: int = 1 << 40
+    seed: int = 0
+    groups: int = 1  # of the optimizer: each has a learning rate, which notes carry
+    costs: Costs = Costs()
+    fastest: str = "ring"  # what `collective=auto` means
+    _moves: dict[tuple[Sum, int], list[Moves]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def setting(self) -> Setting:
+        return Setting(self.workers, self.steps_per_epoch, self.seed)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the gradients, as float32."""
+        return 4 * self.layout.numel
+
+    @cached_property
+    def parts(self) -> list[Layout]:
+        """What each server holds."""
+        return [self._part(server) for server in range(self.servers)]
+
+    def _part(self, server: int) -> Layout:
+        bounds = server_bounds(self.layout, self.servers)[server]
+        return self.layout.cut(*bounds)
+
+    # --- ranks
+
+    def programs(self, compute: Callable[[int, int], float], steps: int) -> list[Program]:
+        """Programs of all ranks; `compute(worker, step)` is the time of a step in seconds."""
+        ahead = self._ahead()
+        return [
+            *(self.worker(w, compute, steps) for w in range(self.workers)),
+            *(self.server(s, ahead, steps) for s in range(self.servers)),
+        ]
+
+    def worker(self, me: int, compute: Callable[[int, int], float], steps: int) -> Program:
+        for step in range(steps):
+            yield Spend(compute(me, step))
+            if self.workers == 1 and not self.servers:
+                continue
+            for exchange in self.strategy.pattern(step, self.setting):
+                if isinstance(exchange, Reduction):
+                    yield from self.reduction(me, exchange)
+                elif isinstance(exchange, Swap):
+                    yield from self.swap(me, exchange)
+                else:
+                    yield from self.push_and_pull()
+
+    def reduction(self, me: int, exchange: Reduction) -> Program:
+        coded, costs = exchange.coded and not self.codec.lossless, self.costs
+        if coded:
+            yield Spend(self.size_bytes * costs.encode_s_per_byte)
+        for run in self.sums(exchange):
+            if (run, me) not in self._moves:
+                self._moves[run, me] = moves(run, me, self.workers)
+            for round_ in self._moves[run, me]:
+                lefts = []
+                for peer, size in round_.sends:
+                    lefts.append((yield Post(peer, size)))
+                if run.wire is None:
+                    for peer, size in round_.adds:
+                        yield Take(peer)
+                        yield Spend(size * costs.s_per_byte_added)
+                for peer, _ in (*(() if run.wire is None else round_.adds), *round_.takes):
+                    yield Take(peer)
+                if lefts:
+                    yield Until(max(lefts))
+        if coded:
+            senders = self.workers if self.codec.kind == "gather" else 1
+            yield Spend(senders * self.size_bytes * costs.decode_s_per_byte)
+
+    def sums(self, exchange: Reduction) -> tuple[Sum, ...]:
+        """The schedules that a reduction runs."""
+        schedule = self.fastest if exchange.schedule in FASTEST else exchange.schedule
+        if exchange.coded and not self.codec.lossless:
+            return self.codec.sums(self.layout, schedule, self.workers)
+        return (Sum(schedule, self.layout.numel, 4),)
+
+    def swap(self, me: int, exchange: Swap) -> Program:
+        partner = exchange.partners[me]
+        if partner is None:
+            return
+        if not self.codec.lossless:
+            yield Spend(self.size_bytes * self.costs.encode_s_per_byte)
+        lefts = []
+        for size in self._message(self.codec.plain, self.layout):
+            lefts.append((yield Post(partner, size)))
+        for _ in lefts:
+            yield Take(partner)
+        yield Until(max(lefts))
+        if not self.codec.lossless:
+            yield Spend(self.size_bytes * self.costs.decode_s_per_byte)
+
+    def push_and_pull(self) -> Program:
+        ranks = range(self.workers, self.workers + self.servers)
+        if not self.codec.lossless:
+            yield Spend(self.size_bytes * self.costs.encode_s_per_byte)
+        lefts = []
+        for server, part in zip(ranks, self.parts, strict=True):
+            lefts.append((yield Post(server, 8 * (3 + self.groups))))
+            for size in self._message(self.codec, part):
+                lefts.append((yield Post(server, size)))
+        for server, part in zip(ranks, self.parts, strict=True):
+            for _ in (REPLY_BYTES, *self._message(self.codec.plain, part)):
+                yield Take(server)
+        yield Until(max(lefts))
+        if not self.codec.lossless:
+            yield Spend(self.size_bytes * self.costs.decode_s_per_byte)
+
+    def server(self, index: int, ahead: int, steps: int) -> Program:
+        """A server: it replies to every worker that may go on, after it has applied what came."""
+        part, costs = self.parts[index], self.costs
+        pushed, reply = self._message(self.codec, part), self._message(self.codec.plain, part)
+        size = 4 * part.numel
+        clocks, waiting = [0] * self.workers, set[int]()
+        slowest = _Slowest(self.workers)
+        pending = 0
+        for _ in range(self.workers * steps):
+            worker = yield TakeAny()
+            for _ in pushed:
+                yield Take(worker)
+            if not self.codec.lossless:
+                yield Spend(size * costs.decode_s_per_byte)
+            clocks[worker] += 1
+            waiting.add(worker)
+            pending += 1
+            # Others that wait may go on only if the slowest has moved.
+            asks = waiting if slowest.add(clocks[worker]) else {worker}
+            allowed = sorted(w for w in asks if clocks[w] - slowest.clock <= ahead)
+            if not allowed:
+                continue
+            yield Spend(size * ((pending - 1) * costs.s_per_byte_added + costs.update_s_per_byte))
+            pending = 0
+            for client in allowed:
+                waiting.remove(client)
+                if not self.codec.lossless:
+                    yield Spend(size * costs.encode_s_per_byte)
+                lefts = []
+                for each in (REPLY_BYTES, *reply):
+                    lefts.append((yield Post(client, each)))
+                yield Until(max(lefts))
+
+    def _ahead(self) -> int:
+        found = [e for e in self.strategy.pattern(0, self.setting) if isinstance(e, PushPull)]
+        return found[0].ahead if found else 0
+
+    def _message(self, codec: Codec, layout: Layout) -> Sequence[int]:
+        """The messages that carry a part of the numbers from one rank to another."""
+        if codec.lossless:
+            return (4 * layout.numel,)
+        size = codec.message_bytes(layout)
+        return (LENGTH_BYTES, size) if codec.varies else (size,)
+
+
+class _Slowest:
+    """The clock of the slowest worker: the largest c that every worker has reached."""
+
+    def __init__(self, workers: int) -> None:
+        self.clock, self._workers = 0, workers
+        self._reached: dict[int, int] = {}
+
+    def add(self, clock: int) -> bool:
+        """A worker's clock has become `clock`. Returns whether the slowest has moved."""
+        self._reached[clock] = self._reached.get(clock, 0) + 1
+        before = self.clock
+        while self._reached.get(self.clock + 1, 0) == self._workers:
+            self.clock += 1
+        return self.clock > before
+
+
+def server_bounds(layout: Layout, servers: int) -> list[tuple[int, int]]:
+    """The span of numbers that each server holds: whole tensors, about equally many numbers."""
+    ends, seen = [0] * servers, 0
+    for slot in layout.slots:
+        if slot.numel:
+            server = min(servers - 1, (seen + slot.numel // 2) * servers // max(1, layout.numel))
+            seen += slot.numel
+            for later in range(server, servers):
+                ends[later] = seen
+    return [(0 if s == 0 else ends[s - 1], ends[s]) for s in range(servers)]
