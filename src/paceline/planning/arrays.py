@@ -170,7 +170,7 @@ class Clocks:
         outside = a != b
         network, posted = self.network, self.now[source]
         if outside.all():
-            spent: Floats = sizes * network.between.s_per_byte
+            spent = np.multiply(sizes, network.between.s_per_byte, dtype=np.float64)
             left = _through(posted, a, b, spent, *self._ways)
             return left, left + network.between.latency_s
         left, latency = np.empty(len(source)), np.empty(len(source))
@@ -178,7 +178,7 @@ class Clocks:
             (outside, network.between, a, b, self._ways),
             (~outside, network.inside, source, target, self._inside),
         ):
-            spent = sizes[here] * link.s_per_byte
+            spent = np.multiply(sizes[here], link.s_per_byte, dtype=np.float64)
             left[here] = _through(posted[here], out[here], into[here], spent, *ways)
             latency[here] = link.latency_s
         return left, left + latency
