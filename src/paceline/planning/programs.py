@@ -33,7 +33,7 @@ class Costs:
 
 
 @dataclass
-class Line:
+class Lineup:
     """The workers and servers of one setting: a strategy, a codec, a model, how many ranks."""
 
     strategy: Strategy
@@ -90,9 +90,10 @@ class Line:
                     yield from self.push_and_pull()
 
     def reduction(self, me: int, exchange: Reduction) -> Program:
-        coded, costs = exchange.coded and not self.codec.lossless, self.costs
-        if coded:
-            yield Spend(self.size_bytes * costs.encode_s_per_byte)
+        costs = self.costs
+        encoding, decoding = self.coding(exchange)
+        if encoding:
+            yield Spend(encoding)
         for run in self.sums(exchange):
             if (run, me) not in self._moves:
                 self._moves[run, me] = moves(run, me, self.workers)
@@ -108,9 +109,18 @@ class Line:
                     yield Take(peer)
                 if lefts:
                     yield Until(max(lefts))
-        if coded:
-            senders = self.workers if self.codec.kind == "gather" else 1
-            yield Spend(senders * self.size_bytes * costs.decode_s_per_byte)
+        if decoding:
+            yield Spend(decoding)
+
+    def coding(self, exchange: Reduction) -> tuple[float, float]:
+        """Seconds in which a worker encodes and decodes. A gathered message is one per worker."""
+        if not exchange.coded or self.codec.lossless:
+            return 0.0, 0.0
+        senders = self.workers if self.codec.kind == "gather" else 1
+        return (
+            self.size_bytes * self.costs.encode_s_per_byte,
+            senders * self.size_bytes * self.costs.decode_s_per_byte,
+        )
 
     def sums(self, exchange: Reduction) -> tuple[Sum, ...]:
         """The schedules that a reduction runs."""
@@ -126,7 +136,7 @@ class Line:
         if not self.codec.lossless:
             yield Spend(self.size_bytes * self.costs.encode_s_per_byte)
         lefts = []
-        for size in self._message(self.codec.plain, self.layout):
+        for size in self.message(self.codec.plain, self.layout):
             lefts.append((yield Post(partner, size)))
         for _ in lefts:
             yield Take(partner)
@@ -141,10 +151,10 @@ class Line:
         lefts = []
         for server, part in zip(ranks, self.parts, strict=True):
             lefts.append((yield Post(server, 8 * (3 + self.groups))))
-            for size in self._message(self.codec, part):
+            for size in self.message(self.codec, part):
                 lefts.append((yield Post(server, size)))
         for server, part in zip(ranks, self.parts, strict=True):
-            for _ in (REPLY_BYTES, *self._message(self.codec.plain, part)):
+            for _ in (REPLY_BYTES, *self.message(self.codec.plain, part)):
                 yield Take(server)
         yield Until(max(lefts))
         if not self.codec.lossless:
@@ -153,7 +163,7 @@ class Line:
     def server(self, index: int, ahead: int, steps: int) -> Program:
         """A server: it replies to every worker that may go on, after it has applied what came."""
         part, costs = self.parts[index], self.costs
-        pushed, reply = self._message(self.codec, part), self._message(self.codec.plain, part)
+        pushed, reply = self.message(self.codec, part), self.message(self.codec.plain, part)
         size = 4 * part.numel
         clocks, waiting = [0] * self.workers, set[int]()
         slowest = _Slowest(self.workers)
@@ -187,7 +197,7 @@ class Line:
         found = [e for e in self.strategy.pattern(0, self.setting) if isinstance(e, PushPull)]
         return found[0].ahead if found else 0
 
-    def _message(self, codec: Codec, layout: Layout) -> Sequence[int]:
+    def message(self, codec: Codec, layout: Layout) -> Sequence[int]:
         """The messages that carry a part of the numbers from one rank to another."""
         if codec.lossless:
             return (4 * layout.numel,)
