@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -48,18 +48,19 @@ class CodecTimer:
     decode_s: float = 0.0
     messages: int = 0  # the number of messages of varying length
     message_bytes: int = 0  # the total length of those messages
+    now: Callable[[], float] = time.perf_counter
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
-        began = time.perf_counter()
+        began = self.now()
         yield
-        self.encode_s += time.perf_counter() - began
+        self.encode_s += self.now() - began
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        began = time.perf_counter()
+        began = self.now()
         yield
-        self.decode_s += time.perf_counter() - began
+        self.decode_s += self.now() - began
 
     def taken(self) -> tuple[float, float]:
         """Return the seconds of encoding and of decoding since the last call."""

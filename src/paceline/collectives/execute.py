@@ -132,6 +132,7 @@ class Executor:
             for message, own, aside in round_.adds:
                 message.wait()
                 reduce(own, aside, out=own)
+                self.transport.added(aside.nbytes)
             for message in round_.others:
                 message.wait()
             for message, own, aside in round_.swaps:
@@ -157,6 +158,7 @@ class Executor:
                     values = scratch[: chunk.numel()]
                     wire.unpack(encoded, values)
                     reduce(chunk, values, out=chunk)
+                    self.transport.added(values.nbytes)
                 for chunk, encoded in round_.places:
                     wire.unpack(encoded, chunk)
 

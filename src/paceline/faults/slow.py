@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,4 +25,4 @@ class Slow(Fault):
 
     def after_compute(self, seconds: float, transport: Transport) -> None:
         if transport.rank == self.rank:
-            time.sleep((self.factor - 1) * seconds)
+            transport.charge((self.factor - 1) * seconds)

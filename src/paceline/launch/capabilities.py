@@ -23,7 +23,6 @@ from paceline.launch.forks import on_forked_ranks
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import transports
 from paceline.transport.base import Rendezvous, Transport
-from paceline.transport.inproc import Hub
 
 RANKS = 2
 DEVICES = ("cpu", "cuda")
@@ -108,9 +107,9 @@ def capabilities() -> list[dict[str, str]]:
 
 def _try_out(name: str, kind: Any, device: str) -> dict[str, str]:
     if kind.traits.runs_as == "threads" and device == "cpu":
-        answers: list[Any] = Hub(RANKS).run(partial(_all_probes, device=device))
+        answers: list[Any] = kind.hub(RANKS).run(partial(_all_probes, device=device))
     elif kind.traits.runs_as == "threads":  # in a child: this process must be able to fork ranks
-        results, _ = on_forked_ranks(partial(_threads, device), 1)
+        results, _ = on_forked_ranks(partial(_threads, name, device), 1)
         answers = results.get(0, [])
     else:
         start = on_mpi_ranks if kind.traits.started_by == "mpirun" else on_forked_ranks
@@ -130,9 +129,10 @@ def _rank(name: str, device: str, rendezvous: Rendezvous, say: Any) -> dict[str,
     return _all_probes(transports.entry(name).make.connect(rendezvous), str(taken))
 
 
-def _threads(device: str, rendezvous: Rendezvous, say: Any) -> list[Any]:
+def _threads(name: str, device: str, rendezvous: Rendezvous, say: Any) -> list[Any]:
     torch.set_num_threads(1)
-    return Hub(RANKS).run(partial(_all_probes, device=device))
+    kind: Any = transports.entry(name).make
+    return kind.hub(RANKS).run(partial(_all_probes, device=device))
 
 
 def _all_probes(transport: Transport, device: str) -> dict[str, str]:

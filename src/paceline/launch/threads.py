@@ -1,4 +1,4 @@
-"""All ranks as threads of this process that run one at a time (transport inproc)."""
+"""All ranks as threads of this process that run one at a time (inproc, simulated)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from paceline.common.asked import Asked
 from paceline.common.devices import take_device
+from paceline.common.links import Links
 from paceline.common.seeding import derive
 from paceline.errors import PacelineError, PeerLost, RunFailed
 from paceline.launch.failures import as_failure, root_cause
@@ -31,7 +32,9 @@ def run_threads(session: Session, hear: Hear) -> None:
     """Run all ranks of a session; raise the root cause of a failure."""
     job = session.job
     kind: Any = transports.entry(job.transport).make
-    hub = Hub(job.ranks, derive(job.config.seed, "baton"), job.config.deadline_s, kind)
+    links = Links.read(job.config.network) if job.config.network is not None else None
+    seed = derive(job.config.seed, "baton")
+    hub: Hub = kind.hub(job.ranks, seed, job.config.deadline_s, links)
     threads = torch.get_num_threads()
     asked = Asked()
     try:

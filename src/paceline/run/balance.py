@@ -11,7 +11,6 @@ before.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -98,9 +97,9 @@ class Balance:
 def look_at_balance(worker: Worker, balance: Balance, batch: Batch, own_s: float) -> None:
     """Adapt the batch sizes to the workers' speeds. Its time counts as exchange, not as work."""
     balance.saw(batch.weight, own_s)
-    began = time.perf_counter()
+    began = worker.now()
     changed = balance.look(worker.step, batch.epoch + 1, worker.batches.ended)
-    worker.meter.add("balance", ALL_PEERS, 0, 0, 0, time.perf_counter() - began)
+    worker.meter.add("balance", ALL_PEERS, 0, 0, 0, worker.now() - began)
     if changed and worker.leads:
         sizes, speeds = list(balance.shards.batch_sizes), balance.speeds
         worker.recorder.write("balance", step=worker.step, batch_sizes=sizes, samples_per_s=speeds)

@@ -63,6 +63,8 @@ def make_context(
     )
     transport.tolerant = transport.patience.tolerant = strategy.traits.survives
     serves = rank >= workers
+    encoder = codec_for(strategy, codec)
+    encoder.timer.now = transport.now
     alike = [r for r in transport.present if (r >= workers) == serves]
     ctx = Context(
         transport=transport,
@@ -71,7 +73,7 @@ def make_context(
         worker_index=-1 if serves else rank,
         workers=workers,
         servers=tuple(range(workers, transport.size)),
-        codec=codec_for(strategy, codec),
+        codec=encoder,
         collective=lambda name: choose(name, ctx.peers),
         recorder=recorder,
         random=generator(seed, "strategy", rank),

@@ -42,7 +42,7 @@ def record_serving(
     net = NetBytes(sampler)
     recorder.write(
         "start",
-        **place_of("server", torch.get_num_threads(), ctx.transport.traits),
+        **place_of("server", torch.get_num_threads(), ctx.transport.traits, ctx.transport.now()),
         parameters=replica.parameter_count,
     )
     net.start()

@@ -74,7 +74,7 @@ class StepLog:
     ) -> float:
         """Record one step. Returns the seconds that this worker did not wait for others.
 
-        `began` and `arrived`: when the step and when its exchange began, by time.perf_counter.
+        `began` and `arrived`: when the step and when its exchange began, by the transport's `now`.
         """
         strategy, codec = self.rank.strategy, self.rank.ctx.codec
         now, before = self.rank.meter.totals["train"], self._before
@@ -138,15 +138,16 @@ class StepLog:
         return first / max(1e-9, first_s)
 
 
-def place_of(role: Role, threads: int, traits: Traits) -> dict[str, Any]:
-    """What the first event of every rank says."""
+def place_of(role: Role, threads: int, traits: Traits, now: float) -> dict[str, Any]:
+    """What the first event of every rank says; `now` is the rank's time."""
     return {
         "host": socket.gethostname(),
         "boot": boot_id(),
         "role": role,
         "threads": threads,
-        "clock": time.perf_counter(),
+        "clock": now,
         "over_network": traits.over_network,
+        **({"virtual_time": True} if traits.virtual_time else {}),
     }
 
 

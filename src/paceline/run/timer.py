@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -11,15 +12,16 @@ class StepTimer:
     """Runs while steps are made; stands still during evaluations and checkpoints."""
 
     total_s: float = 0.0
-    since: float = 0.0  # when the present step began, by time.perf_counter
+    since: float = 0.0  # when the present step began, by `now`
+    now: Callable[[], float] = time.perf_counter
 
     def start(self) -> None:
         """Begin a step now: what happened since the last lap does not count."""
-        self.since = time.perf_counter()
+        self.since = self.now()
 
     def lap(self) -> float:
         """Return the seconds since the step began, and add them to the total."""
-        now = time.perf_counter()
+        now = self.now()
         lap, self.since = now - self.since, now
         self.total_s += lap
         return lap

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -122,7 +121,8 @@ class Worker:
         self.strategy, self.ctx = place.strategy, place.ctx
         self.leads = self.ctx.worker_index == 0  # this worker notifies, and saves the weights
         self.device = session.device
-        self.timer = StepTimer()
+        self.now = transport.now
+        self.timer = StepTimer(now=self.now)
         self.private = (
             Private(session, self.ctx, self.device) if job.protection is not None else None
         )
@@ -156,7 +156,7 @@ class Worker:
         notify("ready" if self.leads else "begins", {})
         recorder.write(
             "start",
-            **place_of("worker", job.threads, transport.traits),
+            **place_of("worker", job.threads, transport.traits, self.now()),
             from_step=self.step,
             total_steps=self.total_steps,
             parameters=self.replica.parameter_count,
@@ -227,7 +227,7 @@ class Worker:
             began = timer.since
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
             loss = self._compute(batch)
-            arrived = time.perf_counter()
+            arrived = self.now()
             activity.enter("exchange")
             if replica.precision.scale is None or looking.all_finite(self):
                 strategy.step(replica, batch)
@@ -285,12 +285,12 @@ class Worker:
         self.activity.enter("compute", batch.step + 1)
         for fault in self.faults:
             fault.before_step(batch.step + 1, self.ctx.transport.uncounted())
-        began = time.perf_counter()
+        began = self.now()
         gradients = self.private or self.replica
         self.strategy.begin(self.replica, batch)
         loss = gradients.forward_backward(batch, self.strategy.scale(batch))
         for fault in self.faults:
-            fault.after_compute(time.perf_counter() - began, self.ctx.transport.uncounted())
+            fault.after_compute(self.now() - began, self.ctx.transport.uncounted())
         return loss
 
     def conclude(self) -> None:
@@ -377,14 +377,14 @@ class Worker:
 
     def aside(self, what: str, body: Callable[[], T]) -> T:
         """Do something that is not training, all workers together. It is counted apart."""
-        began = time.perf_counter()
+        began = self.now()
         self.net.stop()
         if self.profile is not None:
             self.profile.pause()
         with self.meter.during("evaluate"):
             result = self.gathering.do(body, self.step, self._buffers)
         self.recorder.write(
-            "aside", what=what, step=self.step, began=began, seconds=time.perf_counter() - began
+            "aside", what=what, step=self.step, began=began, seconds=self.now() - began
         )
         self.net.start()
         self.timer.start()

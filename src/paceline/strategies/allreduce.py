@@ -17,6 +17,7 @@ unless it divides in the same proportions. For Adam, which is not linear, the re
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +30,8 @@ from paceline.registry import strategies
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.exchange import Exchange
 from paceline.strategies.parts.momentum import Velocity
+from paceline.strategies.parts.pattern import Exchange as Pattern
+from paceline.strategies.parts.pattern import Reduction, Setting
 from paceline.strategies.parts.prepared import prepared
 from paceline.types import Batch
 
@@ -101,6 +104,11 @@ class AllReduce(Strategy):
 
     def refuses(self, codec: Codec) -> str | None:
         return None
+
+    def pattern(self, step: int, setting: Setting) -> Sequence[Pattern]:
+        if self.when == "epoch" and not setting.ends_epoch(step):
+            return ()
+        return (Reduction(self.collective),)
 
     def step(self, replica: Replica, batch: Batch) -> None:
         if self.exchange == "weights":

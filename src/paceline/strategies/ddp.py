@@ -7,6 +7,7 @@ P * share, so that batches of different sizes are weighted by their samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context, Resumes, Strategy, Traits
 from paceline.strategies.parts.end_of_backward import EndOfBackward
+from paceline.strategies.parts.pattern import Exchange, Reduction, Setting
 from paceline.transport.c10d.sockets import Sockets
 from paceline.transport.c10d.transport import timeout_of
 from paceline.types import Batch
@@ -81,6 +83,10 @@ class DDP(Strategy):
 
     def refuses(self, codec: Codec) -> str | None:
         return "PyTorch exchanges ddp's gradients, without our codecs: use strategy allreduce"
+
+    def pattern(self, step: int, setting: Setting) -> Sequence[Exchange]:
+        """One all-reduce; DDP cuts it into buckets and overlaps it with the backward pass."""
+        return (Reduction("native", coded=False),)
 
     def scale(self, batch: Batch) -> float:
         return batch.share * self.ctx.workers

@@ -13,6 +13,7 @@ Decentralized Parallel SGD", 2018). The weights are averaged exactly at the end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,12 +22,14 @@ import torch
 
 from paceline.codecs.base import Codec
 from paceline.collectives.base import usual
+from paceline.common.seeding import generator
 from paceline.errors import BadRequest, PeerLost
 from paceline.registry import strategies
 from paceline.strategies.base import APPROXIMATELY, Context, Resumes, Strategy, Traits
 from paceline.strategies.parts.async_pairs import AsyncPairs
 from paceline.strategies.parts.averaging import average_weights
 from paceline.strategies.parts.pairs import CodedPairing
+from paceline.strategies.parts.pattern import Exchange, Setting, Swap
 from paceline.transport.base import Transport
 from paceline.types import Batch
 
@@ -57,6 +60,8 @@ class Gossip(Strategy):
     def __post_init__(self) -> None:
         if self.every < 1:
             raise BadRequest(f"gossip: every={self.every}: it must be 1 or more")
+        # For `pattern`: a setting, its generator, and the orders drawn so far.
+        self._drawn: tuple[Setting, torch.Generator, list[list[int]]] | None = None
         if self.mode == "async":
             self.traits = replace(
                 self.traits,
@@ -87,6 +92,26 @@ class Gossip(Strategy):
     def refuses(self, codec: Codec) -> str | None:
         return None
 
+    def pattern(self, step: int, setting: Setting) -> Sequence[Exchange]:
+        if self.mode == "async":
+            return super().pattern(step, setting)
+        if (step + 1) % self.every:
+            return ()
+        if self.topology == "ring":
+            number, workers = step // self.every, setting.workers
+            return (Swap(tuple(neighbour(p, number, workers) for p in range(workers))),)
+        orders = self._orders(setting, step // self.every + 1)
+        return (Swap(tuple(matched(orders[-1]))),)
+
+    def _orders(self, setting: Setting, rounds: int) -> list[list[int]]:
+        """The orders that the workers of a run draw in its first rounds; they are kept."""
+        if self._drawn is None or self._drawn[0] != setting:
+            self._drawn = (setting, generator(setting.seed, "strategy"), [])
+        _, shared_random, orders = self._drawn
+        while len(orders) < rounds:
+            orders.append(torch.randperm(setting.workers, generator=shared_random).tolist())
+        return orders[:rounds]
+
     def step(self, replica: Replica, batch: Batch) -> None:
         with self._pairs.lock if self._pairs is not None else nullcontext():
             replica.update()
@@ -107,13 +132,8 @@ class Gossip(Strategy):
             return (me + int(torch.randint(1, workers, (), generator=self.ctx.random))) % workers
         if self.topology == "random":
             order = torch.randperm(workers, generator=self.ctx.shared_random).tolist()
-            where = order.index(me)
-            other = where ^ 1
-            return order[other] if other < workers else None
-        other = me ^ 1 if round_number % 2 == 0 else ((me + 1) ^ 1) - 1
-        if workers % 2 == 0:
-            other %= workers
-        return other if 0 <= other < workers else None
+            return matched(order)[me]
+        return neighbour(me, round_number, workers)
 
     def _average_with(self, replica: Replica, partner: int) -> None:
         if self._pairs is not None:
@@ -160,3 +180,19 @@ class Gossip(Strategy):
             self.ctx.peers.barrier()  # no worker sends requests any more
             self._pairs.stop()
         average_weights(self.ctx, replica, 1 / self.ctx.peers.size, usual(self.ctx.peers))
+
+
+def matched(order: list[int]) -> list[int | None]:
+    """The workers' partners: the first in the order has the second, the third the fourth."""
+    partners: list[int | None] = [None] * len(order)
+    for first, second in zip(order[::2], order[1::2], strict=False):
+        partners[first], partners[second] = second, first
+    return partners
+
+
+def neighbour(worker: int, round_number: int, workers: int) -> int | None:
+    """A worker's partner in a ring: its right and its left neighbour in turn."""
+    other = worker ^ 1 if round_number % 2 == 0 else ((worker + 1) ^ 1) - 1
+    if workers % 2 == 0:
+        other %= workers
+    return other if 0 <= other < workers else None

@@ -16,15 +16,19 @@ average, each worker keeps its optimizer's state (`keep`), or the state is avera
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from paceline.codecs.base import Codec
+from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.base import Context
 from paceline.strategies.parts.averaging import OptimizerAverage
 from paceline.strategies.parts.exchange import Exchange
 from paceline.strategies.parts.local_steps import LocalSteps
+from paceline.strategies.parts.pattern import Exchange as Pattern
+from paceline.strategies.parts.pattern import Reduction, Setting
 from paceline.types import Batch
 
 if TYPE_CHECKING:
@@ -62,6 +66,17 @@ class LocalSGD(LocalSteps):
                 f" does not work with the biased codec {codec.name}: use fp16, bf16, int8 or qsgd"
             )
         return None
+
+    def pattern(self, step: int, setting: Setting) -> Sequence[Pattern]:
+        if self.optimizer_state == "average":
+            raise BadRequest(
+                "local-sgd:optimizer_state=average: how much is exchanged depends on the"
+                " optimizer, so its cost cannot be predicted; use optimizer_state=keep, or measure"
+                " it by paceline study"
+            )
+        if step < self.post:
+            return (Reduction(self.collective),)
+        return super().pattern(step, setting)
 
     def scale(self, batch: Batch) -> float:
         return batch.share if batch.step < self.post else 1.0

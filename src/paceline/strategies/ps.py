@@ -27,6 +27,7 @@ epoch changes them).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,6 +46,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.parts.mailbox import Inbox, Outbox
 from paceline.strategies.parts.momentum import Velocity
+from paceline.strategies.parts.pattern import Exchange, PushPull, Setting
 from paceline.strategies.parts.reference import Reference
 from paceline.strategies.parts.serving import (
     PULL,
@@ -102,6 +104,9 @@ class ParameterServer(Strategy):
     def ahead(self) -> int:
         """Clocks that a worker may be ahead of the slowest worker."""
         return {"sync": 0, "ssp": self.staleness, "async": UNBOUNDED}[self.consistency]
+
+    def pattern(self, step: int, setting: Setting) -> Sequence[Exchange]:
+        return (PushPull(self.ahead),)
 
     # --- a worker
 

@@ -30,6 +30,7 @@ from paceline.errors import BadRequest
 from paceline.registry import Spec, strategies
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.averaging import average_weights
+from paceline.strategies.parts.pattern import Exchange, Reduction, Setting
 from paceline.strategies.parts.reference import Reference
 from paceline.transport.together import allocate_like
 from paceline.types import Batch
@@ -89,6 +90,14 @@ class StepWise(Strategy):
                 " feedback=false"
             )
         return None
+
+    def pattern(self, step: int, setting: Setting) -> Sequence[Exchange]:
+        start = step % setting.workers if self.rotate else 0
+        options = {"chunked": self.chunked, "start": start}
+        part = Reduction(str(Spec("stepwise", options)))
+        full = self.full_every and (step + 1) % self.full_every == 0
+        follows = setting.compressed and self.exchange == "weights" and setting.ends_epoch(step)
+        return (part, Reduction("native", coded=False)) if full or follows else (part,)
 
     def scale(self, batch: Batch) -> float:
         return 1.0  # each worker's mean gradient; `_divide` averages over workers

@@ -8,6 +8,7 @@ second channel).
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -41,7 +42,8 @@ class Traits:
     native: tuple[str, ...] = ()  # collectives of the library behind it
     shares_memory: bool = False  # `share` works: the ranks are on one host
     second_channel: bool = False  # `side` works
-    take_turns: bool = False  # one rank runs at a time, so times say nothing
+    take_turns: bool = False  # one rank runs at a time, so times that are measured say nothing
+    virtual_time: bool = False  # times are computed for a network that is only described
     # Where several fit, `auto` takes the highest; None: only when the user names it.
     preference: int | None = None
 
@@ -247,6 +249,19 @@ class Transport(ABC):
 
     def pause(self) -> None:
         """Let other ranks run, where ranks take turns (inproc)."""
+        return
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """The function that returns this rank's time in seconds: real, or virtual (simulated)."""
+        return time.perf_counter
+
+    def charge(self, seconds: float) -> None:
+        """Let this rank compute for so long, without a computation: sleep, or in virtual time."""
+        time.sleep(seconds)
+
+    def added(self, size_bytes: int) -> None:
+        """This rank has added so many received bytes to its own; that may take virtual time."""
         return
 
     def sending(self, tensor: Tensor, to: int) -> Message:

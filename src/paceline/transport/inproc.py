@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.common.links import Links
 from paceline.common.seeding import random_states, set_random_states
 from paceline.errors import PeerLost, TransportError
 from paceline.registry import transports
@@ -83,13 +84,21 @@ class Baton:
         self._ready[who] = _always
 
     def _next(self) -> int:
-        """Choose the thread that runs next, by the seed."""
-        able = [who for who in sorted(self._ready) if self._ready[who]()]
+        """The thread that runs next."""
+        able = self._able()
         if not able:
             self._stuck = "deadlock: " + "; ".join(
                 f"rank {who} waits for {self._why[who]}" for who in sorted(self._ready)
             )
             able = sorted(self._ready)
+        return self._pick(able)
+
+    def _able(self) -> list[int]:
+        """The threads that could go on now."""
+        return [who for who in sorted(self._ready) if self._ready[who]()]
+
+    def _pick(self, able: list[int]) -> int:
+        """Choose one of these threads, by the seed."""
         return self._random.choice(able)
 
 
@@ -104,7 +113,7 @@ class Hub:
         kind: type[InprocTransport] | None = None,
     ) -> None:
         self.size, self.deadline_s, self.kind = size, deadline_s, kind or InprocTransport
-        self.baton = Baton(seed)
+        self.baton = self.make_baton(seed)
         self.messages: dict[tuple[Any, ...], deque[Tensor]] = {}  # sent, not received yet
         self.brought: dict[tuple[Any, ...], dict[int, Tensor]] = {}  # to a collective, by rank
         self.results: dict[tuple[Any, ...], Tensor | str] = {}  # a string: the error
@@ -115,6 +124,9 @@ class Hub:
         self._present: dict[int, tuple[int, ...]] = {}
         for rank in range(size):
             self.baton.join(rank)
+
+    def make_baton(self, seed: int) -> Baton:
+        return Baton(seed)
 
     def transport(self, rank: int) -> InprocTransport:
         return self.kind(self, rank, tuple(range(self.size)))
@@ -208,6 +220,16 @@ class InprocTransport(Transport):
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._calls = 0
 
+    @classmethod
+    def hub(
+        cls, size: int, seed: int = 0, deadline_s: float = 30.0, links: Links | None = None
+    ) -> Hub:
+        """What the ranks of a run on this transport share.
+
+        `links`: the network between the ranks, for a transport that simulates one.
+        """
+        return Hub(size, seed, deadline_s, cls)
+
     def has_left(self, member: int) -> bool:
         """Whether a rank has ended, or has closed this transport or one that it was made from."""
         hub, place = self._hub, self._place
@@ -219,22 +241,23 @@ class InprocTransport(Transport):
         self._hub.closed.add((self._place, self._world_rank))
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
-        target = self._members[to]
-        if self.has_left(target):
-            raise PeerLost(target)
-        self._hub.messages.setdefault((self._place, self._world_rank, target, tag), deque()).append(
-            tensor.detach().clone()
-        )
+        self._post(tensor, self._members[to], tag)
         self._yield(_always, "its turn")
         return _Done()
 
+    def _post(self, tensor: Tensor, target: int, tag: int) -> None:
+        if self.has_left(target):
+            raise PeerLost(target)
+        key = (self._place, self._world_rank, target, tag)
+        self._hub.messages.setdefault(key, deque()).append(tensor.detach().clone())
+
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        return _Receive(self, tensor, self._members[source], tag)
+        return Receive(self, tensor, self._members[source], tag)
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
-        receives = [w for w in works if isinstance(w, _Receive)]
+        receives = [w for w in works if isinstance(w, Receive)]
         if len(receives) < len(works):
-            return next(i for i, w in enumerate(works) if not isinstance(w, _Receive))
+            return next(i for i, w in enumerate(works) if not isinstance(w, Receive))
         self._yield(lambda: any(r.ready() for r in receives), "one message of several")
         ready = [i for i, r in enumerate(receives) if r.ready()]
         return ready[self._hub.baton.choose(len(ready))]
@@ -314,7 +337,9 @@ class _Done:
         return None
 
 
-class _Receive:
+class Receive:
+    """A receive that has started."""
+
     def __init__(self, transport: InprocTransport, tensor: Tensor, source: int, tag: int) -> None:
         self._transport, self._tensor, self._source = transport, tensor, source
         self._key = (transport._place, source, transport._world_rank, tag)
@@ -324,8 +349,12 @@ class _Receive:
         return bool(hub.messages.get(self._key)) or self._transport.has_left(self._source)
 
     def wait(self) -> None:
-        hub = self._transport._hub
         self._transport._yield(self.ready, f"a message from rank {self._source}")
+        self.take()
+
+    def take(self) -> None:
+        """Copy the message, which is there, into the tensor."""
+        hub = self._transport._hub
         messages = hub.messages.get(self._key)
         if not messages:
             raise PeerLost(self._source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,7 +29,8 @@ class Tally:
 class Meter:
     """The counters of one rank, shared by its transport and all groups made from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
         self.phase: Phase = "setup"
         self.tallies: dict[tuple[Phase, str, int], Tally] = {}
         self.totals: dict[Phase, Tally] = {phase: Tally() for phase in PHASES}
@@ -86,7 +87,7 @@ class Metered(Wrapper):
 
     def __init__(self, inner: Transport, meter: Meter | None = None) -> None:
         super().__init__(inner)
-        self.meter = meter or Meter()
+        self.meter = meter or Meter(inner.now)
 
     def wait_any(self, works: Sequence[Work], patience_s: float | None = None) -> int | None:
         return self.inner.wait_any(
@@ -137,15 +138,15 @@ class Metered(Wrapper):
         return _Timed(self.inner.irecv(tensor, source), self.meter, "recv", source, tensor.nbytes)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
-        start = time.perf_counter()
+        start = self.meter.now()
         work = self.inner.isend(tensor, to, tag)
-        self.meter.add("send", to, tensor.nbytes, 0, 1, time.perf_counter() - start)
+        self.meter.add("send", to, tensor.nbytes, 0, 1, self.meter.now() - start)
         return _Timed(work, self.meter, "send", to)
 
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        start = time.perf_counter()
+        start = self.meter.now()
         work = self.inner.irecv(tensor, source, tag)
-        self.meter.add("recv", source, 0, tensor.nbytes, 0, time.perf_counter() - start)
+        self.meter.add("recv", source, 0, tensor.nbytes, 0, self.meter.now() - start)
         return _Timed(work, self.meter, "recv", source)
 
     def sending(self, tensor: Tensor, to: int) -> Message:
@@ -159,19 +160,19 @@ class Metered(Wrapper):
         )
 
     def barrier(self) -> None:
-        start = time.perf_counter()
+        start = self.meter.now()
         self.inner.barrier()
-        self.meter.add("barrier", ALL_PEERS, 0, 0, 0, time.perf_counter() - start)
+        self.meter.add("barrier", ALL_PEERS, 0, 0, 0, self.meter.now() - start)
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> None:
-        start = time.perf_counter()
+        start = self.meter.now()
         self.inner.all_reduce(tensor, op)
-        self._count_all_reduce(tensor.numel(), tensor.element_size(), time.perf_counter() - start)
+        self._count_all_reduce(tensor.numel(), tensor.element_size(), self.meter.now() - start)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        start = time.perf_counter()
+        start = self.meter.now()
         self.inner.broadcast(tensor, root)
-        seconds, at_root = time.perf_counter() - start, self.rank == root
+        seconds, at_root = self.meter.now() - start, self.rank == root
         sent = tensor.nbytes * (self.size - 1) if at_root else 0
         received = 0 if at_root else tensor.nbytes
         self.meter.add(
@@ -204,10 +205,10 @@ class _Timed:
         )
 
     def wait(self) -> None:
-        start = time.perf_counter()
+        start = self._meter.now()
         self.work.wait()
         self._meter.add(
-            self._operation, self._peer, 0, self._received, 0, time.perf_counter() - start
+            self._operation, self._peer, 0, self._received, 0, self._meter.now() - start
         )
 
 
@@ -226,6 +227,6 @@ class _Counted(_Timed):
         self._message, self._counts = message, counts  # (sent, received, messages)
 
     def start(self) -> None:
-        began = time.perf_counter()
+        began = self._meter.now()
         self._message.start()
-        self._meter.add(self._operation, self._peer, *self._counts, time.perf_counter() - began)
+        self._meter.add(self._operation, self._peer, *self._counts, self._meter.now() - began)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -90,6 +90,16 @@ class Wrapper(Transport):
 
     def pause(self) -> None:
         self.inner.pause()
+
+    @property
+    def now(self) -> Callable[[], float]:
+        return self.inner.now
+
+    def charge(self, seconds: float) -> None:
+        self.inner.charge(seconds)
+
+    def added(self, size_bytes: int) -> None:
+        self.inner.added(size_bytes)
 
     def adds(self, dtype: torch.dtype) -> bool:
         return self.inner.adds(dtype)

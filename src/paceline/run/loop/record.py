@@ -191,7 +191,7 @@ class Recorded:
             self.conclusion.begin()
         self.write(
             "start",
-            **place_of("worker", torch.get_num_threads(), self._traits),
+            **place_of("worker", torch.get_num_threads(), self._traits, time.perf_counter()),
             from_step=pair.steps,
             total_steps=None,
             parameters=pair.replica.parameter_count,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.codecs.base import Codec
@@ -10,6 +11,8 @@ from paceline.common.intervals import due, interval
 from paceline.strategies.base import Context, Strategy, Traits
 from paceline.strategies.parts.averaging import Shares
 from paceline.strategies.parts.exchange import Exchange
+from paceline.strategies.parts.pattern import Exchange as Pattern
+from paceline.strategies.parts.pattern import Reduction, Setting
 from paceline.strategies.parts.prepared import prepared
 from paceline.types import Batch
 
@@ -45,6 +48,9 @@ class LocalSteps(Strategy):
 
     def refuses(self, codec: Codec) -> str | None:
         return None
+
+    def pattern(self, step: int, setting: Setting) -> Sequence[Pattern]:
+        return (Reduction(self.collective),) if setting.due(self.every, step) else ()
 
     @abstractmethod
     def synchronise(self, replica: Replica, share: float) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.common.intervals import due
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -16,6 +18,14 @@ class Setting:
     workers: int
     steps_per_epoch: int
     seed: int = 0  # of the run: gossip draws its pairs from it
+    compressed: bool = False  # whether the run has a lossy codec
+
+    def ends_epoch(self, step: int) -> bool:
+        return (step + 1) % self.steps_per_epoch == 0
+
+    def due(self, interval: str, step: int) -> bool:
+        """Whether what happens at `interval` ("8", "epoch", "2epochs") is due after this step."""
+        return due(interval, step + 1, step // self.steps_per_epoch + 1, self.ends_epoch(step))
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class Reduction:
 
     `schedule` names an all-reduce or an operation with its options ("ring", "stepwise:start=2").
     "auto" and "native" stand for the fastest that the transport has; the planner takes the
-    cheapest schedule that `collective=auto` would try.
+    cheapest schedule that `collective=auto` would try. On `simulated` both are a ring.
     """
 
     schedule: str
@@ -33,16 +43,17 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Swap:
-    """Pairs of workers send each other their weights and average them."""
+    """Pairs of workers send each other their weights, through the run's codec, and average them."""
 
-    partners: tuple[int | None, ...]  # by worker
+    partners: tuple[int | None, ...]  # by worker; None: it has no partner in this step
 
 
 @dataclass(frozen=True)
 class PushPull:
     """Every worker pushes a part of its gradients to each server and pulls that server's weights.
 
-    A server replies to a worker that is at most `ahead` steps ahead of the slowest one.
+    The run's codec encodes both. A server replies to a worker that is at most `ahead` steps ahead
+    of the slowest one.
     """
 
     ahead: int
