@@ -25,7 +25,7 @@ class Sum:
 
     schedule: str  # "ring", "hierarchical:group=4", "all-gather"
     numbers: int  # of the buffer
-    itemsize: int  # bytes of one number
+    itemsize: int  # bytes of one number, before it is encoded
     wire: Wire | None = None  # how its messages are encoded
 
 
@@ -36,6 +36,7 @@ class Moves:
     sends: tuple[PeerBytes, ...]
     adds: tuple[PeerBytes, ...]  # arrive, and are added to the buffer
     takes: tuple[PeerBytes, ...]  # arrive, and replace a part of the buffer
+    decoded_bytes: int = 0  # of encoded messages: what is added when all have arrived
 
 
 def moves(run: Sum, rank: int, ranks: int) -> list[Moves]:
@@ -44,7 +45,7 @@ def moves(run: Sum, rank: int, ranks: int) -> list[Moves]:
     return (
         _plain(schedule, rank, run.numbers, run.itemsize)
         if run.wire is None
-        else _coded(schedule, rank, run.numbers, run.wire)
+        else _coded(schedule, rank, run.numbers, run.itemsize, run.wire)
     )
 
 
@@ -56,7 +57,7 @@ def _plain(schedule: Schedule, rank: int, numbers: int, itemsize: int) -> list[M
     return [Moves(sized(r.sends), sized(r.adds), sized((*r.places, *r.swaps))) for r in rounds]
 
 
-def _coded(schedule: Schedule, rank: int, numbers: int, wire: Wire) -> list[Moves]:
+def _coded(schedule: Schedule, rank: int, numbers: int, itemsize: int, wire: Wire) -> list[Moves]:
     lengths = []
     for chunk in range(schedule.chunks):
         low, high = schedule.bounds(chunk, numbers)
@@ -66,12 +67,14 @@ def _coded(schedule: Schedule, rank: int, numbers: int, wire: Wire) -> list[Move
         sends: list[PeerBytes] = []
         adds: list[PeerBytes] = []
         takes: list[PeerBytes] = []
+        decoded = 0
         for t in transfers:
             size = sum(lengths[t.start : t.stop])
             if size and t.source == rank:
                 sends.append((t.target, size))
             elif size and t.target == rank:
                 (adds if t.adds else takes).append((t.source, size))
+                decoded += itemsize * schedule.elements(t, numbers) if t.adds else 0
         if sends or adds or takes:
-            rounds.append(Moves(tuple(sends), tuple(adds), tuple(takes)))
+            rounds.append(Moves(tuple(sends), tuple(adds), tuple(takes), decoded))
     return rounds

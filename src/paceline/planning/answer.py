@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from paceline.errors import BadRequest
@@ -172,7 +173,7 @@ def _answer(
 def knee(rows: Sequence[Row]) -> int | None:
     """The largest number of workers up to which every added worker was worth adding."""
     ordered = sorted(rows, key=lambda row: row.workers)
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         added = (after.speedup - before.speedup) / (after.workers - before.workers)
         if added < WORTH:
             return before.workers

@@ -136,6 +136,9 @@ class Clocks:
         for round_ in rounds_of(run.schedule, ranks):
             sizes = ends[round_.stop] - ends[round_.start]
             self._round(round_, sizes, added=run.wire is None and round_.adds)
+            if run.wire is not None and round_.adds:
+                decoded = (edges[round_.stop] - edges[round_.start]) * run.itemsize
+                np.add.at(self.now, round_.target, decoded * self.s_per_byte_added)
 
     def _round(self, round_: Round, sizes: Ints, added: bool) -> None:
         some = sizes > 0

@@ -4,6 +4,7 @@ A rank is a generator that yields what it does next:
 
     Spend(s)            compute, add or encode for s seconds
     Post(target, size)  start a message; the engine answers when it will have left (`Until` waits)
+    Tell(target)        send a note, a few numbers, which arrive at once
     Take(source)        wait for the next message of a rank
     TakeAny()           wait for the earliest message of any rank; the answer is its source
     Until(time_s)       wait until a moment
@@ -21,6 +22,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.transport.simulated import Sent
 from paceline.transport.virtual import Network, Traffic
 
 
@@ -33,6 +35,11 @@ class Spend:
 class Post:
     target: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +57,8 @@ class Until:
     time_s: float
 
 
-Operation = Spend | Post | Take | TakeAny | Until
+Operation = Spend | Post | Tell | Take | TakeAny | Until
 Program = Generator[Operation, Any, None]
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A message: who sent it to whom, and when it was posted, had left and had arrived."""
-
-    source: int
-    target: int
-    size_bytes: int
-    posted_s: float
-    left_s: float
-    arrived_s: float
 
 
 @dataclass
@@ -109,6 +104,9 @@ class Engine:
             if isinstance(asked, Post):
                 answer = self._post(rank, asked, clock)
                 continue
+            if isinstance(asked, Tell):
+                answer = self._arrive(rank, asked.target, clock)
+                continue
             if isinstance(asked, Spend):
                 self.busy_s[rank] += asked.seconds
                 heapq.heappush(self._queue, (clock + asked.seconds, rank, False))
@@ -128,10 +126,13 @@ class Engine:
         if self.keeps:
             size = message.size_bytes
             self.sent.append(Sent(rank, message.target, size, clock, left, arrived))
-        self._inboxes[message.target].put(rank, arrived)
-        if self._awaited.get(message.target, rank) in (None, rank):
-            self._wake(message.target)
+        self._arrive(rank, message.target, arrived)
         return left
+
+    def _arrive(self, rank: int, target: int, arrived: float) -> None:
+        self._inboxes[target].put(rank, arrived)
+        if self._awaited.get(target, rank) in (None, rank):
+            self._wake(target)
 
     def _wake(self, rank: int) -> None:
         """Let a rank that waits look at its messages when the next one has arrived."""

@@ -12,12 +12,12 @@ from functools import cached_property
 
 from paceline.codecs.base import Codec
 from paceline.collectives.moves import Moves, Sum, moves
-from paceline.planning.engine import Post, Program, Spend, Take, TakeAny, Until
+from paceline.planning.engine import Post, Program, Spend, Take, TakeAny, Tell, Until
+from paceline.registry import Spec, operations
 from paceline.strategies.base import Strategy
 from paceline.strategies.parts.pattern import PushPull, Reduction, Setting, Swap
 from paceline.types import Layout
 
-REPLY_BYTES = 2 * 8  # the note beside a server's weights
 LENGTH_BYTES = 8  # announces a message whose length varies
 FASTEST = ("auto", "native")  # stand for the fastest all-reduce there is
 
@@ -29,6 +29,7 @@ class Costs:
     s_per_byte_added: float = 0.0
     encode_s_per_byte: float = 0.0
     decode_s_per_byte: float = 0.0
+    summed_s_per_byte: float = 0.0  # a server sums the gradients of one step
     update_s_per_byte: float = 0.0  # a server's optimizer
 
 
@@ -43,14 +44,16 @@ class Lineup:
     servers: int = 0
     steps_per_epoch: int = 1 << 40
     seed: int = 0
-    groups: int = 1  # of the optimizer: each has a learning rate, which notes carry
     costs: Costs = Costs()
     fastest: str = "ring"  # what `collective=auto` means
-    _moves: dict[tuple[Sum, int], list[Moves]] = field(default_factory=dict, repr=False)
+    _moves: dict[tuple[str, int, int, bool, int], list[Moves]] = field(
+        default_factory=dict, repr=False
+    )
 
     @cached_property
     def setting(self) -> Setting:
-        return Setting(self.workers, self.steps_per_epoch, self.seed)
+        compressed = not self.codec.lossless
+        return Setting(self.workers, self.steps_per_epoch, self.seed, compressed)
 
     @property
     def size_bytes(self) -> int:
@@ -95,9 +98,7 @@ class Lineup:
         if encoding:
             yield Spend(encoding)
         for run in self.sums(exchange):
-            if (run, me) not in self._moves:
-                self._moves[run, me] = moves(run, me, self.workers)
-            for round_ in self._moves[run, me]:
+            for round_ in self._rounds(run, me):
                 lefts = []
                 for peer, size in round_.sends:
                     lefts.append((yield Post(peer, size)))
@@ -109,8 +110,16 @@ class Lineup:
                     yield Take(peer)
                 if lefts:
                     yield Until(max(lefts))
+                if round_.decoded_bytes:
+                    yield Spend(round_.decoded_bytes * costs.s_per_byte_added)
         if decoding:
             yield Spend(decoding)
+
+    def _rounds(self, run: Sum, me: int) -> list[Moves]:
+        key = (run.schedule, run.numbers, run.itemsize, run.wire is None, me)
+        if key not in self._moves:
+            self._moves[key] = moves(run, me, self.workers)
+        return self._moves[key]
 
     def coding(self, exchange: Reduction) -> tuple[float, float]:
         """Seconds in which a worker encodes and decodes. A gathered message is one per worker."""
@@ -126,6 +135,8 @@ class Lineup:
         """The schedules that a reduction runs."""
         schedule = self.fastest if exchange.schedule in FASTEST else exchange.schedule
         if exchange.coded and not self.codec.lossless:
+            if Spec.of(schedule).name in operations:  # half an all-reduce adds encoded messages
+                return (Sum(schedule, self.layout.numel, 4, self.codec.wire),)
             return self.codec.sums(self.layout, schedule, self.workers)
         return (Sum(schedule, self.layout.numel, 4),)
 
@@ -150,11 +161,11 @@ class Lineup:
             yield Spend(self.size_bytes * self.costs.encode_s_per_byte)
         lefts = []
         for server, part in zip(ranks, self.parts, strict=True):
-            lefts.append((yield Post(server, 8 * (3 + self.groups))))
+            yield Tell(server)
             for size in self.message(self.codec, part):
                 lefts.append((yield Post(server, size)))
         for server, part in zip(ranks, self.parts, strict=True):
-            for _ in (REPLY_BYTES, *self.message(self.codec.plain, part)):
+            for _ in ("note", *self.message(self.codec.plain, part)):
                 yield Take(server)
         yield Until(max(lefts))
         if not self.codec.lossless:
@@ -182,14 +193,15 @@ class Lineup:
             allowed = sorted(w for w in asks if clocks[w] - slowest.clock <= ahead)
             if not allowed:
                 continue
-            yield Spend(size * ((pending - 1) * costs.s_per_byte_added + costs.update_s_per_byte))
+            yield Spend(size * ((pending - 1) * costs.summed_s_per_byte + costs.update_s_per_byte))
             pending = 0
             for client in allowed:
                 waiting.remove(client)
                 if not self.codec.lossless:
                     yield Spend(size * costs.encode_s_per_byte)
+                yield Tell(client)
                 lefts = []
-                for each in (REPLY_BYTES, *reply):
+                for each in reply:
                     lefts.append((yield Post(client, each)))
                 yield Until(max(lefts))
 
