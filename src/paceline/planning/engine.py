@@ -105,7 +105,8 @@ class Engine:
                 answer = self._post(rank, asked, clock)
                 continue
             if isinstance(asked, Tell):
-                answer = self._arrive(rank, asked.target, clock)
+                self._arrive(rank, asked.target, clock)
+                answer = None
                 continue
             if isinstance(asked, Spend):
                 self.busy_s[rank] += asked.seconds
