@@ -22,7 +22,7 @@ LAYERS = [
     ["request"],
     ["run"],
     ["launch"],
-    ["studies", "report"],
+    ["studies", "report", "planning"],
     ["results"],
     ["terminal", "watch"],
     ["bench", "doctor"],
