@@ -29,6 +29,7 @@ COMMANDS = {
     "list": "paceline.cli.listing:listing",
     "data": "paceline.cli.data:data",
     "prepare": "paceline.cli.prepare:prepare",
+    "profile": "paceline.cli.profile:profile",
     "bench": "paceline.cli.bench:bench",
     "doctor": "paceline.cli.doctor:doctor",
     "launch": "paceline.cli.launch:launch",

@@ -38,6 +38,10 @@ def speed(value: Any) -> bool:
     return number(value) and value > 0
 
 
+def not_negative(value: Any) -> bool:
+    return number(value) and value >= 0
+
+
 def seed(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -65,6 +69,7 @@ WORDS: dict[Kind, str] = {
     whole: "a whole number",
     positive: "a whole number above 0",
     speed: "a number above 0",
+    not_negative: "a number of 0 or more",
     seed: "a whole number",
     text: "text",
     flag: "true or false",

@@ -16,11 +16,28 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from paceline.errors import BadRequest
+from paceline.types import Layout, Slot
 
 if TYPE_CHECKING:
     from paceline.replica.flat import Region
 
 LEAST_BYTES = 1 << 20  # smaller buckets cost more than the overlap gains
+
+
+def cut(layout: Layout, itemsize: int, least_bytes: int = LEAST_BYTES) -> list[list[Slot]]:
+    """Return the slots of each bucket, from the end of the layout on.
+
+    A bucket has `least_bytes` or more; only the last one may have less.
+    """
+    buckets: list[list[Slot]] = []
+    full, high = True, layout.numel
+    for slot in reversed(layout.slots):
+        if full:
+            buckets.append([])
+        buckets[-1].append(slot)
+        full = (high - slot.offset) * itemsize >= least_bytes
+        high = slot.offset if full else high
+    return buckets
 
 
 class Buckets:
@@ -37,15 +54,12 @@ class Buckets:
         self._bucket_of: dict[str, int] = {}  # by the parameter's name
         sizes: list[int] = []
         for region in regions:
-            high, names = region.grads.numel(), 0
-            for slot in reversed(region.grad_layout.slots):
-                self._bucket_of[slot.name] = len(self.spans)
-                names += 1
-                full = (high - slot.offset) * region.grads.element_size() >= least_bytes
-                if full or slot is region.grad_layout.slots[0]:
-                    self.spans.append(region.grads[slot.offset : high])
-                    sizes.append(names)
-                    high, names = slot.offset, 0
+            high = region.grads.numel()
+            for slots in cut(region.grad_layout, region.grads.element_size(), least_bytes):
+                self._bucket_of |= {slot.name: len(self.spans) for slot in slots}
+                self.spans.append(region.grads[slots[-1].offset : high])
+                sizes.append(len(slots))
+                high = slots[-1].offset
         self._sizes, self._missing = sizes, list(sizes)
         self._reported: set[str] = set()
         self._turn = threading.Condition()

@@ -1,0 +1,1 @@
+"""What a profile is measured with: one file per thing measured."""
