@@ -30,6 +30,7 @@ COMMANDS = {
     "data": "paceline.cli.data:data",
     "prepare": "paceline.cli.prepare:prepare",
     "profile": "paceline.cli.profile:profile",
+    "plan": "paceline.cli.plan:plan",
     "bench": "paceline.cli.bench:bench",
     "doctor": "paceline.cli.doctor:doctor",
     "launch": "paceline.cli.launch:launch",

@@ -132,7 +132,8 @@ def _rank(name: str, device: str, rendezvous: Rendezvous, say: Any) -> dict[str,
 def _threads(name: str, device: str, rendezvous: Rendezvous, say: Any) -> list[Any]:
     torch.set_num_threads(1)
     kind: Any = transports.entry(name).make
-    return kind.hub(RANKS).run(partial(_all_probes, device=device))
+    results: list[Any] = kind.hub(RANKS).run(partial(_all_probes, device=device))
+    return results
 
 
 def _all_probes(transport: Transport, device: str) -> dict[str, str]:

@@ -90,3 +90,14 @@ def read_workers(text: str) -> list[int]:
             )
         found |= set(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
     return sorted(found)
+
+
+def read_speeds(text: str) -> tuple[float, ...]:
+    """Read the workers' speeds, `1,1,0.5`: the third is half as fast as the profile's worker."""
+    try:
+        speeds = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        speeds = ()
+    if not speeds or not all(0 < speed < float("inf") for speed in speeds):
+        raise BadRequest(f"speeds={text}: write numbers above 0, for example 1,1,0.5")
+    return speeds

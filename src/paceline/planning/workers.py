@@ -1,0 +1,43 @@
+"""What one worker costs, from a profile."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+from paceline.planning.predict import Worker
+from paceline.planning.profile import Profile
+from paceline.planning.programs import Costs
+from paceline.registry import Spec
+
+# Adding what arrives is measured with each transport; all give nearly the same.
+PREFERRED = ("gloo", "shm", "mpi")
+
+
+def worker_of(profile: Profile) -> Callable[[int, str], tuple[Worker, str | None]]:
+    """A function that gives a worker's costs for a batch size and a codec, and a notice."""
+    links = [link for name in PREFERRED if (link := profile.link(name)) is not None]
+    added = links[0].s_per_byte_added if links else 0.0
+    speeds = [math.log(speed) for speed in profile.compute.speeds]
+    deviation = statistics.stdev(speeds) if len(speeds) > 1 else 0.0
+    layout, size = profile.model.layout, max(1, profile.model.gradient_bytes)
+
+    def worker_at(batch_size: int, codec: str) -> tuple[Worker, str | None]:
+        steps, notice = profile.compute.at(batch_size)
+        name = Spec.of(codec).name
+        cost = profile.codec(name)
+        if cost is None and name != "none":
+            notice = notice or (
+                f"the profile has not measured codec {name}: encoding and decoding count as free"
+            )
+        costs = Costs(
+            s_per_byte_added=added,
+            encode_s_per_byte=cost.encode.slope if cost else 0.0,
+            decode_s_per_byte=cost.decode.slope if cost else 0.0,
+            summed_s_per_byte=added,
+            update_s_per_byte=(steps.update_s or 0.0) / size,
+        )
+        return Worker(layout, steps.quantiles_s, batch_size, costs, deviation), notice
+
+    return worker_at
