@@ -15,7 +15,7 @@ forms give the same clocks as long as a link is not used by a later round before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,9 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives.algorithms.hierarchical import merged
+from paceline.collectives.algorithms.tree import outwards, towards
 from paceline.collectives.base import schedule_of
 from paceline.collectives.execute import SEGMENT_BYTES
 from paceline.collectives.moves import Sum
+from paceline.collectives.schedule import Transfer
 from paceline.registry import Spec, collectives, operations
 from paceline.transport.virtual import Network
 
@@ -68,11 +71,23 @@ def _all_gather(ranks: int) -> Iterator[Round]:
     yield from ring_rounds(ranks, 0, False)
 
 
+def _hierarchical(ranks: int, group: int = 2) -> Iterator[Round]:
+    members = [list(range(low, min(low + group, ranks))) for low in range(0, ranks, group)]
+    leaders = np.array([some[0] for some in members])
+    count = len(leaders)
+    yield from _as_arrays(merged([towards(some, count) for some in members]))
+    for shift, adds in ((0, True), (1, False)):
+        for r in ring_rounds(count, shift, adds):
+            yield r._replace(source=leaders[r.source], target=leaders[r.target])
+    yield from _as_arrays(merged([outwards(some, count) for some in members]))
+
+
 # Schedules with about P * P transfers; all others have few enough to be made as objects.
 AS_ARRAYS: dict[str, Callable[..., Iterator[Round]]] = {
     "ring": _ring,
     "stepwise": _stepwise,
     "all-gather": _all_gather,
+    "hierarchical": _hierarchical,
 }
 
 
@@ -96,8 +111,12 @@ def resolved(choice: str) -> Spec:
 
 @lru_cache(maxsize=64)
 def _from_objects(spec: str, ranks: int) -> list[Round]:
-    schedule, found = schedule_of(spec, ranks), []
-    for transfers in schedule.rounds:
+    return _as_arrays(schedule_of(spec, ranks).rounds)
+
+
+def _as_arrays(rounds: Sequence[Sequence[Transfer]]) -> list[Round]:
+    found = []
+    for transfers in rounds:
         for adds in (True, False):
             some = [t for t in transfers if t.adds == adds]
             if some:
@@ -110,8 +129,10 @@ def _from_objects(spec: str, ranks: int) -> list[Round]:
 def chunks_of(choice: str, ranks: int) -> int:
     """Into how many chunks a schedule cuts its buffer."""
     spec = resolved(choice)
-    if spec.name in AS_ARRAYS and spec.options.get("chunked", True):
+    if spec.name in HALVES and spec.options.get("chunked", True):
         return ranks
+    if spec.name == "hierarchical":
+        return -(-ranks // int(spec.options["group"]))
     return schedule_of(spec, ranks).chunks
 
 
@@ -277,7 +298,8 @@ def _window_maximum(values: Floats, width: int) -> Floats:
     """For each i from `width` on, the largest of values[i - width + 1 .. i]; 2 * width values."""
     first, second = values[:width], values[width:]
     later = np.maximum.accumulate(first[::-1])[::-1]  # from i on to the end of the first half
-    return np.maximum(np.append(later[1:], -np.inf), np.maximum.accumulate(second))
+    found: Floats = np.maximum(np.append(later[1:], -np.inf), np.maximum.accumulate(second))
+    return found
 
 
 def _different(which: Ints) -> bool:
