@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.records import run as made_up
+from tests.small import make_pairs
 
-from paceline.errors import BadRequest
+from paceline.errors import BadRequest, RunFailed
 from paceline.planning.compute import Compute, Steps
 from paceline.planning.fit import QUANTILES, Line, error_of, fit_line, median, quantiles
 from paceline.planning.from_run import profile_of_run
+from paceline.planning.measure import whole
 from paceline.planning.measure.codecs import measure_codecs
-from paceline.planning.measure.compute import Measured, summarise
+from paceline.planning.measure.compute import Loop, Measured, fitting, measure_steps, summarise
 from paceline.planning.measure.links import Times, link_cost
 from paceline.planning.measurements import Row, read_rows
 from paceline.planning.profile import (
@@ -32,6 +35,11 @@ from paceline.planning.profile import (
 from paceline.planning.stored import read_profile, refuse_place, text_of, write_profile
 from paceline.registry import codecs
 from paceline.replica.buckets import cut
+from paceline.request.config import Config
+from paceline.request.prepare import prepare
+from paceline.request.session import Session
+from paceline.run.rank import Rank
+from paceline.transport.alone import Alone
 
 seconds = st.floats(1e-6, 1e2)
 
@@ -366,8 +374,6 @@ def test_a_link_is_fitted_from_its_messages_alone() -> None:
 
 
 def test_every_codec_is_measured_on_the_layout() -> None:
-    import torch
-
     layout = profile().model.layout
     values = torch.randn(layout.numel)
     before = values.clone()
@@ -383,8 +389,6 @@ def test_every_codec_is_measured_on_the_layout() -> None:
 
 
 def test_a_codec_that_cannot_encode_these_numbers_is_named() -> None:
-    import torch
-
     found, missing = measure_codecs(
         torch.full((300_300,), math.nan), profile().model.layout, seconds=0.0
     )
@@ -554,3 +558,73 @@ def test_runs_that_tell_nothing_about_steps() -> None:
         folder.joinpath("run.json").write_text(json.dumps(made_up(**changes)))
         with pytest.raises(BadRequest, match=said):
             profile_of_run(folder)
+
+
+# --- measuring, in this process
+
+
+class PartlyUsed(torch.nn.Module):
+    """A model with a parameter that no backward pass reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
+        self.unused = torch.nn.Parameter(torch.zeros(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(self.first(x))
+        return out
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_one_worker_measures_alone(precision: str) -> None:
+    options = {"model": PartlyUsed, "data": (make_pairs(60), None), "precision": precision}
+    job = prepare(Config.make({**options, "threads": 1}), lambda config: Path("x"))
+    transport = Alone()
+    rank = Rank.of(
+        Session(job, Path("x")), transport, whole.Unrecorded(), lambda kind, content: None
+    )
+    replica = rank.replica()
+    before = [w.clone() for w in replica.weights()]
+    shares: list[float] = []
+    loop = Loop(job, replica, 0, [4, 16])
+    found = measure_steps(loop, [4, 16], transport, 0.01, shares.append)
+    assert all(len(found.alone[size]) >= 2 for size in (4, 16))
+    assert found.together == {4: [], 16: []}  # there is no other worker
+    assert all(min(parts) >= 0 and sum(parts) > 0 for parts in found.alone[16])
+    ready = dict(zip([n for n, _ in replica.model.named_parameters()], found.ready, strict=True))
+    assert ready["unused"] == 1.0
+    assert ready["first.weight"] > ready["second.weight"]
+    assert shares[-1] == 1.0
+    assert not all(map(torch.equal, before, replica.weights()))  # it has trained
+
+
+def test_batch_sizes_that_the_data_has_not() -> None:
+    options = {"model": PartlyUsed, "data": (make_pairs(60), None), "workers": 2}
+    job = prepare(Config.make(options), lambda config: Path("x"))
+    assert fitting(job, [64, 8, 30, 8]) == (
+        [8, 30], ["Batch size 64 was not measured: there are 30 samples per worker."],
+    )  # fmt: skip
+    with pytest.raises(BadRequest, match=r"2 workers have 30 of the 60 training samples each"):
+        fitting(job, [64])
+
+
+def test_where_mpi_does_not_start_the_other_links_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = (1 << 10, 1 << 20)
+    times = Times(*({s: [1e-5 + 1e-9 * s] for s in sizes} for _ in range(3)))
+
+    def fails(*given: Any) -> Any:
+        raise RunFailed("mpirun did not start 2 ranks: no slots")
+
+    def forked(body: Any, *given: Any) -> Any:
+        assert body.args[0] == ["shm"]
+        return {rank: {"shm": times} for rank in range(2)}, {}
+
+    monkeypatch.setattr(whole, "on_mpi_ranks", fails)
+    monkeypatch.setattr(whole, "on_forked_ranks", forked)
+    links, missing = whole._links(["mpi", "shm"], whole.Wishes(), (), lambda *_: None)
+    assert [link.transport for link in links] == ["shm"]
+    assert missing == ["Transport mpi was not measured: mpirun did not start 2 ranks: no slots."]
+    assert whole._links(["mpi"], whole.Wishes(), (), lambda *_: None)[0] == ()
