@@ -67,13 +67,10 @@ def quantiles(values: Sequence[float], count: int = QUANTILES) -> tuple[float, .
     found = []
     for number in range(count):
         place = number * (len(ordered) - 1) / (count - 1)
-        low = math.floor(place)
-        high = min(low + 1, len(ordered) - 1)
-        share = place - low
-        found.append(ordered[low] * (1 - share) + ordered[high] * share)
-    # Rounding must not undo the order.
-    for number in range(1, count):
-        found[number] = max(found[number], found[number - 1])
+        below = ordered[math.floor(place)]
+        above = ordered[math.ceil(place)]
+        between = below + (place - math.floor(place)) * (above - below)
+        found.append(min(max(between, below), above))
     return tuple(found)
 
 

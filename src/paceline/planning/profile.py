@@ -197,4 +197,6 @@ def now() -> str:
 def portable(choice: Any) -> str:
     """Return a choice (of a model, of data) by name, without options that are paths."""
     said = str(choice or "unknown") if not isinstance(choice, type) else choice.__name__
-    return said.partition(":")[0] if any(mark in said for mark in "/\\<") else said
+    if "<" in said:  # an object without a name
+        return "own"
+    return said.partition(":")[0] if "/" in said or "\\" in said else said

@@ -85,10 +85,18 @@ class Loop:
         loaded = time.perf_counter()
         self.replica.forward_backward(batch, batch.share)
         computed = time.perf_counter()
-        self.replica.update()
+        self._update()
         updated = time.perf_counter()
         forward = self._forward_ended
         return loaded - began, forward - loaded, computed - forward, updated - computed
+
+    def _update(self) -> None:
+        """Take the optimizer's step; float16 skips it where gradients are not finite."""
+        finite, scale = self.replica.unscale(), self.replica.precision.scale
+        if scale is not None:
+            scale.update(finite)
+        if finite:
+            self.replica.update()
 
     def ready(self, batch_size: int, count: int = READY_STEPS) -> tuple[float, ...]:
         """Return when each gradient is complete, as a fraction of the backward pass.

@@ -51,9 +51,9 @@ QUIET = 0.95  # of a core, for a worker that computes alone
 ANSWER_S = 600.0
 # What a profile decides, or leaves to the plan.
 NOT_HERE = (
-    "accumulate", "balance", "batch_size", "callbacks", "codec", "faults", "global_batch_size",
-    "launcher", "master", "network", "out", "overlap", "privacy", "profile", "resume", "servers",
-    "strategy", "threads", "transport", "workers",
+    "accumulate", "balance", "batch_size", "callbacks", "codec", "ema", "faults",
+    "global_batch_size", "launcher", "master", "network", "out", "overlap", "privacy", "profile",
+    "resume", "servers", "strategy", "threads", "transport", "workers",
 )  # fmt: skip
 
 # Called with ("progress", {"part": "compute", "share": 0.4}) and ("notice", {"text": ...})
@@ -97,7 +97,7 @@ def measure(options: dict[str, Any], wishes: Wishes, hear: Hear) -> Profile:
         missing.append("Links need two workers, and were not measured.")
         missing.append("Whether workers differ in speed was not measured: there was one.")
     else:
-        links, without = _links(names, wishes, hear)
+        links, without = _links(names, wishes, job.config.plugin, hear)
         missing += without
     if len(batch_sizes) == 1:
         missing.append(
@@ -144,8 +144,8 @@ def _job(options: dict[str, Any], wishes: Wishes) -> Job:
     given = sorted(name for name in NOT_HERE if options.get(name) not in (None, (), []))
     if given:
         raise BadRequest(
-            f"{given[0]} is no option of a profile, which measures workers without an exchange, on"
-            " one thread each: leave it out"
+            f"{given[0]} is no option of a profile, which measures plain steps, on one thread per"
+            " worker, without an exchange: leave it out"
         )
     config = Config.make({**options, "workers": wishes.workers, "threads": 1, "launcher": "local"})
     if config.device not in ("cpu", "auto"):
@@ -198,7 +198,9 @@ def _worker(
         else Alone()
     )
     session = Session(job, job.out)
-    replica = Rank.of(session, transport, _Unrecorded(), lambda kind, content: None).replica()
+    replica = Rank.of(session, transport, Unrecorded(), lambda kind, content: None).replica()
+    if job.config.compile is not None:
+        replica.compile(job.config.compile)
     loop = Loop(job, replica, rendezvous.rank, batch_sizes)
     measured = measure_steps(
         loop, batch_sizes, transport, wishes.time_for("compute"), partial(told, "compute")
@@ -218,7 +220,7 @@ def _worker(
     return Found(model, measured, peak, costs, tuple(missing))
 
 
-class _Unrecorded:
+class Unrecorded:
     """A record that keeps nothing."""
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -242,7 +244,9 @@ def _model(job: Job, replica: Replica) -> tuple[Model, list[str]]:
 # --- links
 
 
-def _links(names: list[str], wishes: Wishes, hear: Hear) -> tuple[tuple[LinkCost, ...], list[str]]:
+def _links(
+    names: list[str], wishes: Wishes, plugins: tuple[str, ...], hear: Hear
+) -> tuple[tuple[LinkCost, ...], list[str]]:
     """Measure all transports in turns, under mpirun where MPI is one of them."""
     body = partial(measure_links, names, wishes.time_for("links"))
     missing: list[str] = []
@@ -251,7 +255,7 @@ def _links(names: list[str], wishes: Wishes, hear: Hear) -> tuple[tuple[LinkCost
     under_mpi = [name for name in names if _needs_mpirun(name)]
     if under_mpi:
         try:
-            return _costs(names, *on_mpi_ranks(body, 2, hear, Waits(ANSWER_S))), missing
+            return _costs(names, *on_mpi_ranks(body, 2, hear, Waits(ANSWER_S), plugins)), missing
         except PacelineError as error:
             missing.append(f"Transport {under_mpi[0]} was not measured: {error}.")
             names = [name for name in names if name not in under_mpi]
