@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.traces import declared, traced
 
 from paceline.errors import BadRequest
 from paceline.registry import strategies
 from paceline.strategies.parts.pattern import Setting
-from tests.traces import declared, traced
 
 STEPS, PER_EPOCH = 8, 3
 ALL = [
