@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.conftest import identical
 from tests.traces import declared, traced
 
@@ -65,7 +67,11 @@ def check(strategy: str, workers: int, codec: str = "none") -> None:
     """Worker p computes for 1 + p/8 s in even steps and for 2 s in odd ones."""
     servers = 2 if strategies.build(strategy).traits.serves == "ranks" else 0
     compute = [[1 + p / 8 if s % 2 == 0 else 2.0 for s in range(STEPS)] for p in range(workers)]
-    trace = traced(strategy, compute, servers=servers, codec=codec, steps_per_epoch=PER_EPOCH)
+    hosts = tuple(rank // 2 for rank in range(workers + servers))
+    network = Network(hosts, Link(0.01, 1e-4), Link(0.001, 1e-5))
+    trace = traced(
+        strategy, compute, network, servers=servers, codec=codec, steps_per_epoch=PER_EPOCH
+    )
     setting = Setting(workers, PER_EPOCH, compressed=codec != "none")
     for step in range(STEPS):
         said = declared(strategy, step, setting, trace.regions, codec, servers)
@@ -84,6 +90,20 @@ def test_encoded_messages_are_those_that_are_declared(
     strategy: str, codec: str, workers: int
 ) -> None:
     check(strategy, workers, codec)
+
+
+@given(st.integers(1, 64), st.integers(1, 3), st.sampled_from(["random", "ring"]), st.integers())
+def test_gossip_declares_pairs(workers: int, every: int, topology: str, seed: int) -> None:
+    """Each worker is its partner's partner, and the answer depends on the step alone."""
+    strategy, setting = f"gossip:every={every},topology={topology}", Setting(workers, 5, seed)
+    forwards, backwards = strategies.build(strategy), strategies.build(strategy)
+    found = [forwards.pattern(step, setting) for step in range(7)]
+    assert found == [backwards.pattern(step, setting) for step in reversed(range(7))][::-1]
+    assert [bool(f) for f in found] == [(step + 1) % every == 0 for step in range(7)]
+    for swap in (exchange for exchanges in found for exchange in exchanges):
+        pairs = [(p, q) for p, q in enumerate(swap.partners) if q is not None]
+        assert all(swap.partners[q] == p != q for p, q in pairs)
+        assert workers - len(pairs) <= 2
 
 
 def test_every_strategy_that_runs_in_threads_is_compared() -> None:
