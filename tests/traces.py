@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -45,8 +45,9 @@ class Trace:
 
     regions: Sequence[Region]
     sent: dict[tuple[int, int], list[Sent]]  # by worker and step; a server's, by its target
-    ended_s: list[list[float]]  # by worker and step, from the beginning of the first step
-    weights: list[list[Tensor]] = field(default_factory=list)  # by worker
+    began_s: float  # when the first step began, on all workers: after the set-up
+    ended_s: list[list[float]]  # by worker and step, from `began_s` on
+    weights: list[list[Tensor]]  # by worker
 
     def messages(self, step: int) -> Counter[Message]:
         """All messages of a step."""
@@ -96,7 +97,7 @@ def traced(
     inputs, targets = make_pairs(workers * BATCH * steps)
     log = _Log(workers)
 
-    def body(transport: SimulatedTransport) -> tuple[list[float], list[Tensor], Sequence[Region]]:
+    def body(transport: SimulatedTransport) -> tuple[Any, ...]:
         own = strategies.build(strategy)
         ctx = make_context(transport, own, workers, codec=codec, seed=seed, recorder=Silent())
         torch.manual_seed(0)
@@ -110,7 +111,7 @@ def traced(
         me = transport.rank
         if me >= workers:
             own.serve(ctx, replica)
-            return [], [], []
+            return ()
         own.setup(ctx, replica)
         ctx.peers.barrier()
         began, ended = transport.now(), []
@@ -132,15 +133,15 @@ def traced(
         own.finish(replica)
         weights = own.consensus(replica) or replica.weights()
         own.leave()
-        return ended, [w.clone() for w in weights], replica.regions
+        return ended, [w.clone() for w in weights], replica.regions, began
 
     with without_agreements():
         found = SimulatedHub(workers + servers, network, s_per_byte_added, log).run(body)
     for result in found:
         if isinstance(result, BaseException):
             raise result
-    ended_s = [ended for ended, _, _ in found[:workers]]
-    return Trace(found[0][2], dict(log.of), ended_s, [weights for _, weights, _ in found[:workers]])
+    ended_s, weights = [f[0] for f in found[:workers]], [f[1] for f in found[:workers]]
+    return Trace(found[0][2], dict(log.of), found[0][3], ended_s, weights)
 
 
 # --- what a pattern means in messages

@@ -137,8 +137,8 @@ def train(
             machine), local, spark, ray
         master: the cluster of launcher="spark": spark://host:port (default: the one that is
             up); of launcher="ray": host:port or auto (default: a local one)
-        network: a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms,
-            unlimited, standing
+        network: a host of its own for every worker (needs root; not with
+            transport="simulated"): 100mbit, 100mbit,latency=1ms, unlimited, standing
         codec: what encodes the messages
         shard: global: each step's batch is cut up; static: fixed chunks per worker
         partition: how static shards are cut
@@ -303,8 +303,8 @@ def ray_train(
             machine), local, spark, ray
         master: the cluster of launcher="spark": spark://host:port (default: the one that is
             up); of launcher="ray": host:port or auto (default: a local one)
-        network: a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms,
-            unlimited, standing
+        network: a host of its own for every worker (needs root; not with
+            transport="simulated"): 100mbit, 100mbit,latency=1ms, unlimited, standing
         codec: what encodes the messages
         shard: global: each step's batch is cut up; static: fixed chunks per worker
         partition: how static shards are cut
@@ -467,8 +467,8 @@ def study(
             machine), local, spark, ray
         master: the cluster of launcher="spark": spark://host:port (default: the one that is
             up); of launcher="ray": host:port or auto (default: a local one)
-        network: a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms,
-            unlimited, standing
+        network: a host of its own for every worker (needs root; not with
+            transport="simulated"): 100mbit, 100mbit,latency=1ms, unlimited, standing
         codec: what encodes the messages
         shard: global: each step's batch is cut up; static: fixed chunks per worker
         partition: how static shards are cut

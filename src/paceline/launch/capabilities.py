@@ -23,6 +23,7 @@ from paceline.launch.forks import on_forked_ranks
 from paceline.launch.mpi import on_mpi_ranks
 from paceline.registry import transports
 from paceline.transport.base import Rendezvous, Transport
+from paceline.transport.inproc import Hub
 
 RANKS = 2
 DEVICES = ("cpu", "cuda")
@@ -132,8 +133,8 @@ def _rank(name: str, device: str, rendezvous: Rendezvous, say: Any) -> dict[str,
 def _threads(name: str, device: str, rendezvous: Rendezvous, say: Any) -> list[Any]:
     torch.set_num_threads(1)
     kind: Any = transports.entry(name).make
-    results: list[Any] = kind.hub(RANKS).run(partial(_all_probes, device=device))
-    return results
+    hub: Hub = kind.hub(RANKS)
+    return hub.run(partial(_all_probes, device=device))
 
 
 def _all_probes(transport: Transport, device: str) -> dict[str, str]:

@@ -302,6 +302,8 @@ class Attempt:
         }
         if self.last:
             record["last"] = self.last
+        if transports.entry(job.transport).make.traits.virtual_time:
+            record["simulated"] = True
         if self.lost:
             record["lost"] = sorted(self.lost)
         if job.data.origin:

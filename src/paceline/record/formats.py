@@ -192,6 +192,7 @@ RUN: dict[str, Any] = {
     "machine": _MACHINE,
     "codec": Maybe({"message_bytes": number, "plain_bytes": number}),
     "lost": Maybe([whole]),
+    "simulated": Maybe(flag),  # the times are virtual
     "privacy": Maybe(
         {
             "epsilon": finite,

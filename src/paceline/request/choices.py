@@ -197,9 +197,16 @@ def _group(strategy: Strategy) -> int | None:
 
 
 def _on_hosts(config: Config, strategy: Strategy, name: str) -> str:
-    """Return the transport between the hosts of a testbed, which share only the network."""
+    """Return the transport between hosts that share only the network: a testbed's, or simulated."""
     if config.network != "standing":
         Links.read(str(config.network))
+    if name != "auto" and transports.entry(name).make.traits.virtual_time:
+        if config.network == "standing":
+            raise BadRequest(
+                f"network=standing: transport {name} describes its network and has no hosts: use"
+                " --network 100mbit,latency=1ms"
+            )
+        return name
     if (reason := missing()) is not None:
         raise BadRequest(f"network={config.network}: {reason}")
     if name == "auto":

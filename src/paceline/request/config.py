@@ -91,8 +91,8 @@ class Config:
     network: str | None = option(
         None,
         str,
-        "a host of its own for every worker (needs root): 100mbit, 100mbit,latency=1ms, unlimited,"
-        " standing",
+        "a host of its own for every worker (needs root; not with --transport simulated): 100mbit,"
+        " 100mbit,latency=1ms, unlimited, standing",
         "How",
     )
     codec: Any = option("none", str, "what encodes the messages", "How")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.errors import UnknownName
+from paceline.errors import BadRequest, UnknownName
 from paceline.registry import (
     Spec,
     codecs,
@@ -47,9 +47,14 @@ def resolve_names(config: Config) -> Config:
         changes["metric"] = tuple(
             metrics.resolve(each) if isinstance(each, Spec) else each for each in config.metric
         )
-    transport = Spec.of(config.transport).name
-    if transport not in ("auto", *transports.names()):
-        raise UnknownName("transport", transport, ["auto", *transports.names()])
+    given = Spec.of(config.transport)
+    if given.name not in ("auto", *transports.names()):
+        raise UnknownName("transport", given.name, ["auto", *transports.names()])
+    if given.rest or given.options:
+        raise BadRequest(
+            f"transport {given}: transports have no options; the network between the ranks is"
+            " given by --network 100mbit,latency=1ms"
+        )
     strategy = changes.get("strategy")
     collective = (
         Spec.of(str(strategy.options.get("collective", "auto"))).name if strategy else "auto"

@@ -255,7 +255,7 @@ def _try_out(job: Job, strategy: Strategy) -> bool:
     _check_evaluations(job)
     for fault in job.faults():
         rank = getattr(fault, "rank", 0)
-        if rank not in range(job.ranks):
+        if rank is not None and rank not in range(job.ranks):
             servers = f" and {job.servers} servers" if job.servers else ""
             among = f"{job.workers} workers{servers}"
             raise BadRequest(f"fault {fault.name}: there is no rank {rank} among {among}")
@@ -307,6 +307,10 @@ def _notices(job: Job, strategy: Strategy) -> list[str]:
     notices = [data.notice] if data.notice else []
     notices += [*without_effect(config, strategy), *sizes.notices(config, data)]
     notices += sizes.loader_notices(config, data)
+    if transports.entry(job.transport).make.traits.virtual_time:
+        given = any(Spec.of(fault).name == "compute" for fault in config.faults)
+        free = "" if given else "; computing takes no time without --faults compute:seconds=0.01"
+        notices.append(f"transport {job.transport}: all times of this run are simulated{free}")
     if job.protection is not None:
         assert not isinstance(data.train, Stream)
         notices += job.protection.notices(len(data.train))

@@ -147,7 +147,6 @@ def place_of(role: Role, threads: int, traits: Traits, now: float) -> dict[str, 
         "threads": threads,
         "clock": now,
         "over_network": traits.over_network,
-        **({"virtual_time": True} if traits.virtual_time else {}),
     }
 
 

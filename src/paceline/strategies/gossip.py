@@ -150,6 +150,7 @@ class Gossip(Strategy):
             for work in works:
                 work.wait()
             own.add_(received).mul_(0.5)
+            transport.added(received.nbytes)
 
     def _average_coded(
         self, replica: Replica, pairing: CodedPairing, transport: Transport, partner: int

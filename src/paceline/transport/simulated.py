@@ -28,6 +28,7 @@ from paceline.transport.base import Transport, Work
 from paceline.transport.inproc import Baton, Hub, InprocTransport, Ready, Receive
 from paceline.transport.virtual import Link, Network, Traffic
 
+FOREVER = float("inf")
 When = Callable[[], float | None]  # the time at which a thread can go on; None: not known yet
 
 
@@ -52,6 +53,7 @@ class VirtualBaton(Baton):
         self._now = 0.0  # the time of the thread that runs
         self._when: dict[int, When] = {}
         self._deadlines: dict[int, float] = {}
+        self._due: dict[int, float] = {}  # by thread: when it goes on, as far as it is known
 
     def join(self, who: int) -> None:
         super().join(who)
@@ -78,7 +80,7 @@ class VirtualBaton(Baton):
         if deadline_s is not None:
             self._deadlines[who] = deadline_s
         try:
-            super().hand_over(who, lambda: when() is not None or deadline_s is not None, why)
+            super().hand_over(who, lambda: when() is not None, why)
             self.times[who] = self._now = self._time(who)
         finally:
             del self._when[who]
@@ -90,22 +92,23 @@ class VirtualBaton(Baton):
         self.wait(who, lambda: until, "its time")
 
     def _able(self) -> list[int]:
-        able = super()._able()
-        return able if any(self._knows(who) for who in able) else []
+        self._due = {who: self._time(who) for who in self._ready}
+        able = [who for who, due in self._due.items() if due < FOREVER]
+        return able if any(map(self._knows, able)) else []
 
     def _pick(self, able: list[int]) -> int:
-        return min(able, key=lambda who: (self._time(who), who))
+        return min(able, key=lambda who: (self._due[who], who))
 
     def _knows(self, who: int) -> bool:
         """Whether something else than a deadline lets a thread go on."""
-        return who not in self._when or self._when[who]() is not None
+        return who not in self._deadlines or self._when[who]() is not None
 
     def _time(self, who: int) -> float:
         """When a thread goes on, as far as it is known now."""
-        own, until = self.times[who], self._deadlines.get(who)
-        known = self._when[who]() if who in self._when else own
-        due = [max(own, t) for t in (known, until) if t is not None]
-        return min(due, default=own)
+        own, when = self.times[who], self._when.get(who)
+        known = when() if when is not None else own
+        due = FOREVER if known is None else max(own, known)
+        return min(due, max(own, self._deadlines.get(who, FOREVER)))
 
 
 class SimulatedHub(Hub):

@@ -11,7 +11,7 @@ from paceline.report.words import count, listed, percent, seconds
 
 def method(study: Study) -> list[tuple[str, Text]]:
     """Return (what, how it was done), as far as it applies to this study."""
-    found = [("Work", _work(study)), ("Times", _times())]
+    found = [("Work", _work(study)), ("Times", _times(study))]
     if study.definition:
         found.append(("Screening", _screening(study)))
     if study.confirmed:
@@ -48,10 +48,18 @@ def _work(study: Study) -> str:
     return f"{shared} Every number of workers has {batch} and the same samples (strong scaling)."
 
 
-def _times() -> str:
-    return (
+def _times(study: Study) -> str:
+    how = (
         "The training time leaves out start-up, loading and evaluation. Speed is samples per second"
         " of the steps after the first ones, where the records have it, else of all steps."
+    )
+    simulated = sum(bool(r.record.get("simulated")) for r in study.runs)
+    if not simulated:
+        return how
+    which = "All runs were" if simulated == len(study.runs) else "Some runs were"
+    return (
+        f"{how} {which} simulated (transport `simulated`): their times were computed for a network"
+        " and for compute times that were given, and not measured."
     )
 
 

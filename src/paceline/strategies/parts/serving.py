@@ -283,6 +283,7 @@ class Server:
                 total.copy_(clients[0].pushed[index])
                 for client in clients[1:]:
                     total.add_(client.pushed[index])
+                    self.transport.added(total.nbytes)
                 if self.adds:
                     self.replica.regions[region].params[low:high].add_(total)
             if not self.adds:
