@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from paceline.planning.answer import Plan, Row
 
 STRATEGIES = ("allreduce", "ps", "local-sgd", "gossip")
+LOST = {
+    "latency": "the latency of the network",
+    "bandwidth": "the limit of the bandwidth",
+    "waiting": "waiting for slower workers",
+    "coding": "encoding and adding",
+}
 MOST_ROWS = 24  # of a table without --all
 
 
@@ -114,7 +120,7 @@ def plan(
     count, per_host = read_hosts(hosts) if hosts is not None else (None, 1)
     cluster = Cluster(
         read_link(network),
-        MEMORY if inside is None else read_link(inside, "inside"),
+        MEMORY if inside is None else read_link(inside),
         count,
         per_host,
         cores,
@@ -189,11 +195,14 @@ def sentences(found: Plan, network: str, model: str) -> list[str]:
         f" ({best.prediction.low:,.0f} to {best.prediction.high:,.0f}),"
         f" {best.speedup:.2f}x one worker."
     ]
-    shares = [f"{name} {100 * share:.0f}%" for name, share in found.limits.items() if share >= 0.01]
     lost = {name: share for name, share in found.limits.items() if name != "computing"}
     worst = max(lost, key=lambda name: lost[name])
-    what = f"most is lost by {worst}" if lost[worst] >= 0.01 else "hardly anything is lost"
-    told.append(f"Of its step, {what} ({', '.join(shares)}: what a step would be without it).")
+    limit = f"Computing takes {100 * found.limits['computing']:.0f}% of its step"
+    told.append(
+        f"{limit}; without {LOST[worst]} a step would be {100 * lost[worst]:.0f}% shorter."
+        if lost[worst] >= 0.01
+        else f"{limit}; nothing else limits it."
+    )
     if found.knee is not None:
         told.append(
             f"Beyond {found.knee} workers, an added worker of {best.name} adds less than half of"
