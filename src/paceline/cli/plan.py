@@ -231,7 +231,7 @@ def _told(row: Row) -> str:
 def _pays(strategy: str, codec: str, rate: float | None, workers: int) -> str:
     where = f"{strategy} with {workers} workers"
     if rate is None:
-        return f"Codec {codec} does not pay for {where} at any bandwidth."
+        return f"Codec {codec} does not make {where} 1% faster at any bandwidth."
     if rate == float("inf"):
         return f"Codec {codec} pays for {where} at any bandwidth."
     unit, scale = ("Gbit/s", 1e9) if rate >= 1e9 else ("Mbit/s", 1e6)

@@ -29,6 +29,7 @@ LEAST_STEPS = 12
 REPLICAS = 4  # predictions with different draws
 # What a profile cannot know of another machine (the interval includes it), as a relative deviation.
 UNSEEN = 0.05
+WORTH_SAYING = 0.01  # a codec pays where a step becomes shorter by this share
 BYTES = 4  # of a float32 number
 
 
@@ -247,7 +248,7 @@ def pays_below(
     def faster(rate: float) -> bool:
         at = replace(cluster, between=replace(cluster.between, s_per_byte=8 / rate))
         ours = predict(other, worker, at, seed).step_s
-        return ours < predict(setting, worker, at, seed).step_s
+        return ours < (1 - WORTH_SAYING) * predict(setting, worker, at, seed).step_s
 
     low, high = 1e5, 1e12
     if not faster(low):
