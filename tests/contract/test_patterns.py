@@ -38,7 +38,7 @@ ALL = [
     "local-sgd:every=3",
     "local-sgd:every=epoch",
     "local-sgd:every=2epochs",
-    "local-sgd:every=2,post=3,collective=tree",
+    "local-sgd:every=3,post=4,collective=tree",
     "diloco:every=2",
     "gossip",
     "gossip:every=2",
