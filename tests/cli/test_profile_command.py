@@ -35,6 +35,8 @@ def test_a_real_profile(cli, monkeypatch: pytest.MonkeyPatch) -> None:
         assert steps.count >= 4  # two rounds on two workers, at least
         parts = [getattr(steps, part) for part in PARTS]
         assert all(part > 0 for part in parts)
+        assert steps.cpu_s is not None
+        assert steps.cpu_s > 0
         assert max(parts) < steps.quantiles_s[-1] * max(compute.speeds)
     assert len(compute.speeds) == 2
     assert sum(compute.speeds) == pytest.approx(2.0, rel=1e-4)

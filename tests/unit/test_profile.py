@@ -52,7 +52,7 @@ def steps(batch_size: int, median_s: float, spread: float = 0.1, **parts: float)
 
 def profile(**changes: Any) -> Profile:
     tensors = (TensorShape("0.weight", (300, 1000)), TensorShape("0.bias", (300,)))
-    small = Steps(16, steps(16, 0.004).quantiles_s, 90, 0.0001, 0.001, 0.0025, 0.0004)
+    small = Steps(16, steps(16, 0.004).quantiles_s, 90, 0.0039, 0.0001, 0.001, 0.0025, 0.0004)
     made = Profile(
         source="measured",
         model=Model("mlp", 300_300, 4, tensors),
@@ -341,13 +341,15 @@ def test_steady_speed_is_kept_apart_from_noise() -> None:
             for b in (8, 32)
         }  # fmt: skip
         together = {b: [tuple(1.5 * part for part in step) for step in alone[b]] for b in alone}
-        return Measured(alone, together, (0.5,), wall_s=4.0, cpu_s=3.0)
+        cpu_s = {b: [0.75 * sum(step) for step in alone[b]] for b in alone}
+        return Measured(alone, together, cpu_s, (0.5,))
 
     found = summarise([worker_with(1.0), worker_with(2.0)])
     assert found.speeds == pytest.approx((4 / 3, 2 / 3))
     assert found.together == pytest.approx(1.5)
     assert found.core_share == pytest.approx(0.75)
     assert found.batch_sizes == (8, 32)
+    assert found.steps[0].cpu_s == pytest.approx(0.75 * found.steps[0].median_s)
     own = found.steps[1].quantiles_s
     typical = own[50]
     assert typical / found.speeds[0] == pytest.approx(32.0)
@@ -371,6 +373,11 @@ def test_a_link_is_fitted_from_its_messages_alone() -> None:
     assert found.cpu_s_per_message_sent == pytest.approx(3e-6)
     assert found.cpu_s_per_byte_received == pytest.approx(6e-10)
     assert [size for size, _ in found.points] == list(sizes)
+    assert found.worst[1] == pytest.approx(0.0, abs=1e-9)
+    assert whole._off_the_line(found) is None
+    bent = replace(found, points=(*found.points, (1 << 24, 2 * line.at(1 << 24))))
+    assert bent.worst == (1 << 24, pytest.approx(-0.5))
+    assert whole._off_the_line(replace(bent, points=((1000, 1.0),))) is not None
 
 
 def test_every_codec_is_measured_on_the_layout() -> None:

@@ -10,6 +10,7 @@ from paceline.planning.fit import MEDIAN, Line, fit_line
 
 FAR = 2.0  # beyond this factor from the measured batch sizes, a prediction comes with a notice
 PARTS = ("load_s", "forward_s", "backward_s", "update_s")
+MEDIANS = ("cpu_s", *PARTS)
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,14 @@ class Steps:
 
     `quantiles_s` are 101 quantiles (0%, 1%, ..., 100%) of the whole compute step of a worker of
     speed 1: the noise from step to step, without the difference between workers. A worker of speed
-    v takes 1/v of it. The parts are medians; None where they were not measured.
+    v takes 1/v of it. `cpu_s` and the parts are medians; None where they were not measured. On a
+    quiet machine `cpu_s` is the median of the step; it is what remains true on a busy one.
     """
 
     batch_size: int  # samples per worker and step
     quantiles_s: tuple[float, ...]
     count: int  # how many steps were measured
+    cpu_s: float | None = None  # CPU seconds of the worker's process
     load_s: float | None = None
     forward_s: float | None = None
     backward_s: float | None = None
@@ -37,7 +40,7 @@ class Steps:
         """The same distribution for another batch size, with another median."""
         factor = median_s / self.median_s
         parts = {
-            part: value * factor for part in PARTS if (value := getattr(self, part)) is not None
+            part: value * factor for part in MEDIANS if (value := getattr(self, part)) is not None
         }
         scaled = tuple(q * factor for q in self.quantiles_s)
         return replace(self, batch_size=batch_size, quantiles_s=scaled, **parts)
@@ -110,7 +113,7 @@ def _between(one: Steps, other: Steps, batch_size: int) -> Steps:
         return a * (1 - share) + b * share
 
     parts = {}
-    for part in PARTS:
+    for part in MEDIANS:
         a, b = getattr(one, part), getattr(other, part)
         parts[part] = mixed(a, b) if a is not None and b is not None else None
     pairs = zip(one.quantiles_s, other.quantiles_s, strict=True)

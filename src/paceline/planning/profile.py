@@ -106,6 +106,12 @@ class LinkCost:
     def line(self) -> Line:
         return Line(self.latency_s, self.s_per_byte)
 
+    @property
+    def worst(self) -> tuple[int, float]:
+        """The measured message that the line misses most: its bytes, and by which share."""
+        misses = ((size, self.line.at(size) / seconds - 1) for size, seconds in self.points)
+        return max(misses, key=lambda miss: abs(miss[1]), default=(0, 0.0))
+
 
 @dataclass(frozen=True)
 class Memory:

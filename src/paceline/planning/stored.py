@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.common.files import write_whole
 from paceline.errors import BadRequest
-from paceline.planning.compute import PARTS, Compute, Steps
+from paceline.planning.compute import MEDIANS, Compute, Steps
 from paceline.planning.fit import QUANTILES, Line
 from paceline.planning.measurements import Row
 from paceline.planning.profile import (
@@ -59,7 +59,7 @@ SHAPE: dict[str, Any] = {
                 "batch_size": positive,
                 "quantiles_s": [speed],
                 "count": positive,
-                **dict.fromkeys(PARTS, Maybe(not_negative)),
+                **dict.fromkeys(MEDIANS, Maybe(not_negative)),
             }
         ],
         "threads": positive,
@@ -217,7 +217,7 @@ def _contradiction(plain: dict[str, Any]) -> str | None:
 
 
 def _steps(plain: dict[str, Any]) -> Steps:
-    parts = {part: plain.get(part) for part in PARTS}
+    parts = {part: plain.get(part) for part in MEDIANS}
     return Steps(plain["batch_size"], tuple(plain["quantiles_s"]), plain["count"], **parts)
 
 

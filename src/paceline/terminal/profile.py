@@ -96,13 +96,13 @@ def _steps(profile: Profile, console: Console) -> Any:
         Column("95%", [_time(s.quantiles_s[95]) for s in steps]),
     ]
     parts = [
-        Column(part, [_time(getattr(s, f"{part}_s")) for s in steps])
-        for part in ("load", "forward", "backward", "update")
+        Column("CPU" if part == "cpu" else part, [_time(getattr(s, f"{part}_s")) for s in steps])
+        for part in ("cpu", "load", "forward", "backward", "update")
         if any(getattr(s, f"{part}_s") is not None for s in steps)
     ]
     count = Column("steps", [f"{s.count:,}" for s in steps])
     columns = [Column("median", [_time(s.median_s) for s in steps]), *quantiles, *parts, count]
-    narrow = [drop(count), *(drop(part) for part in parts[:1])]
+    narrow = [drop(count), *(drop(part) for part in parts[1:2])]
     return fit_table(console, "batch size", [_batch(s) for s in steps], columns, narrow)
 
 

@@ -43,9 +43,8 @@ class Measured:
 
     alone: dict[int, list[tuple[float, ...]]] = field(default_factory=dict)
     together: dict[int, list[tuple[float, ...]]] = field(default_factory=dict)
+    cpu_s: dict[int, list[float]] = field(default_factory=dict)  # of each step alone
     ready: tuple[float, ...] = ()
-    wall_s: float = 0.0  # of the blocks alone
-    cpu_s: float = 0.0
 
 
 class Loop:
@@ -146,7 +145,9 @@ def measure_steps(
     progress: Progress = lambda share: None,
 ) -> Measured:
     """Make blocks of steps until the time is over, in step with the other worker."""
-    found = Measured({b: [] for b in batch_sizes}, {b: [] for b in batch_sizes})
+    found = Measured(
+        {b: [] for b in batch_sizes}, {b: [] for b in batch_sizes}, {b: [] for b in batch_sizes}
+    )
     began = time.perf_counter()
     counts = _steps_per_block(loop, batch_sizes, transport, seconds)
     number = 0
@@ -155,10 +156,10 @@ def measure_steps(
             for turn in range(transport.size):
                 transport.barrier()
                 if turn == transport.rank:
-                    wall_s, cpu_s = time.perf_counter(), time.process_time()
-                    found.alone[size] += [loop.step(size) for _ in range(counts[size])]
-                    found.wall_s += time.perf_counter() - wall_s
-                    found.cpu_s += time.process_time() - cpu_s
+                    for _ in range(counts[size]):
+                        cpu_s = time.process_time()
+                        found.alone[size].append(loop.step(size))
+                        found.cpu_s[size].append(time.process_time() - cpu_s)
             transport.barrier()
             if transport.size > 1:
                 steps = [loop.step(size) for _ in range(counts[size])]
@@ -214,7 +215,8 @@ def summarise(workers: Sequence[Measured], threads: int = 1) -> Compute:
     for size in sizes:
         own = [(sum(s) * speeds[w], s) for w, each in enumerate(workers) for s in each.alone[size]]
         parts = {part: median([step[place] for _, step in own]) for place, part in enumerate(PARTS)}
-        steps.append(Steps(size, quantiles([s for s, _ in own]), len(own), **parts))
+        cpu = [taken * speeds[w] for w, each in enumerate(workers) for taken in each.cpu_s[size]]
+        steps.append(Steps(size, quantiles([s for s, _ in own]), len(own), median(cpu), **parts))
     ratios = [
         median([sum(s) for s in w.together[b]]) / medians[b][place]
         for b in sizes
@@ -222,7 +224,9 @@ def summarise(workers: Sequence[Measured], threads: int = 1) -> Compute:
         if w.together[b]
     ]
     together = median(ratios) if ratios else None
-    core_share = min(1.0, sum(w.cpu_s for w in workers) / sum(w.wall_s for w in workers))
+    cpu_s = sum(sum(taken) for w in workers for taken in w.cpu_s.values())
+    wall_s = sum(sum(step) for w in workers for taken in w.alone.values() for step in taken)
+    core_share = min(1.0, cpu_s / wall_s)
     return Compute(tuple(steps), threads, speeds, together, core_share, workers[0].ready)
 
 

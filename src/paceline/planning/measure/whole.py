@@ -48,6 +48,7 @@ BATCH_SIZES = (16, 64, 256)
 SHARES = {"compute": 0.6, "codecs": 0.15, "links": 0.25}  # of the time
 FEW_STEPS = 30  # their quantiles are rough
 QUIET = 0.95  # of a core, for a worker that computes alone
+OFF = 0.5  # how far a link's line may miss a measured message
 ANSWER_S = 600.0
 # What a profile decides, or leaves to the plan.
 NOT_HERE = (
@@ -98,7 +99,7 @@ def measure(options: dict[str, Any], wishes: Wishes, hear: Hear) -> Profile:
         missing.append("Whether workers differ in speed was not measured: there was one.")
     else:
         links, without = _links(names, wishes, job.config.plugin, hear)
-        missing += without
+        missing += [*without, *(said for link in links if (said := _off_the_line(link)))]
     if len(batch_sizes) == 1:
         missing.append(
             f"One batch size was measured, {batch_sizes[0]}: steps of another batch size cannot be"
@@ -263,6 +264,16 @@ def _links(
                 return (), missing
             body = partial(measure_links, names, wishes.time_for("links"))
     return _costs(names, *on_forked_ranks(body, 2, hear, Waits(ANSWER_S))), missing
+
+
+def _off_the_line(link: LinkCost) -> str | None:
+    size, miss = link.worst
+    if abs(miss) <= OFF:
+        return None
+    return (
+        f"Messages of {link.transport} are not on a line: at {size:,} bytes it says"
+        f" {link.line.at(size):.3g} s, off by {miss:+.0%}."
+    )
 
 
 def _needs_mpirun(name: str) -> bool:
