@@ -307,17 +307,9 @@ def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
     """Run the workers on the cluster, and print here what they say."""
     from paceline.launch.spark import run_on_spark
 
-    config = job.config
     for notice in job.notices:
         listen("notice", {"text": notice})
-    return run_on_spark(
-        seated,
-        job.asked,
-        str(config.master),
-        job.ranks,
-        job.out,
-        lambda line: listen("line", {"text": line}),
-    )
+    return run_on_spark(seated, job, listen)
 
 
 def _start_on_ray(job: Job, listen: Listen, wishes: Any) -> Run:

@@ -17,18 +17,24 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import BadRequest, PacelineError, RunFailed
+from paceline.common.parents import die_with_parent
+from paceline.errors import BadRequest, Interrupted, PacelineError, RunFailed, TransportError
+from paceline.launch.driver import conclude, content, keep, stopped
+from paceline.launch.run import Listen
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.launch.secret import SECRET
+from paceline.launch.signals import Ending, ending, relaying
+from paceline.launch.spark_desk import END_S, LOOK_S, Address, Desk, at_desk, finished
 from paceline.record import checkpoint
-from paceline.record.writer import write_json
-from paceline.spark.session import ExecutorLost, Session, translated
+from paceline.request.job import Job
+from paceline.spark.causes import ExecutorLost, cause_of_executors, translated, with_cause
+from paceline.spark.session import Session
 
 # What each rank does with the options; rank 0 returns the record.
 Rank = Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -42,6 +48,7 @@ MOST_BYTES = 1 << 20  # of one message: pyspark's are shorter
 TAIL_LINES = 400  # kept of what each rank prints
 LAST_LINES_S = 1.0  # for the last lines to arrive after a failure
 CORES_S = 30.0  # for the executors to register
+LEAVE_S = 60.0  # for the ranks to leave with a checkpoint after a SIGTERM
 GRACE_S = 3.0  # for the ranks of a failed attempt to end: they notice within a second
 SETTINGS = {
     "spark.task.maxFailures": "1",
@@ -50,64 +57,115 @@ SETTINGS = {
 }
 
 
-def run_on_spark(
-    rank: Rank, options: Mapping[str, Any], master: str, ranks: int, out: Path, say: Say
-) -> dict[str, Any]:
+def run_on_spark(rank: Rank, job: Job, listen: Listen) -> dict[str, Any]:
     """Run all ranks on the cluster and return the record.
 
-    `options` hold for every rank; relative paths in them start at this process's folder.
+    The job's options hold for every rank; relative paths in them start at this process's folder.
+    Writes run.json in every case, as far as the run has begun and its folder is seen here.
     """
     refuse_inside_a_launcher(find_seat())
-    folder = out.resolve()
-    own = {**options, "out": str(folder)}
-    with Session(master, "paceline train", SETTINGS) as session:
-        _enough_cores(session, ranks)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                record = _attempt(session, rank, own, ranks, say)
-                break
-            except KeyboardInterrupt:
-                session.spark.sparkContext.cancelAllJobs()
-                raise
-            except ExecutorLost as failure:
-                if attempt == ATTEMPTS:
-                    raise
-                time.sleep(GRACE_S)
-                own = {**own, **_again(folder, failure, say)}
-            _enough_cores(session, ranks)
-    record["attempts"] = attempt
-    _keep(record, folder)
+    folder = job.out.resolve()
+    before = content(folder / "run.json")
+
+    def say(line: str) -> None:
+        listen("line", {"text": line})
+
+    with ending() as end:
+        try:
+            with Session(str(job.config.master), "paceline train", SETTINGS) as session:
+                record = _attempts(session, rank, job, folder, say, end)
+        except (KeyboardInterrupt, PacelineError) as error:
+            end.settling = True
+            failure = error if isinstance(error, PacelineError | Interrupted) else stopped(end)
+            conclude(job, folder, listen, failure, before)
+            raise failure from None
+        keep(record, folder)
     return record
 
 
-def _keep(record: dict[str, Any], folder: Path) -> None:
-    """Write the record on the driver, whose disk may not be the ranks'."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFailed(
-            f"the run is complete, but its folder {folder} cannot be made here: {error.strerror}"
-        ) from None
-    write_json(folder / "run.json", record)
+def _attempts(
+    session: Session, rank: Rank, job: Job, folder: Path, say: Say, end: Ending
+) -> dict[str, Any]:
+    """Start the ranks, again after a loss, until they complete the run. Returns the record."""
+    own = {**job.asked, "out": str(folder)}
+    for attempt in range(1, ATTEMPTS + 1):
+        _enough_cores(session, job.ranks)
+        try:
+            return {**_attempt(session, rank, own, job.ranks, say, end), "attempts": attempt}
+        except ExecutorLost as failure:
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(GRACE_S)
+            own = {**own, **_again(folder, failure, say)}
+    raise AssertionError
 
 
 def _attempt(
-    session: Session, rank: Rank, options: dict[str, Any], ranks: int, say: Say
+    session: Session, rank: Rank, options: dict[str, Any], ranks: int, say: Say, end: Ending
 ) -> dict[str, Any]:
     from pyspark.ml.torch.distributor import TorchDistributor
 
-    logging.getLogger("TorchDistributor").setLevel(logging.WARNING)
     printed = LastLines(secrets.token_hex(16))
-    with _listening(say, printed):
+    with _listening(say, printed), Desk(session.driver_host, say) as desk:
+        distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
+        logging.getLogger("TorchDistributor").setLevel(logging.WARNING)
+        # Both secrets go to the ranks on Spark's authenticated channel.
+        secret = secrets.token_hex(32)
+        parts = (os.getcwd(), rank, options, printed.token, secret, desk.address)
+        stage = _Stage(lambda: distributor.run(in_folder, *parts))
+        stage.start()
         try:
-            distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
-            secret = secrets.token_hex(32)  # goes to the ranks on Spark's authenticated channel
-            record = distributor.run(in_folder, os.getcwd(), rank, options, printed.token, secret)
-        except Exception as error:
-            raise _reason(error, session.said(), printed) from None
-    if record is None:
+            with relaying(desk.ask):
+                _wait(stage, desk, end)
+        except KeyboardInterrupt:
+            _stop(session, stage, desk)
+            raise
+        finally:
+            end.cannot_leave()
+        if (left := desk.left()) is not None:
+            raise left
+    if stage.error is not None:
+        raise _reason(stage.error, session, printed) from None
+    if stage.record is None:
         raise RunFailed("the ranks ended without a record")
-    return dict(record)
+    return dict(stage.record)
+
+
+class _Stage(threading.Thread):
+    """The call that runs the barrier stage, while the main thread hears signals."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(name="spark-stage", daemon=True)
+        self._call = call
+        self.record: Any = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.record = self._call()
+        except Exception as error:
+            self.error = error
+
+
+def _wait(stage: _Stage, desk: Desk, end: Ending) -> None:
+    """Wait for the end of the stage. From the moment that a rank has begun, it can be left."""
+    told = False
+    while not finished(stage, desk, LOOK_S):
+        if not told and desk.begun():
+            told = True
+            end.can_leave(LEAVE_S)
+
+
+def _stop(session: Session, stage: _Stage, desk: Desk) -> None:
+    """After a signal, let the ranks end with a record; Spark ends those that do not."""
+    with suppress(TransportError):
+        if desk.begun():
+            desk.stop()
+            if finished(stage, desk, END_S):
+                return
+    with suppress(Exception):
+        session.spark.sparkContext.cancelAllJobs()
+    finished(stage, desk, END_S)
 
 
 class LastLines:
@@ -158,24 +216,33 @@ class LastLines:
             )
 
 
-def _reason(error: Exception, said: str, printed: LastLines) -> PacelineError:
+def _reason(error: Exception, session: Session, printed: LastLines) -> PacelineError:
     """Return why an attempt failed. Only lines of ranks can be a reason to try again."""
-    own = printed.text()
+    said, own = session.said(), printed.text()
     if own:
-        return translated(error, said, own)
+        return with_cause(translated(error, said, own), session)
     failure = translated(error, said, printed.text(strangers=True))
     if isinstance(failure, ExecutorLost) and not isinstance(translated(error, said), ExecutorLost):
         return RunFailed(str(failure))
-    return failure
+    return with_cause(failure, session)
 
 
-def in_folder(folder: str, rank: Rank, options: dict[str, Any], token: str, secret: str) -> Any:
+def in_folder(
+    folder: str, rank: Rank, options: dict[str, Any], token: str, secret: str, desk: Address
+) -> Any:
     """Run a rank in the driver's working folder, if this host has such a folder."""
+    die_with_parent(os.getppid())  # Spark kills the process that started this one
     os.environ[SECRET] = secret
     print(f"{MARK}{token}", flush=True)
     with suppress(OSError):
         os.chdir(folder)
-    return rank(options)
+    with at_desk(desk, int(os.environ.get("RANK", "0"))) as tell:
+        try:
+            return rank(options)
+        except KeyboardInterrupt as stop:
+            if not tell(stop):
+                raise
+            return None
 
 
 def shown(text: str) -> str:
@@ -204,13 +271,20 @@ def _enough_cores(session: Session, ranks: int) -> None:
     """
     context = session.spark.sparkContext
     until = time.monotonic() + CORES_S
-    while (cores := context.defaultParallelism) < ranks:
+    while True:
+        try:
+            cores = context.defaultParallelism
+        except Exception as error:  # Spark has given the application up
+            raise with_cause(translated(error, session.said()), session) from None
+        if cores >= ranks:
+            return
         if time.monotonic() > until:
-            raise BadRequest(
-                f"{ranks} ranks, but the Spark cluster at {session.master} has {cores} free"
-                " core(s): use fewer workers"
-            )
+            break
         time.sleep(0.2)
+    few = f"{ranks} ranks, but the Spark cluster at {session.master} has {cores} free core(s)"
+    if (cause := cause_of_executors(session)) is not None:
+        raise RunFailed(f"{few}, because an executor failed: {cause}")
+    raise BadRequest(f"{few}: use fewer workers")
 
 
 @contextmanager

@@ -1,0 +1,160 @@
+"""The desk of a run on Spark: where the driver asks the ranks to leave, and hears that they did.
+
+It is a board on the driver's address, with a secret that only the ranks of this run know. Spark
+itself has no way to tell a task to end with a checkpoint: it kills the task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import Interrupted, RunFailed, TransportError
+from paceline.launch.apart import BACKLOG
+from paceline.launch.board import Hosted
+from paceline.launch.signals import relay
+from paceline.transport.board.client import Board
+from paceline.transport.board.wire import TCP
+
+LOOK_S = 0.2  # between two looks at the desk
+LOST_S = 60.0  # for a host that no longer answers
+END_S = 20.0  # for the ranks to end after the driver has asked them to stop
+LEAVE, STOP, LEFT, HERE = "leave", "stop", "left", "here"
+DRIVER = -1
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a rank needs to find the desk."""
+
+    address: str
+    secret: bytes = field(repr=False)
+
+
+class Desk:
+    """The driver's side of the desk, for a `with` block. `say` is called with its notices."""
+
+    def __init__(self, host: str, say: Callable[[str], None]) -> None:
+        self._host, self._say = host, say
+        self._wish: int | None = None
+        self._board: Board | None = None
+        self._began = False
+
+    def __enter__(self) -> Desk:
+        try:
+            listening = socket.create_server((self._host, 0), backlog=BACKLOG)
+        except OSError as error:
+            raise RunFailed(
+                f"the driver cannot listen on {self._host} (spark.driver.host) for the ranks:"
+                f" {error.strerror}"
+            ) from None
+        address = f"{TCP}{self._host}:{listening.getsockname()[1]}"
+        self._hosted = Hosted(listening, address, LOST_S)
+        self._board = Board(address, self._hosted.secret, DRIVER)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._hosted.close()
+
+    @property
+    def address(self) -> Address:
+        return Address(self._hosted.address, self._hosted.secret)
+
+    def ask(self, number: int) -> None:
+        """Ask the ranks to leave with a checkpoint. A handler of signals may call this."""
+        self._wish = number
+
+    def begun(self) -> bool:
+        """Whether a rank has come, so that the ranks hear what is asked."""
+        self._began = self._began or self._on_board.check([HERE])
+        return self._began
+
+    def look(self) -> None:
+        """Pass on what was asked, and the board's notices. Only the driver's thread calls this."""
+        for text in self._hosted.notices():
+            self._say(f"paceline: {text}")
+        if self._wish is not None:
+            wish, self._wish = self._wish, None
+            self._on_board.set(LEAVE, str(int(wish)))
+
+    def stop(self) -> None:
+        """Ask the ranks to end at once, with a record."""
+        self._on_board.set(STOP, "now")
+
+    def left(self) -> Interrupted | None:
+        """Return why the ranks have left; None: they have not."""
+        if not self._on_board.check([LEFT]):
+            return None
+        text, number = json.loads(self._on_board.get(LEFT))
+        return Interrupted(text, number)
+
+    @property
+    def _on_board(self) -> Board:
+        assert self._board is not None
+        return self._board
+
+
+@contextmanager
+def at_desk(desk: Address, rank: int) -> Iterator[Callable[[KeyboardInterrupt], bool]]:
+    """As a rank, obey the desk while the body runs; end with the driver.
+
+    Gives a function that tells the driver why this rank has left early. It returns False where the
+    driver has not asked for that.
+    """
+    asked = threading.Event()
+    over = threading.Event()
+
+    def look(board: Board) -> None:
+        passed_on = False
+        while not over.wait(LOOK_S):
+            try:
+                if board.check([STOP]):
+                    asked.set()
+                    os.kill(os.getpid(), signal.SIGINT)
+                    return
+                if not passed_on and board.check([LEAVE]):
+                    passed_on = True
+                    asked.set()
+                    relay(int(board.get(LEAVE)))
+            except (TransportError, RuntimeError):
+                if not over.is_set():  # the driver is gone: leave with a checkpoint
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    board: Board | None = None
+    with suppress(TransportError):  # without the desk a run can be trained, and not be left
+        board = Board(desk.address, desk.secret, rank, lost_s=LOST_S)
+        board.set(HERE, "yes")
+        threading.Thread(target=look, args=(board,), name="desk", daemon=True).start()
+
+    def tell(stop: KeyboardInterrupt) -> bool:
+        if board is None or not asked.is_set():
+            return False
+        if rank == 0:
+            with suppress(TransportError):
+                number = int(getattr(stop, "number", signal.SIGINT))
+                board.set(LEFT, json.dumps([str(stop), number]))
+        return True
+
+    try:
+        yield tell
+    finally:
+        over.set()
+
+
+def finished(thread: threading.Thread, desk: Desk, deadline_s: float) -> bool:
+    """Look at the desk until a thread has ended; False: it has not within the deadline."""
+    until = time.monotonic() + deadline_s
+    while thread.is_alive() and time.monotonic() < until:
+        thread.join(LOOK_S)
+        with suppress(TransportError):
+            desk.look()
+    return not thread.is_alive()
