@@ -179,7 +179,8 @@ def check(options: Mapping[str, Any], allocation: Asked, launcher: str = "srun")
             f"--workers {given}, but {allocation} are"
             f" {_count(allocation.tasks, 'process', 'es')}{less}: leave --workers out"
         )
-    chosen = Config.make(options).strategy
+    # Without --strategy it is the one that so many workers have by default.
+    chosen = Config.make({**options, "workers": workers}).strategy
     strategy = strategies.build(chosen) if isinstance(chosen, str | Spec) else chosen
     most = strategy.traits.most_workers
     if most is not None and workers > most and options.get("resume") in (None, AUTO):
