@@ -160,7 +160,7 @@ def test_what_counts_as_lost() -> None:
         output("paceline.errors.WorkerFailed: worker 0 failed: RuntimeError: reset"),
     )
     assert type(found) is ExecutorLost
-    assert str(found).startswith("Spark lost an executor: ExecutorLostFailure (executor 1")
+    assert str(found).startswith("Spark lost an executor (rank 1): ExecutorLostFailure (executor 1")
     for other in (
         BARRIER.format(reason="Lost task 0.0 in stage 0.0"),
         SILENT,

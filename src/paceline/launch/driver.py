@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Interrupted, RunFailed
+from paceline.errors import Interrupted, PacelineError, RunFailed, WorkerFailed
 from paceline.launch.run import Attempt, Listen
 from paceline.launch.signals import Ending
 from paceline.record.writer import write_json
@@ -43,6 +43,13 @@ def conclude(job: Job, out: Path, listen: Listen, failure: BaseException, before
         held.callback(attempt.calls.close)
         attempt.tidy(failure)
         attempt.conclude(failure)
+
+
+def with_traceback(failure: PacelineError) -> PacelineError:
+    """Return the failure with the traceback of its worker, which --debug shows."""
+    if isinstance(failure, WorkerFailed) and failure.worker_traceback:
+        failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
+    return failure
 
 
 def keep(record: dict[str, Any], out: Path) -> None:

@@ -22,10 +22,9 @@ from paceline.errors import (
     Interrupted,
     PacelineError,
     RunFailed,
-    WorkerFailed,
     from_plain,
 )
-from paceline.launch.driver import conclude, content, keep, stopped
+from paceline.launch.driver import conclude, content, keep, stopped, with_traceback
 from paceline.launch.ray_desk import Desk
 from paceline.launch.ray_rank import LEAVE, Rank, Work, in_rank
 from paceline.launch.ray_reports import STORAGE
@@ -202,9 +201,7 @@ def _fit(
     if heard.left is not None:
         raise heard.left
     if (failure := heard.failure) is not None:
-        if isinstance(failure, WorkerFailed) and failure.worker_traceback:
-            failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
-        raise failure
+        raise with_traceback(failure)
     if error is not None:
         raise _reason(error, heard, job.ranks, out) from None
     if heard.record is None:

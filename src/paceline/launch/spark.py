@@ -14,6 +14,7 @@ import secrets
 import shutil
 import socketserver
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -24,13 +25,14 @@ from typing import Any
 
 from paceline.common.parents import die_with_parent
 from paceline.errors import BadRequest, Interrupted, PacelineError, RunFailed, TransportError
-from paceline.launch.driver import conclude, content, keep, stopped
+from paceline.launch.driver import conclude, content, keep, stopped, with_traceback
+from paceline.launch.failures import as_failure
 from paceline.launch.run import Listen
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.launch.secret import SECRET
 from paceline.launch.signals import Ending, ending, relaying
-from paceline.launch.spark_desk import END_S, LOOK_S, Address, Desk, at_desk, finished
+from paceline.launch.spark_desk import END_S, LOOK_S, Address, AtDesk, Desk, finished
 from paceline.record import checkpoint
 from paceline.request.job import Job
 from paceline.spark.causes import ExecutorLost, cause_of_executors, translated, with_cause
@@ -43,6 +45,8 @@ Say = Callable[[str], None]
 ATTEMPTS = 4
 # Log lines of torch that do not concern the user.
 NOISE = re.compile(r"[WI]\d{4} |\*{5}|\[Gloo\]|\[rank\d+\]:|Setting OMP_NUM_THREADS")
+# The first line of what torchrun says about a rank that has failed. The driver says it shorter.
+AT_THE_END = re.compile(r"E\d{4} .*torch/distributed/elastic")
 MARK = "paceline rank "  # before the token with which a rank shows that it is one
 MOST_BYTES = 1 << 20  # of one message: pyspark's are shorter
 TAIL_LINES = 400  # kept of what each rank prints
@@ -124,8 +128,9 @@ def _attempt(
             end.cannot_leave()
         if (left := desk.left()) is not None:
             raise left
+        failures = desk.failures(ranks)
     if stage.error is not None:
-        raise _reason(stage.error, session, printed) from None
+        raise _reason(stage.error, session, printed, failures) from None
     if stage.record is None:
         raise RunFailed("the ranks ended without a record")
     return dict(stage.record)
@@ -201,8 +206,9 @@ class LastLines:
             with self._changed:
                 self._ranks.add(next(i for i, t in enumerate(self._tails) if t is tail))
             return False
+        ending = any(map(AT_THE_END.match, tail)) or AT_THE_END.match(text)
         tail.extend(text.splitlines())
-        return bool(text.strip()) and not NOISE.match(text)
+        return bool(text.strip()) and not ending and not NOISE.match(text)
 
     def text(self, strangers: bool = False) -> str:
         """Return the lines of all ranks, or of all connections, once these are closed."""
@@ -216,11 +222,20 @@ class LastLines:
             )
 
 
-def _reason(error: Exception, session: Session, printed: LastLines) -> PacelineError:
-    """Return why an attempt failed. Only lines of ranks can be a reason to try again."""
-    said, own = session.said(), printed.text()
-    if own:
-        return with_cause(translated(error, said, own), session)
+def _reason(
+    error: Exception, session: Session, printed: LastLines, failures: dict[int, PacelineError]
+) -> PacelineError:
+    """Return why an attempt failed. Only what ranks say can be a reason to try again."""
+    own = {r: f for r, f in failures.items() if not isinstance(f, TransportError)}
+    # After the loss of an executor other ranks may have errors that only follow from it.
+    if own and "ExecutorLostFailure" not in str(
+        error
+    ):  # rank 0 knows the cause of all; else the lowest rank that knows one
+        return with_traceback(own[min(own)])
+    said, lines = session.said(), printed.text()
+    if lines or failures:
+        lines += "".join(f"\npaceline.errors.PeerLost: {one}" for one in failures.values())
+        return with_cause(translated(error, said, lines), session)
     failure = translated(error, said, printed.text(strangers=True))
     if isinstance(failure, ExecutorLost) and not isinstance(translated(error, said), ExecutorLost):
         return RunFailed(str(failure))
@@ -236,13 +251,18 @@ def in_folder(
     print(f"{MARK}{token}", flush=True)
     with suppress(OSError):
         os.chdir(folder)
-    with at_desk(desk, int(os.environ.get("RANK", "0"))) as tell:
+    number = int(os.environ.get("RANK", "0"))
+    with AtDesk(desk, number) as at_desk:
         try:
             return rank(options)
         except KeyboardInterrupt as stop:
-            if not tell(stop):
+            if not at_desk.left(stop):
                 raise
             return None
+        except Exception as error:
+            if not at_desk.failed(as_failure(number, error)):
+                raise
+            sys.exit(1)  # the driver says it: here is no reader of a traceback
 
 
 def shown(text: str) -> str:

@@ -12,12 +12,19 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import Interrupted, RunFailed, TransportError
+from paceline.errors import (
+    Interrupted,
+    PacelineError,
+    RunFailed,
+    TransportError,
+    from_plain,
+    to_plain,
+)
 from paceline.launch.apart import BACKLOG
 from paceline.launch.board import Hosted
 from paceline.launch.signals import relay
@@ -27,7 +34,7 @@ from paceline.transport.board.wire import TCP
 LOOK_S = 0.2  # between two looks at the desk
 LOST_S = 60.0  # for a host that no longer answers
 END_S = 20.0  # for the ranks to end after the driver has asked them to stop
-LEAVE, STOP, LEFT, HERE = "leave", "stop", "left", "here"
+LEAVE, STOP, LEFT, HERE, FAILED = "leave", "stop", "left", "here", "failed"
 DRIVER = -1
 
 
@@ -96,58 +103,75 @@ class Desk:
         text, number = json.loads(self._on_board.get(LEFT))
         return Interrupted(text, number)
 
+    def failures(self, ranks: int) -> dict[int, PacelineError]:
+        """Return why ranks have failed, as they say it themselves."""
+        told = [rank for rank in range(ranks) if self._on_board.check([f"{FAILED}/{rank}"])]
+        found = {rank: json.loads(self._on_board.get(f"{FAILED}/{rank}")) for rank in told}
+        return {rank: from_plain(failure) for rank, failure in found.items()}
+
     @property
     def _on_board(self) -> Board:
         assert self._board is not None
         return self._board
 
 
-@contextmanager
-def at_desk(desk: Address, rank: int) -> Iterator[Callable[[KeyboardInterrupt], bool]]:
-    """As a rank, obey the desk while the body runs; end with the driver.
+class AtDesk:
+    """As a rank, obey the desk while a `with` block runs; end with the driver."""
 
-    Gives a function that tells the driver why this rank has left early. It returns False where the
-    driver has not asked for that.
-    """
-    asked = threading.Event()
-    over = threading.Event()
+    def __init__(self, desk: Address, rank: int) -> None:
+        self._desk, self._rank = desk, rank
+        self._asked, self._over = threading.Event(), threading.Event()
+        self._board: Board | None = None
 
-    def look(board: Board) -> None:
+    def __enter__(self) -> AtDesk:
+        with suppress(TransportError):  # without the desk a run can be trained, and not be left
+            board = Board(self._desk.address, self._desk.secret, self._rank, lost_s=LOST_S)
+            board.set(HERE, "yes")
+            self._board = board
+            threading.Thread(target=self._look, args=(board,), name="desk", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._over.set()
+
+    def _look(self, board: Board) -> None:
         passed_on = False
-        while not over.wait(LOOK_S):
+        while not self._over.wait(LOOK_S):
             try:
                 if board.check([STOP]):
-                    asked.set()
+                    self._asked.set()
                     os.kill(os.getpid(), signal.SIGINT)
                     return
                 if not passed_on and board.check([LEAVE]):
                     passed_on = True
-                    asked.set()
+                    self._asked.set()
                     relay(int(board.get(LEAVE)))
             except (TransportError, RuntimeError):
-                if not over.is_set():  # the driver is gone: leave with a checkpoint
+                if not self._over.is_set():  # the driver is gone: leave with a checkpoint
                     os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    board: Board | None = None
-    with suppress(TransportError):  # without the desk a run can be trained, and not be left
-        board = Board(desk.address, desk.secret, rank, lost_s=LOST_S)
-        board.set(HERE, "yes")
-        threading.Thread(target=look, args=(board,), name="desk", daemon=True).start()
-
-    def tell(stop: KeyboardInterrupt) -> bool:
-        if board is None or not asked.is_set():
+    def left(self, stop: KeyboardInterrupt) -> bool:
+        """Tell why this rank has left early. Returns False: the driver has not asked for that."""
+        if not self._asked.is_set():
             return False
-        if rank == 0:
-            with suppress(TransportError):
-                number = int(getattr(stop, "number", signal.SIGINT))
-                board.set(LEFT, json.dumps([str(stop), number]))
+        if self._rank == 0:
+            number = int(getattr(stop, "number", signal.SIGINT))
+            self._put(LEFT, [str(stop), number])
         return True
 
-    try:
-        yield tell
-    finally:
-        over.set()
+    def failed(self, failure: PacelineError) -> bool:
+        """Tell why this rank has failed. Returns whether the driver has heard it."""
+        return self._put(f"{FAILED}/{self._rank}", to_plain(failure))
+
+    def _put(self, key: str, content: Any) -> bool:
+        if self._board is None:
+            return False
+        try:
+            self._board.set(key, json.dumps(content, default=str))
+        except (TransportError, RuntimeError):
+            return False
+        return True
 
 
 def finished(thread: threading.Thread, desk: Desk, deadline_s: float) -> bool:

@@ -18,6 +18,9 @@ from paceline.errors import PacelineError, RunFailed
 
 GONE = re.compile(r"Disconnected from Spark cluster|Application has been killed")
 KILLED = re.compile(r"return code -9\b|exitcode\s*: -9\b|Signal 9 \(SIGKILL\)")
+# As torchrun says it: "rank      : 1 (local_rank: 0)", "exitcode  : -9"
+KILLED_RANK = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: -9\b")
+TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")  # a task is the rank of its number
 TOLD = re.compile(r"paceline\.errors\.(\w+): (.+)")
 RAISED = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?=([A-Za-z_][\w.]*(?:: .*)?)$)",
@@ -67,11 +70,13 @@ def translated(error: Exception, said: str = "", printed: str = "") -> PacelineE
     if "No space left on device" in text:
         return RunFailed("Spark's disk is full: No space left on device")
     if executor is not None:
-        return ExecutorLost(f"Spark lost an executor: {executor[0][:200]}")
+        rank = f" (rank {found[1]})" if (found := TASK.search(text)) else ""
+        return ExecutorLost(f"Spark lost an executor{rank}: {executor[0][:200]}")
     both = f"{text}\n{printed}"
     if KILLED.search(both):
+        which = f"rank {found[1]}" if (found := KILLED_RANK.search(both)) else "a rank"
         return ExecutorLost(
-            "Spark lost a rank: its process was killed by SIGKILL (out of memory, perhaps)"
+            f"Spark lost {which}: its process was killed by SIGKILL (out of memory, perhaps)"
         )
     if (lost := TOLD.search(both)) is not None:
         return ExecutorLost(f"Spark lost a rank: {lost[2].strip()}")
