@@ -127,7 +127,7 @@ def test_a_script_for_a_training_run(tmp_path: Path) -> None:
         "\n"
         "# 75: the run has left with a checkpoint before the time limit. The next start goes on.\n"
         'if [ "$code" -eq 75 ]; then\n'
-        '    scontrol requeue "$SLURM_JOB_ID"\n'
+        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60\n'
         "fi\n"
         'exit "$code"\n'
     )

@@ -33,7 +33,8 @@ AGAIN = (
     "",
     f"# {LEFT}: the run has left with a checkpoint before the time limit. The next start goes on.",
     f'if [ "$code" -eq {LEFT} ]; then',
-    '    scontrol requeue "$SLURM_JOB_ID"',
+    # A script that has ended before Slurm ends it may count as a failed one.
+    '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
     "fi",
     'exit "$code"',
 )
