@@ -34,11 +34,11 @@ from tests.small import identical
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.processes,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(pyspark_missing() is not None, reason=str(pyspark_missing())),
 ]
 PACELINE = str(Path(sys.executable).with_name("paceline"))
-WAIT_S = 300.0
+WAIT_S = 600.0  # most of it is the start of a JVM and of PyTorch, several times
 
 
 class Standing:

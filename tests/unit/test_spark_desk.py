@@ -112,8 +112,6 @@ def test_an_address_that_is_not_of_this_host(said: list[str]) -> None:
 
 def test_waiting_has_a_deadline(desk: Desk) -> None:
     over = threading.Event()
-    thread: Any = threading.Thread(target=over.wait)
-    thread.start()
-    assert not finished(thread, desk, 0.05)
+    assert not finished(over, desk, 0.05)
     over.set()
-    assert finished(thread, desk, 10.0)
+    assert finished(over, desk, 10.0)

@@ -142,6 +142,7 @@ class _Stage(threading.Thread):
     def __init__(self, call: Callable[[], Any]) -> None:
         super().__init__(name="spark-stage", daemon=True)
         self._call = call
+        self.over = threading.Event()
         self.record: Any = None
         self.error: Exception | None = None
 
@@ -150,12 +151,14 @@ class _Stage(threading.Thread):
             self.record = self._call()
         except Exception as error:
             self.error = error
+        finally:
+            self.over.set()
 
 
 def _wait(stage: _Stage, desk: Desk, end: Ending) -> None:
     """Wait for the end of the stage. From the moment that a rank has begun, it can be left."""
     told = False
-    while not finished(stage, desk, LOOK_S):
+    while not finished(stage.over, desk, LOOK_S):
         if not told and desk.begun():
             told = True
             end.can_leave(LEAVE_S)
@@ -166,11 +169,11 @@ def _stop(session: Session, stage: _Stage, desk: Desk) -> None:
     with suppress(TransportError):
         if desk.begun():
             desk.stop()
-            if finished(stage, desk, END_S):
+            if finished(stage.over, desk, END_S):
                 return
     with suppress(Exception):
         session.spark.sparkContext.cancelAllJobs()
-    finished(stage, desk, END_S)
+    finished(stage.over, desk, END_S)
 
 
 class LastLines:

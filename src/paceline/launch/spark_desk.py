@@ -174,11 +174,13 @@ class AtDesk:
         return True
 
 
-def finished(thread: threading.Thread, desk: Desk, deadline_s: float) -> bool:
-    """Look at the desk until a thread has ended; False: it has not within the deadline."""
+def finished(over: threading.Event, desk: Desk, deadline_s: float) -> bool:
+    """Look at the desk until something is over; False: it is not within the deadline.
+
+    Not `Thread.join`: a signal that interrupts it makes Python 3.11 take the thread for ended.
+    """
     until = time.monotonic() + deadline_s
-    while thread.is_alive() and time.monotonic() < until:
-        thread.join(LOOK_S)
+    while not over.wait(LOOK_S) and time.monotonic() < until:
         with suppress(TransportError):
             desk.look()
-    return not thread.is_alive()
+    return over.is_set()
