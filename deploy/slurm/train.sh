@@ -23,6 +23,6 @@ srun --kill-on-bad-exit=1 --cpus-per-task="$OMP_NUM_THREADS" paceline train --mo
 
 # 75: the run has left with a checkpoint before the time limit. The next start goes on.
 if [ "$code" -eq 75 ]; then
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
 exit "$code"

@@ -18,6 +18,7 @@ from paceline.launch.again import Again
 from paceline.launch.joined import Meeting
 from paceline.launch.place import Wanted
 from paceline.launch.run import Listen, run_in_folder
+from paceline.launch.seat import end_with_its_launcher
 from paceline.launch.seat import find as find_seat
 from paceline.record.lock import HELD, refuse_held
 from paceline.record.reader import read_run
@@ -169,7 +170,10 @@ def meet(options: Mapping[str, Any]) -> Meeting | None:
     of several.
     """
     seat = find_seat()
-    return Meeting(seat, Wanted.read(options)) if seat is not None else None
+    if seat is None:
+        return None
+    end_with_its_launcher(seat)
+    return Meeting(seat, Wanted.read(options))
 
 
 def silent(meeting: Meeting | None) -> bool:
@@ -307,17 +311,9 @@ def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:
     """Run the workers on the cluster, and print here what they say."""
     from paceline.launch.spark import run_on_spark
 
-    config = job.config
     for notice in job.notices:
         listen("notice", {"text": notice})
-    return run_on_spark(
-        seated,
-        job.asked,
-        str(config.master),
-        job.ranks,
-        job.out,
-        lambda line: listen("line", {"text": line}),
-    )
+    return run_on_spark(seated, job, listen)
 
 
 def _start_on_ray(job: Job, listen: Listen, wishes: Any) -> Run:

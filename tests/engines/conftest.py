@@ -33,12 +33,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def _note(name: str, report: pytest.TestReport) -> None:
-    how, seconds, why = _outcomes.get(name, ("passed", 0.0, ""))
+    how, seconds, why = _outcomes.get(name, ("not finished", 0.0, ""))
     if report.skipped:
         how = "skipped"
         why = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
     elif report.failed:
         how = "failed"
+    elif report.when == "call":
+        how = "passed"
     _outcomes[name] = how, seconds + report.duration, why.removeprefix("Skipped: ")
 
 

@@ -197,6 +197,23 @@ def test_a_node_is_lost_and_the_pods_that_start_again_go_on(
     assert same_weights(out, reference(tmp_path / "alone", LONG))
 
 
+def test_a_folder_that_the_pods_do_not_share(cluster: Cluster) -> None:
+    """torchrun on several hosts: rank 0 would wait for files that it never sees."""
+    out = cluster.shared / "run"
+    cluster.apply(words(OPTIONS, out))
+    for node in range(2):
+        cluster.mount(node)
+    apart = cluster.nodes[1].run(["mount", "-t", "tmpfs", "none", str(cluster.shared)], os.environ)
+    assert apart.returncode == 0
+    codes = cluster.codes([cluster.run_pod(node) for node in range(2)])
+    assert 0 not in codes
+    told = [x for x in cluster.log(0).splitlines() if x.startswith("paceline: ")]
+    assert len(told) == 1, cluster.log(0)
+    names = [node.name for node in cluster.nodes]
+    assert f"the hosts do not share {out}: {names[1]} does not see what {names[0]} has" in told[0]
+    assert not (out / "events").exists()  # the same command works on another folder, or here
+
+
 def test_the_doctor_in_a_pod_and_a_rank_without_the_secret(cluster: Cluster) -> None:
     look = ["--no-python", "paceline", "doctor", "--cluster", "--json"]
     cluster.apply([*look, "--wait", "60", "--out", str(cluster.shared / "run")])

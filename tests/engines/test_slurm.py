@@ -206,6 +206,23 @@ def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path) -> None:
     assert "Traceback" not in job.said()
 
 
+def test_a_rank_is_killed_and_the_job_submitted_again(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm does not requeue a job that fails: the same script goes on when it is queued again."""
+    out = tmp_path / "run"
+    script = batch(cluster, tmp_path, *train(**LONG, out="run")[1:], time="9")
+    job = cluster.sbatch(tmp_path, script)
+    running(job, out)
+    [rank] = [p for p, line in cluster.nodes["n2"].processes().items() if "paceline train" in line]
+    os.kill(rank, signal.SIGKILL)
+    assert job.wait("COMPLETED", "FAILED") == "FAILED"
+    assert "rank 1 is gone" in job.said()
+    none_left(cluster)
+    job = cluster.sbatch(tmp_path, script)
+    assert job.wait("COMPLETED", "FAILED", deadline_s=240) == "COMPLETED", job.said()
+    assert "going on from step" in job.said()
+    assert same_weights(out, uninterrupted(tmp_path / "local"))
+
+
 @pytest.mark.parametrize(("name", "rank"), [("n3", 2), ("n1", 0)], ids=["last", "first"])
 def test_a_node_is_killed_and_the_job_goes_on(
     cluster: Cluster, tmp_path: Path, name: str, rank: int

@@ -181,6 +181,16 @@ def test_the_folder_and_the_interface_that_were_asked_for(hosts: Machines, tmp_p
     assert [begin in line for line in said.splitlines()] == [True, True]
 
 
+def goes_on(hosts: Machines, out: Path) -> None:
+    """The run goes on from its last checkpoint, to the weights of an unbroken one."""
+    again = ["--hosts", HOSTS, "--", "train", f"--resume={out}", "--faults=slow:rank=0"]
+    code, _, err = finish(hosts.launch(*again))
+    assert code == 0, err
+    assert record_of(out)["status"] == "completed"
+    whole = out.with_name("local")
+    assert same_weights(out, locally(whole, **{**LONG, "faults": "slow:rank=0"}))
+
+
 # --- what goes wrong
 
 
@@ -196,11 +206,7 @@ def test_a_rank_is_killed_and_the_run_resumed(hosts: Machines, tmp_path: Path) -
     assert "the others were ended" in said
     assert "rank 2 is gone" in record_of(out)["error"]
     hosts.nothing_is_left()
-    again = ["--hosts", HOSTS, "--", "train", f"--resume={out}", "--faults=slow:rank=0"]
-    code, _, err = finish(hosts.launch(*again))
-    assert code == 0, err
-    assert record_of(out)["status"] == "completed"
-    assert same_weights(out, locally(tmp_path / "local", **{**LONG, "faults": "slow:rank=0"}))
+    goes_on(hosts, out)
 
 
 def test_a_rank_raises(hosts: Machines, tmp_path: Path) -> None:
@@ -256,6 +262,8 @@ def test_a_host_is_cut_off(hosts: Machines, tmp_path: Path) -> None:
     # The session's sshd does not know yet that its client is gone.
     for session in hosts.named(1, "sshd: root"):
         session.kill()
+    hosts.nothing_is_left()
+    goes_on(hosts, out)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -326,6 +334,7 @@ def test_the_launcher_is_killed(hosts: Machines, tmp_path: Path) -> None:
     finish(launcher)
     hosts.nothing_is_left()
     assert record_of(out)["status"] == "interrupted"
+    goes_on(hosts, out)
 
 
 def test_the_supervisor_is_killed(hosts: Machines, tmp_path: Path) -> None:
@@ -396,12 +405,12 @@ def test_no_server_listens(hosts: Machines) -> None:
 
 def test_a_key_that_is_refused(hosts: Machines) -> None:
     launcher = hosts.launch(*train(), ssh=hosts.ssh_with("strangers-key", "known_hosts"))
-    one_sentence(launcher, "host host-0 refuses your key", "ssh-copy-id", "publickey")
+    one_sentence(launcher, " refuses your key", "ssh-copy-id", "publickey")
 
 
 def test_a_host_key_that_is_unknown(hosts: Machines) -> None:
     launcher = hosts.launch(*train(), ssh=hosts.ssh_with("user-key", "known_to_nobody"))
-    one_sentence(launcher, "host host-0 has a host key that ssh does not know", "accept-new")
+    one_sentence(launcher, " has a host key that ssh does not know", "accept-new")
 
 
 def test_a_host_key_that_has_changed(hosts: Machines) -> None:

@@ -127,7 +127,7 @@ def test_a_script_for_a_training_run(tmp_path: Path) -> None:
         "\n"
         "# 75: the run has left with a checkpoint before the time limit. The next start goes on.\n"
         'if [ "$code" -eq 75 ]; then\n'
-        '    scontrol requeue "$SLURM_JOB_ID"\n'
+        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60\n'
         "fi\n"
         'exit "$code"\n'
     )
@@ -313,7 +313,7 @@ def test_the_example_is_what_the_command_writes() -> None:
         ),
         (["--", "train", "--strategy", "ps"], "serve"),
         (
-            ["--nodes", "2", "--", "train"],
+            ["--nodes", "2", "--", "train", "--strategy", "serial"],
             "strategy serial runs 1 worker, and 2 nodes with 1 task each are 2",
         ),
         (["--nodes", "2", "--", *SMALL_TRAIN, "--lr", "fast"], "lr"),
@@ -333,6 +333,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], sentence: s
     with pytest.raises(BadRequest, match=sentence):
         call("--slurm", "job.sh", *words)
     assert not (tmp_path / "job.sh").exists()
+
+
+def test_without_a_strategy_several_tasks_have_the_default_of_several_workers() -> None:
+    script = call("--slurm", "-", "--nodes", "2", "--", "train", "--data", "fashion-mini")
+    assert "paceline train --data fashion-mini --out " in script
 
 
 def test_workers_that_agree_are_welcome() -> None:

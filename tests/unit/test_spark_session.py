@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +20,15 @@ import pytest
 
 from paceline.errors import BadRequest, DataCorrupt, NotFinite, PacelineError, RunFailed
 from paceline.launch import spark as launcher
+from paceline.launch.signals import Ending
 from paceline.spark import standalone
+from paceline.spark.causes import ExecutorLost, cause_in, translated, with_cause
 from paceline.spark.java import pyspark_missing
 from paceline.spark.session import (
     TROUBLE,
     TROUBLE_OF_SEVERAL,
-    ExecutorLost,
     Session,
     check_master,
-    translated,
     usual_master,
 )
 
@@ -158,7 +160,7 @@ def test_what_counts_as_lost() -> None:
         output("paceline.errors.WorkerFailed: worker 0 failed: RuntimeError: reset"),
     )
     assert type(found) is ExecutorLost
-    assert str(found).startswith("Spark lost an executor: ExecutorLostFailure (executor 1")
+    assert str(found).startswith("Spark lost an executor (rank 1): ExecutorLostFailure (executor 1")
     for other in (
         BARRIER.format(reason="Lost task 0.0 in stage 0.0"),
         SILENT,
@@ -181,6 +183,77 @@ def test_another_reason_wins_over_lost_peers() -> None:
     assert type(translated(RuntimeError(included(peer)), "", own)) is NotFinite
     assert type(translated(RuntimeError(SILENT), "", peer + own)) is NotFinite
     assert type(translated(RuntimeError(SILENT), "", own + output("", code=-9))) is NotFinite
+
+
+PERMISSION = """An error occurred while calling o133.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed
+ barrier ResultStage. Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully.
+java.io.IOException: Cannot run program "/x/python": error=13, Permission denied
+	at java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)
+Caused by: java.io.IOException: error=13, Permission denied
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (PERMISSION, 'java.io.IOException: Cannot run program "/x/python": error=13, Permission'),
+        (
+            "Unrecognized VM option 'X'\nError: Could not create the JVM",
+            "Unrecognized VM option 'X'",
+        ),
+        ("26/11/18 09:04:32 ERROR Executor: Exception in task 0.0 in stage 0.0", None),
+        (": org.apache.spark.SparkException: Job aborted", None),
+        ("/x/python3: No module named pyspark", "/x/python3: No module named pyspark"),
+        ("\tat java.lang.Error: no line of its own", None),
+    ],
+)
+def test_the_cause_in_a_log(text: str, cause: str | None) -> None:
+    found = cause_in(text)
+    assert found is None if cause is None else str(found).startswith(cause)
+
+
+def test_a_cause_that_only_an_executors_log_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's web page has the log; the page that its own links name shows it as HTML."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path.startswith("/log/?appId=a&executorId=0&logType=stderr&byteLength=")
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"==== Bytes\njava.lang.OutOfMemoryError: Java heap space\n")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Seq:
+        def __init__(self, *parts: Any) -> None:
+            self.parts = parts
+
+        def size(self) -> int:
+            return len(self.parts)
+
+        def apply(self, index: int) -> Any:
+            return self.parts[index]
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/logPage/?appId=a&executorId=0&logType=stderr"
+        option = SimpleNamespace(isDefined=lambda: True, get=lambda: url)
+        logs = SimpleNamespace(get=lambda name: option)
+        store = SimpleNamespace(
+            executorList=lambda alive: Seq(SimpleNamespace(executorLogs=lambda: logs))
+        )
+        context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(
+            statusStore=lambda: store
+        )))  # fmt: skip
+        session: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context), master="m")
+        found = with_cause(translated(RuntimeError("a stage failed")), session)
+        server.shutdown()
+    assert "an executor of Spark failed: java.lang.OutOfMemoryError: Java heap space" in str(found)
+    assert url in str(found)
+    explained = RunFailed("worker 1 failed: ValueError")
+    assert with_cause(explained, session) is explained
 
 
 def test_no_room() -> None:
@@ -362,7 +435,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, An
         options: list[dict[str, Any]] = []
 
         def attempt(
-            session: Any, rank: Any, own: dict[str, Any], ranks: int, say: Any
+            session: Any, rank: Any, own: dict[str, Any], ranks: int, say: Any, end: Any
         ) -> dict[str, Any]:
             end = ends[len(options)]
             options.append(own)
@@ -380,8 +453,11 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, An
 
 
 def start(out: Path, said: list[str] | None = None) -> dict[str, Any]:
+    heard = said if said is not None else []
+    config = SimpleNamespace(master="local[2]")
+    job: Any = SimpleNamespace(asked={}, config=config, ranks=2, out=out)
     return launcher.run_on_spark(
-        lambda _: None, {}, "local[2]", 2, out, (said if said is not None else []).append
+        lambda _: None, job, lambda kind, content: heard.append(content["text"])
     )
 
 
@@ -460,9 +536,9 @@ def test_the_last_words_of_ranks_explain_pysparks_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(distributor, "TorchDistributor", Failing)
     said: list[str] = []
-    session = SimpleNamespace(said=lambda: "")
+    session = SimpleNamespace(said=lambda: "", driver_host="127.0.0.1", spark=None, master="m")
     with pytest.raises(RunFailed, match=r"^a task of Spark failed: ValueError: my loss is odd$"):
-        launcher._attempt(session, lambda _: None, {}, 1, said.append)  # type: ignore[arg-type]
+        launcher._attempt(session, None, {}, 1, said.append, Ending())  # type: ignore[arg-type]
     assert said[0] == "step 1"
 
 
@@ -482,9 +558,9 @@ def test_only_a_ranks_own_lines_are_a_reason_to_try_again(
         def __init__(self, **_: Any) -> None:
             pass
 
-        def run(self, body: Any, folder: str, rank: Any, options: Any, *more: str) -> None:
-            token, secret = more
-            assert body(folder, lambda _: None, {}, token, secret) is None
+        def run(self, body: Any, folder: str, rank: Any, options: Any, *more: Any) -> None:
+            token, secret, desk = more
+            assert body(folder, lambda _: None, {}, token, secret, desk) is None
             assert os.environ.pop("PACELINE_SECRET") == secret
             first = capsys.readouterr().out.strip()  # what a rank prints first
             assert token in first
@@ -502,10 +578,11 @@ def test_only_a_ranks_own_lines_are_a_reason_to_try_again(
             raise RuntimeError(SILENT)
 
     monkeypatch.setattr(distributor, "TorchDistributor", Losing)
+    monkeypatch.setattr(launcher, "die_with_parent", lambda parent: None)
     said: list[str] = []
-    session = SimpleNamespace(said=lambda: "")
+    session = SimpleNamespace(said=lambda: "", driver_host="127.0.0.1", spark=None, master="m")
     with pytest.raises(RunFailed, match="rank 1 is gone") as failed:
-        launcher._attempt(session, lambda _: None, {}, 1, said.append)  # type: ignore[arg-type]
+        launcher._attempt(session, None, {}, 1, said.append, Ending())  # type: ignore[arg-type]
     assert type(failed.value) is (RunFailed if stranger else ExecutorLost)
     assert all(line.isprintable() for line in said)
     assert any("cleared" in line for line in said)

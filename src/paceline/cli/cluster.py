@@ -125,6 +125,6 @@ def _describe() -> None:
     for name in there.ended():
         click.echo(f"note: {name} has ended: run paceline cluster down, then up", err=True)
     click.echo(
-        f"use it: paceline train --launcher spark --master {there.master} --workers {there.workers}"
-        " --strategy allreduce"
+        f"use it: paceline train --launcher spark --workers {there.workers} --strategy allreduce"
+        "  (it is found; prepare --engine spark finds it, too)"
     )

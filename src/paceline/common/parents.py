@@ -6,11 +6,18 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, even by SIGKILL."""
     dying_with_parent(parent)()
+
+
+def asked_to_end_with_parent() -> None:
+    """Have the kernel send this process a SIGTERM when its parent ends, even by SIGKILL."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
 
 
 def dying_with_parent(parent: int) -> Callable[[], None]:

@@ -13,6 +13,7 @@ from paceline.errors import BadRequest, voiced
 from paceline.launch.joined import Meeting
 from paceline.launch.own_record import Folder, ended_by
 from paceline.launch.place import Wanted
+from paceline.launch.seat import end_with_its_launcher
 from paceline.launch.seat import find as find_seat
 from paceline.registry import strategies, transports
 from paceline.run.loop.saving import described
@@ -94,6 +95,7 @@ def join(
             raise BadRequest(f"transport {name} is not available here: {missing}")
         waits = Waits(deadline_s, give_up_s, lost_s)
         wanted = Wanted(None if out is None else Path(out), insecure, waits)
+        end_with_its_launcher(seat)
         meeting = Meeting(seat, wanted)
         for notice in meeting.notices if meeting.leads else ():
             print(f"paceline: {voiced(notice)}", file=sys.stderr)

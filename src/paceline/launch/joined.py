@@ -22,7 +22,7 @@ from paceline.common.asked import Asked
 from paceline.common.devices import take_device
 from paceline.common.sharing import Sharing
 from paceline.errors import Interrupted, PacelineError, TransportError, from_plain, to_plain
-from paceline.launch import again
+from paceline.launch import again, shared
 from paceline.launch.addresses import LOOPBACK, address_towards, reachable
 from paceline.launch.again import Again
 from paceline.launch.awaiting import Awaiting
@@ -268,11 +268,15 @@ class Meeting:
                 # A run that is resumed in its own folder is marked when its workers are ready.
                 if session.out.resolve() not in resumed_in:
                     self.mark(session.out)
+                shared.leave(session.out)
                 self._put("folder", (str(session.out.resolve()), session.number))
-        if self.leads:
-            return replace(session, hosts=hosts)
-        out, number = self._get("folder", lambda content: (Path(content[0]), int(content[1])))
-        return Session(job, out, number, hosts)
+        if not self.leads:
+            said = self._get("folder", lambda content: (Path(content[0]), int(content[1])))
+            session = Session(job, *said)
+        if not self.seat.one_host:
+            with shared.taken_back(session.out, self.leads), self.telling("shared"):
+                shared.look(session.out, self.present[0].host)
+        return replace(session, hosts=hosts)
 
     def claim_own(self, claim: Callable[[], tuple[Path, int] | None]) -> tuple[Path, int] | None:
         """Claim the folder of a loop's record on rank 0, for all ranks; None without a record."""

@@ -126,7 +126,7 @@ class Pods:
         mounts: list[dict[str, Any]] = []
         if self.secret_as == "file":
             # Only its owner, root, can read the file: Paceline refuses one that others can read.
-            of = {"secretName": self.secret, "defaultMode": 0o400}
+            of = {"secretName": self.secret, "defaultMode": 0o400, "optional": False}
             volumes.append({"name": "secret", "secret": of})
             mounts.append({"name": "secret", "mountPath": FOLDER, "readOnly": True})
         if self.volume is not None:

@@ -11,8 +11,8 @@ import re
 import secrets
 import threading
 import time
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from paceline.errors import (
     Interrupted,
     PacelineError,
     RunFailed,
-    WorkerFailed,
     from_plain,
 )
+from paceline.launch.driver import conclude, content, keep, stopped, with_traceback
 from paceline.launch.ray_desk import Desk
 from paceline.launch.ray_rank import LEAVE, Rank, Work, in_rank
 from paceline.launch.ray_reports import STORAGE
-from paceline.launch.run import Attempt, Listen
+from paceline.launch.run import Listen
 from paceline.launch.seat import find as find_seat
 from paceline.launch.seat import refuse_inside_a_launcher
 from paceline.launch.signals import Ending, ending, relaying
@@ -36,9 +36,7 @@ from paceline.launch.spark import shown
 from paceline.ray.session import Session
 from paceline.record.machine import environment
 from paceline.record.reader import read_run
-from paceline.record.writer import write_json
 from paceline.request.job import Job
-from paceline.request.session import Session as RunSession
 
 MAX_FAILURES = 3  # how often Ray Train starts the ranks again
 START_FAILURES = 2  # how often it tries again to find room for them
@@ -108,7 +106,7 @@ def run_on_ray(
     """
     refuse_inside_a_launcher(find_seat())
     out, wishes = job.out.resolve(), wishes or Wishes()
-    before = _content(out / "run.json")
+    before = content(out / "run.json")
     cpus = job.threads
     address = job.config.master or os.environ.get(ADDRESS) or "local"
     heard = Heard()
@@ -119,14 +117,14 @@ def run_on_ray(
                 result = _fit(session, rank, job, out, cpus, listen, wishes, heard, end)
         except (KeyboardInterrupt, PacelineError) as error:
             end.settling = True
-            failure = error if isinstance(error, PacelineError | Interrupted) else _stopped(end)
-            _conclude(job, out, listen, failure, before)
-            if heard.ranks and _content(out / "run.json") != before:
-                _keep(_with_ray(read_run(out), heard), out)
+            failure = error if isinstance(error, PacelineError | Interrupted) else stopped(end)
+            conclude(job, out, listen, failure, before)
+            if heard.ranks and content(out / "run.json") != before:
+                keep(_with_ray(read_run(out), heard), out)
             raise failure from None
     assert heard.record is not None
     record = _with_ray(heard.record, heard)
-    _keep(record, out)
+    keep(record, out)
     return record, result
 
 
@@ -203,9 +201,7 @@ def _fit(
     if heard.left is not None:
         raise heard.left
     if (failure := heard.failure) is not None:
-        if isinstance(failure, WorkerFailed) and failure.worker_traceback:
-            failure.add_note(f"In worker {failure.rank}:\n{failure.worker_traceback}")
-        raise failure
+        raise with_traceback(failure)
     if error is not None:
         raise _reason(error, heard, job.ranks, out) from None
     if heard.record is None:
@@ -344,28 +340,6 @@ def _beside(ray: Any, node: str, what: Any) -> Any:
     return ray.remote(what).options(num_cpus=0, scheduling_strategy=there)
 
 
-def _stopped(end: Ending) -> Interrupted:
-    return Interrupted(end.reason, end.heard) if end.heard else Interrupted(end.reason)
-
-
-def _content(path: Path) -> bytes:
-    with suppress(OSError):
-        return path.read_bytes()
-    return b""
-
-
-def _conclude(job: Job, out: Path, listen: Listen, failure: BaseException, before: bytes) -> None:
-    """Write the record of a run that failed, unless a rank has done so."""
-    if not (out / "events").is_dir() or _content(out / "run.json") != before:
-        return
-    attempt = Attempt(RunSession(replace(job, callbacks=()), out), listen, None)
-    attempt.started = True
-    with suppress(BaseException), ExitStack() as held:
-        held.callback(attempt.calls.close)
-        attempt.tidy(failure)
-        attempt.conclude(failure)
-
-
 def _about(heard: Heard) -> dict[str, Any]:
     """What the record says about Ray: where each rank was, and the store that Ray opened."""
     nodes = [
@@ -378,14 +352,3 @@ def _about(heard: Heard) -> dict[str, Any]:
         "losses": heard.losses,
         "store": {"address": heard.stores[-1], "authenticated": False, "note": STORE},
     }
-
-
-def _keep(record: dict[str, Any], out: Path) -> None:
-    """Write the record on the driver, whose disk may not be the ranks'."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFailed(
-            f"the run is complete, but its folder {out} cannot be made here: {error.strerror}"
-        ) from None
-    write_json(out / "run.json", record)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.common.parents import asked_to_end_with_parent
 from paceline.errors import BadRequest
 from paceline.launch.addresses import is_loopback
 from paceline.launch.secret import BOARD, LAUNCHER, secret_of
@@ -122,6 +123,16 @@ def find(environment: Mapping[str, str] = os.environ) -> Seat | None:
         if seat is not None:
             return seat
     return None
+
+
+def end_with_its_launcher(seat: Seat) -> None:
+    """Ask this rank to leave (SIGTERM) when the launcher that started it is killed.
+
+    torchrun and mpirun pass on the signals that they hear, but not their own SIGKILL. Slurm, and
+    the launchers of Paceline, see to it themselves.
+    """
+    if seat.launcher in ("torchrun", "mpirun"):
+        asked_to_end_with_parent()
 
 
 def refuse_inside_a_launcher(seat: Seat | None) -> None:

@@ -33,7 +33,8 @@ AGAIN = (
     "",
     f"# {LEFT}: the run has left with a checkpoint before the time limit. The next start goes on.",
     f'if [ "$code" -eq {LEFT} ]; then',
-    '    scontrol requeue "$SLURM_JOB_ID"',
+    # A script that has ended before Slurm ends it may count as a failed one.
+    '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
     "fi",
     'exit "$code"',
 )
@@ -179,7 +180,8 @@ def check(options: Mapping[str, Any], allocation: Asked, launcher: str = "srun")
             f"--workers {given}, but {allocation} are"
             f" {_count(allocation.tasks, 'process', 'es')}{less}: leave --workers out"
         )
-    chosen = Config.make(options).strategy
+    # Without --strategy it is the one that so many workers have by default.
+    chosen = Config.make({**options, "workers": workers}).strategy
     strategy = strategies.build(chosen) if isinstance(chosen, str | Spec) else chosen
     most = strategy.traits.most_workers
     if most is not None and workers > most and options.get("resume") in (None, AUTO):

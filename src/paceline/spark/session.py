@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
@@ -15,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from paceline import errors
 from paceline.errors import BadRequest, PacelineError, RunFailed
+from paceline.spark.causes import GONE, translated, with_cause
 from paceline.spark.java import find_java, pyspark_missing, spark_environment
 
 SUBMIT = re.compile(r"org\.apache\.spark\.deploy\.SparkSubmit|bin/spark-submit")
@@ -25,7 +26,6 @@ WATCH_S = 0.2
 LEFT = "All masters are unresponsive|Disconnected from Spark cluster"
 TROUBLE = re.compile(f"Exception while bootstrapping client|Failed to connect to master|{LEFT}")
 TROUBLE_OF_SEVERAL = re.compile(LEFT)  # one of several masters may be down or on standby
-GONE = re.compile(r"Disconnected from Spark cluster|Application has been killed")
 HOW = (
     "Put the master's secret into spark-defaults.conf of your SPARK_CONF_DIR (`paceline cluster"
     " up` does that by itself)"
@@ -48,24 +48,11 @@ REASONS = {  # what Spark's log contains, and what it means
         "does not answer: Connection refused. Is it up? (paceline cluster status)"
     ),
 }
-KILLED = re.compile(r"return code -9\b|exitcode\s*: -9\b|Signal 9 \(SIGKILL\)")
-TOLD = re.compile(r"paceline\.errors\.(\w+): (.+)")
-RAISED = re.compile(
-    r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?=([A-Za-z_][\w.]*(?:: .*)?)$)",
-    re.MULTILINE,
-)
-WRAPPERS = re.compile(
-    r"torch\.distributed\.elastic\.|RuntimeError: (?:Command \[.* failed|TorchDistributor failed)"
-)
 COMMON = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.executorEnv.OMP_NUM_THREADS": "1",
 }
-
-
-class ExecutorLost(RunFailed):
-    """An executor or a rank's process was lost, not through an error of its own: try again."""
 
 
 class Session:
@@ -118,7 +105,8 @@ class Session:
         try:
             with _set(environment), _errors_into(handle):
                 threading.Thread(target=self._watch, daemon=True).start()
-                self.spark = builder.getOrCreate()
+                with _own_handlers():
+                    self.spark = builder.getOrCreate()
         except BaseException as error:
             said = self.said()
             self.end()
@@ -176,6 +164,11 @@ class Session:
         with suppress(OSError):
             return self._log.read_text(errors="replace") if self._log is not None else ""
         return ""
+
+    @property
+    def driver_host(self) -> str:
+        """The driver's address, as executors reach it."""
+        return str(self.spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1"))
 
     def said_since(self, offset: int) -> tuple[str, int]:
         """Return the whole lines of Spark's log from this byte on, and the byte after them."""
@@ -254,70 +247,7 @@ def as_sentence(session: Session) -> Iterator[None]:
     except PacelineError:
         raise
     except Exception as error:
-        raise translated(error, session.said()) from None
-
-
-def translated(error: Exception, said: str = "", printed: str = "") -> PacelineError:
-    """Return an error of Paceline for one of Spark.
-
-    `said` is Spark's log. `printed` is the output of the tasks, where it is not in the error.
-    """
-    text = str(error)
-    if GONE.search(said):
-        return RunFailed("the Spark cluster is gone: its master no longer answers")
-    executor = re.search(r"ExecutorLostFailure[^\n]*", text)
-    # After an executor is lost, the other ranks may print errors that only follow from that.
-    own = _told(text) or (None if executor else _told(printed))
-    if own is not None:
-        return own
-    if "No space left on device" in text:
-        return RunFailed("Spark's disk is full: No space left on device")
-    if executor is not None:
-        return ExecutorLost(f"Spark lost an executor: {executor[0][:200]}")
-    both = f"{text}\n{printed}"
-    if KILLED.search(both):
-        return ExecutorLost(
-            "Spark lost a rank: its process was killed by SIGKILL (out of memory, perhaps)"
-        )
-    if (lost := TOLD.search(both)) is not None:
-        return ExecutorLost(f"Spark lost a rank: {lost[2].strip()}")
-    raised = _raised(text) or _raised(printed)
-    if raised is not None:
-        return RunFailed(f"a task of Spark failed: {raised[:300]}")
-    lines = [
-        line.strip()
-        for line in text.splitlines()
-        if line.strip() and not line.strip().startswith("at ")
-    ]
-    reason = next(
-        (line for line in lines if "Exception" in line or "Error" in line),
-        lines[0] if lines else type(error).__name__,
-    )
-    return RunFailed(f"Spark failed: {reason[:300]}")
-
-
-def _told(text: str) -> PacelineError | None:
-    """Return the first error of Paceline in the text, but not that a rank lost a peer.
-
-    That one only follows from the error of the peer.
-    """
-    for name, words in TOLD.findall(text):
-        if name not in ("PeerLost", "TransportError"):
-            kind: type = getattr(errors, name, RunFailed)
-            # The nearest class that takes one message.
-            plain = [
-                k
-                for k in kind.__mro__
-                if issubclass(k, PacelineError) and "__init__" not in vars(k)
-            ]
-            return next(iter(plain), RunFailed)(words.strip())
-    return None
-
-
-def _raised(text: str) -> str | None:
-    """Return the last line of the last traceback of a task's own Python code."""
-    found = RAISED.findall(re.sub(r"(?m)^\[rank\d+\]: ?", "", text))
-    return next((line for line in reversed(found) if not WRAPPERS.match(line)), None)
+        raise with_cause(translated(error, session.said()), session) from None
 
 
 def _not_started(master: str, error: Exception, said: str) -> PacelineError:
@@ -348,6 +278,20 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keep this program's handler of Ctrl-C, which pyspark replaces by its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -123,6 +123,8 @@ def _environment(cluster: Cluster) -> dict[str, str]:
         "SPARK_CONF_DIR": str(cluster.conf_dir),
         "SPARK_LOCAL_IP": LOOPBACK,  # the web pages listen there, too
         "SPARK_LOCAL_DIRS": str(cluster.folder / "local"),
+        # What tasks that are killed leave there is removed with the cluster.
+        "TMPDIR": str(cluster.folder / "local"),
         "SPARK_DAEMON_MEMORY": f"{DAEMON_BYTES >> 20}m",
         "SPARK_DAEMON_JAVA_OPTS": QUICK,
         "SPARK_LAUNCHER_OPTS": QUICK,
