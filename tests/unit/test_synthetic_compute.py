@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ import paceline
 from paceline.errors import BadRequest
 from paceline.faults.compute import Compute
 from paceline.registry import faults
+from paceline.report.document.method import method
+from paceline.report.page.details import configuration
+from paceline.report.reading import read_study
 from paceline.transport.alone import Alone
 
 
@@ -112,3 +116,19 @@ def test_what_simulated_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(paceline.errors.PacelineError, match=told):
         run_inproc(workers=2, steps=1, **options)
+
+
+def test_a_study_does_not_compare_simulated_with_measured_times(tmp_path: Path) -> None:
+    spec = {"base": {"data": "synthetic", "transport": "simulated"}, "axes": {"workers": [2]}}
+    with pytest.raises(BadRequest, match="cannot be compared"):
+        paceline.study(spec, out=tmp_path / "study")
+
+
+def test_a_report_says_that_times_are_simulated(run_inproc: Callable[..., paceline.Run]) -> None:
+    simulated, measured = (
+        read_study(run_inproc(strategy="allreduce", workers=2, steps=2, transport=name).out)
+        for name in ("simulated", "inproc")
+    )
+    assert "All runs were simulated" in configuration(simulated)
+    assert "All runs were simulated" in str(method(simulated))
+    assert "were simulated" not in configuration(measured) + str(method(measured))

@@ -41,6 +41,7 @@ from paceline.studies.points import (
     each_once,
     is_serial,
     product,
+    refuse_simulated,
     worker_counts,
 )
 
@@ -321,6 +322,7 @@ class StudySpec:
 
     def _completed(self, point: dict[str, Any]) -> dict[str, Any]:
         """Add a study's defaults: one thread per worker and a global batch."""
+        refuse_simulated(point)
         workers = Config.make({"workers": point.get("workers", 1)}).workers
         whole = {
             "strategy": "allreduce" if workers > 1 else "serial",

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.common.cores import cores
 from paceline.errors import BadRequest
-from paceline.registry import Spec, strategies
+from paceline.registry import Spec, strategies, transports
 from paceline.request.config import SERIAL_DOES_NOT_KNOW, Config, strategy_for
 from paceline.strategies.base import traits_of
 
@@ -53,6 +53,16 @@ def with_option(choice: Any, key: str, value: Any) -> Spec:
     pairs = [p.partition("=") for p in spec.rest.split(",")] if "=" in spec.rest else []
     options = {**{k.strip(): v for k, _, v in pairs}, **spec.options, key: value}
     return Spec(spec.name, options, "" if pairs else spec.rest)
+
+
+def refuse_simulated(point: dict[str, Any]) -> None:
+    """Refuse a transport with virtual time: the serial runs of a study are measured."""
+    name = Spec.of(point.get("transport") or "auto").name
+    if name in transports and transports.entry(name).make.traits.virtual_time:
+        raise BadRequest(
+            f"transport={name} in a study: the study's serial runs are measured, and simulated"
+            " times cannot be compared with them; simulate single runs by paceline train"
+        )
 
 
 def is_serial(point: dict[str, Any]) -> bool:

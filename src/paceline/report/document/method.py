@@ -6,6 +6,7 @@ from paceline.report.document.inline import Text, prose
 from paceline.report.judge import AGAINST_SERIAL, ONCE, OTHERWISE
 from paceline.report.lines import Study
 from paceline.report.score import UNKNOWN_POINTS
+from paceline.report.simulated import about_simulated
 from paceline.report.words import count, listed, percent, seconds
 
 
@@ -53,14 +54,7 @@ def _times(study: Study) -> str:
         "The training time leaves out start-up, loading and evaluation. Speed is samples per second"
         " of the steps after the first ones, where the records have it, else of all steps."
     )
-    simulated = sum(bool(r.record.get("simulated")) for r in study.runs)
-    if not simulated:
-        return how
-    which = "All runs were" if simulated == len(study.runs) else "Some runs were"
-    return (
-        f"{how} {which} simulated (transport `simulated`): their times were computed for a network"
-        " and for compute times that were given, and not measured."
-    )
+    return f"{how} {about_simulated(study)}".rstrip()
 
 
 def _screening(study: Study) -> str:

@@ -10,6 +10,7 @@ from paceline.report.lines import Line, Spread, Study
 from paceline.report.page.markup import breakable, command_box, definitions, folded_json, table
 from paceline.report.page.summary import has_accuracy_beside, score_cell, workers_cell
 from paceline.report.score import score_of
+from paceline.report.simulated import about_simulated
 from paceline.report.words import entries, size, with_range
 
 
@@ -63,6 +64,8 @@ def configuration(study: Study) -> str:
     if said := study_command(study):
         parts.append(f'<div id="again">{command_box(said)}</div>')
     parts.append(definitions(machine))
+    if said := about_simulated(study):
+        parts.append(f"<p class=note>{html.escape(said)}</p>")
     if study.definition:
         parts += [_fairness(study), folded_json("the study", study.definition)]
         if chosen := study.about.get("memory_format"):
