@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -139,6 +140,7 @@ def plan(
         seed,
     )
     found = planned(request, worker_of(known), _progress())
+    found = replace(found, notices=(*found.notices, *known.missing))
     if as_json:
         click.echo(json.dumps(found.described(), indent=2))
         return
@@ -215,7 +217,7 @@ def sentences(found: Plan, network: str, model: str) -> list[str]:
         )
     for (strategy, codec), rate in found.pays.items():
         told.append(_pays(strategy, codec, rate, best.workers))
-    told += [f"note: {notice}" for notice in found.notices]
+    told += [f"note: {notice}" for notice in dict.fromkeys(found.notices)]
     told += [f"left out: {reason}" for reason in found.refused[:4]]
     told.append(
         "A plan predicts speed. How many steps an accuracy takes depends on the batch and the"
