@@ -330,7 +330,7 @@ def test_every_option_says_what_it_is_for() -> None:
 def test_help_shows_choices(cli) -> None:
     out = " ".join(cli("train", "--help")[1].split())
     for shown in (
-        "--transport [auto|gloo|inproc|mpi|nccl|shm]",
+        "--transport [auto|gloo|inproc|mpi|nccl|shm|simulated]",
         "--partition [iid|by-label]",
         "--init [broadcast|seed]",
         "--overlap [auto|on|off]",
