@@ -155,7 +155,7 @@ def test_the_pods_of_a_job_train(podman: Podman, tmp_path: Path) -> None:
         until("both pods end", lambda: all("exited" in podman(*shown, n) for n in names), 420, 2.0)
     finally:
         said = [podman("logs", name, check=False) for name in names]
-        print(*said)
+        print(*said, *(podman(*shown, name, check=False) for name in names))
     assert [podman(*shown, name).strip() for name in names] == ["exited 0"] * 2, said
     podman("volume", "export", podman.name, "--output", str(tmp_path / "out.tar"))
     subprocess.run(["tar", "-C", str(tmp_path), "-xf", str(tmp_path / "out.tar")], check=True)
