@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import Interrupted, NotFinite, PeerLost, RunFailed, TransportError
+from paceline.launch import spark_desk
 from paceline.launch.signals import relaying
 from paceline.launch.spark_desk import Address, AtDesk, Desk, finished
 from paceline.transport.board.client import Board
@@ -64,13 +65,13 @@ def test_a_request_to_leave_reaches_the_ranks_once(desk: Desk, heard: list[int])
     assert heard == []
 
 
-def test_a_stop_interrupts_the_ranks(desk: Desk, heard: list[int]) -> None:
-    with AtDesk(desk.address, 1) as rank:
+def test_a_stop_ends_the_ranks_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(spark_desk.os, "_exit", codes.append)
+    with AtDesk(desk.address, 1):
         desk.stop()
-        eventually(lambda: heard)
-        assert rank.left(KeyboardInterrupt())
-    assert heard == [signal.SIGINT]
-    assert desk.left() is None  # only rank 0 tells
+        eventually(lambda: codes)
+    assert set(codes) == {1}
 
 
 def test_ranks_leave_when_the_driver_is_gone(heard: list[int], said: list[str]) -> None:

@@ -122,6 +122,7 @@ def _attempt(
             with relaying(desk.ask):
                 _wait(stage, desk, end)
         except KeyboardInterrupt:
+            printed.muted = True  # torchrun tells at length of ranks that were ended
             _stop(session, stage, desk)
             raise
         finally:
@@ -165,7 +166,7 @@ def _wait(stage: _Stage, desk: Desk, end: Ending) -> None:
 
 
 def _stop(session: Session, stage: _Stage, desk: Desk) -> None:
-    """After a signal, let the ranks end with a record; Spark ends those that do not."""
+    """After a signal, end the ranks; Spark ends those that do not hear it."""
     with suppress(TransportError):
         if desk.begun():
             desk.stop()
@@ -185,6 +186,7 @@ class LastLines:
 
     def __init__(self, token: str = "") -> None:
         self.token = token
+        self.muted = False  # nothing is shown any more
         self._tails: list[deque[str]] = []
         self._ranks: set[int] = set()  # the tails of ranks, by index
         self._connected = 0
@@ -211,7 +213,7 @@ class LastLines:
             return False
         ending = any(map(AT_THE_END.match, tail)) or AT_THE_END.match(text)
         tail.extend(text.splitlines())
-        return bool(text.strip()) and not ending and not NOISE.match(text)
+        return bool(text.strip()) and not (self.muted or ending or NOISE.match(text))
 
     def text(self, strangers: bool = False) -> str:
         """Return the lines of all ranks, or of all connections, once these are closed."""
