@@ -276,9 +276,9 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
         filled["out"] = str(run_folder(filled["resume"]))
     if asked == "ray":
         return filled
-    from paceline.spark.session import usual_master
+    from paceline.spark.master import usual_master
 
-    return {"master": usual_master(), **filled}
+    return {**filled, "master": usual_master(str(filled.get("master", "")))}
 
 
 def start(

@@ -20,14 +20,13 @@ from paceline.errors import BadRequest, DataCorrupt, NotFinite, PacelineError, R
 from paceline.launch import spark as launcher
 from paceline.spark import standalone
 from paceline.spark.java import pyspark_missing
+from paceline.spark.master import check_master, usual_master
 from paceline.spark.session import (
     TROUBLE,
     TROUBLE_OF_SEVERAL,
     ExecutorLost,
     Session,
-    check_master,
     translated,
-    usual_master,
 )
 
 needs_pyspark = pytest.mark.skipif(pyspark_missing() is not None, reason=str(pyspark_missing()))
