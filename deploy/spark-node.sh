@@ -52,9 +52,13 @@ case ${1:-} in
             --host "$host" --port 7077 --webui-port 8080
         ;;
     worker)
+        address=${2:?which master?}
+        address=${address#spark://}
+        # A worker that finds no master tries again only after 5 to 15 s.
+        until (exec 3<> "/dev/tcp/${address%:*}/${address#*:}") 2> /dev/null; do sleep 0.5; done
         exec "${as_user[@]}" "$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.worker.Worker \
             --host "$host" --webui-port 8081 --cores "$cores" --memory "$memory" --work-dir /tmp/spark-work \
-            "${2:?which master?}"
+            "$2"
         ;;
     driver)
         shift

@@ -139,7 +139,7 @@ def study(
         warnings_once(),
         StudyTable(quiet=progress is False, live=progress) as table,
     ):
-        run_study(spec, folder, table)
+        run_study(spec, folder, table, elsewhere=on_a_cluster)
     render(folder)
     return read_study(folder)
 
@@ -301,6 +301,11 @@ def start(
     else:
         record, out = run_in_folder(job, listen, clean, meeting, leaves=True)
     return Run(record, out, job.model)
+
+
+def on_a_cluster(options: dict[str, Any], listen: Listen) -> dict[str, Any]:
+    """Run options that name a Spark cluster, for a study. Returns the record."""
+    return start(make_job(options), listen).record
 
 
 def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:

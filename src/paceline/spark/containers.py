@@ -27,7 +27,7 @@ from paceline.spark.engine import Engine, find_engine
 from paceline.spark.starting import LEAST_BYTES, MOST_WORKERS, memory_bytes
 
 Say = Callable[[str], None]
-START_S = 120.0  # for the master and all workers to register
+START_S = 240.0  # for the master and all workers to register
 POLL_S = 0.5
 STOP_S = 3  # for a container to end by itself
 LOG_LINES = 12
