@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.common.files import write_whole
 from paceline.common.places import cache_folder
 
 ROOT = Path(__file__).parent.parent.parent
@@ -62,7 +63,8 @@ def settings() -> dict[str, str]:
         ("containers.conf", CONTAINERS_CONF),
         ("storage.conf", STORAGE_CONF.format(folder=folder)),
     ):
-        (folder / name).write_text(content)
+        if not (folder / name).exists() or (folder / name).read_text() != content:
+            write_whole(folder / name, content)  # another podman may be reading it
     return {
         "CONTAINERS_CONF": str(folder / "containers.conf"),
         "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
@@ -173,3 +175,39 @@ def _roots(paths: list[str]) -> Iterator[str]:
     for path in paths:
         if path.startswith("/") and Path(path).exists():
             yield str(Path(path).parent if Path(path).name == "simple" else Path(path))
+
+
+def stats(names: list[str]) -> dict[str, dict[str, float]]:
+    """Return what `podman stats` says of containers, in bytes and seconds, by name."""
+    fields = ("CPUNano", "NetInput", "NetOutput", "BlockInput", "BlockOutput", "MemUsage")
+    form = "|".join(["{{.Name}}", *(f"{{{{.{field}}}}}" for field in fields)])
+    found = {}
+    for line in podman("stats", "--no-stream", "--format", form, *names).splitlines():
+        name, cpu, *counted, memory = line.split("|")
+        received, sent, read, written = map(float, counted)
+        if swapped():
+            received, sent = sent, received
+        amount, unit = re.findall(r"^([\d.]+)([kMG]?B)", memory)[0]
+        found[name] = {
+            "cpu_s": float(cpu) / 1e9,
+            "net_received_bytes": received,
+            "net_sent_bytes": sent,
+            "block_read_bytes": read,
+            "block_write_bytes": written,
+            "memory_with_cache_bytes": float(amount)
+            * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit],
+        }
+    return found
+
+
+def swapped() -> bool:
+    """Whether this Podman shows what a container sends as its input: before 4.4 it did (#16618)."""
+    version = [int(part) for part in podman("--version").split()[-1].split(".")[:2]]
+    return version < [4, 4]
+
+
+def nothing_is_left(mark: str | None = None) -> list[str]:
+    """Return what is left of a cluster: containers, networks, processes of containers."""
+    label = "label=paceline.cluster" + (f"={mark}" if mark else "")
+    left = podman("ps", "--all", "--filter", label, "--format", "{{.Names}}").split()
+    return left + podman("network", "ls", "--quiet", "--filter", label).split()

@@ -64,6 +64,12 @@ def cluster() -> None:
     help="containers: further options of `docker build`, for a proxy or an index of packages",
 )
 @click.option(
+    "--run-options",
+    default="",
+    metavar="TEXT",
+    help="containers: further options of `docker run` for the workers, such as '--cpus 1'",
+)
+@click.option(
     "--page-port",
     default=0,
     metavar="PORT",
@@ -79,6 +85,7 @@ def up(
     containers: bool,
     image: str,
     build_options: str,
+    run_options: str,
     page_port: int,
     debug: bool,
 ) -> None:
@@ -97,8 +104,10 @@ def up(
     from paceline.spark import containers as contained
     from paceline.spark import standalone
 
-    if not containers and (image or build_options or page_port):
-        raise BadRequest("--image, --build-options and --page-port need --containers")
+    if not containers and (image or build_options or run_options or page_port):
+        raise BadRequest(
+            "--image, --build-options, --run-options and --page-port need --containers"
+        )
 
     def start(say: Callable[[str], None]) -> None:
         if containers:
@@ -109,6 +118,7 @@ def up(
                 folder,
                 image=image,
                 build_options=build_options,
+                run_options=run_options,
                 page_port=page_port,
                 say=say,
             )

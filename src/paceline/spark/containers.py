@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import tempfile
@@ -52,6 +53,7 @@ class ContainerCluster:
     image: str
     folder: str  # the folder that all containers see
     private: str  # the folder with the secret
+    run_options: str = ""  # further options of `docker run`, for the workers
     page: str = ""  # http://127.0.0.1:PORT, the master's web page; empty until it is up
 
     @property
@@ -91,6 +93,8 @@ class ContainerCluster:
             ("PYTHONUNBUFFERED", "1"),
         ):
             words += ["--env", f"{key}={value}"]
+        if kind == "worker":
+            words += shlex.split(self.run_options)
         return [*words, *more]
 
     def states(self) -> dict[str, str]:
@@ -131,6 +135,7 @@ def up(
     *,
     image: str = "",
     build_options: str = "",
+    run_options: str = "",
     page_port: int = 0,
     say: Say = lambda _: None,
 ) -> ContainerCluster:
@@ -145,6 +150,7 @@ def up(
             )
         shared = _shared(folder)
         _check(workers, cores, memory, page_port)
+        images.split(run_options, "run-options")
         engine = find_engine()
         if image and engine.tried("image", "inspect", image)[0] != 0:
             raise BadRequest(f"--image {image}: {engine.name} has no such image here")
@@ -152,6 +158,7 @@ def up(
         planned = ContainerCluster(
             *(engine.name, secrets.token_hex(4), workers, cores, memory, image, str(shared)),
             private=tempfile.mkdtemp(prefix="paceline-cluster-"),  # mode 0700
+            run_options=run_options,
         )
         try:
             _remember(planned)  # before anything starts: the next command can clean up

@@ -35,7 +35,7 @@ def ensure(engine: Engine, options: str, say: Callable[[str], None], top: Path =
     wanted = digest(top)
     if known != wanted:
         say(f"building the image {IMAGE} (the first time this takes some minutes)")
-        _build(engine, top, wanted, _words(options), say)
+        _build(engine, top, wanted, split(options, "build-options"), say)
         # The image that this one replaces has no name any more.
         engine.tried("image", "prune", "--force", "--filter", f"label={LABEL}")
     return IMAGE
@@ -66,11 +66,12 @@ def _files(top: Path) -> Iterator[Path]:
             yield path
 
 
-def _words(options: str) -> list[str]:
+def split(options: str, flag: str) -> list[str]:
+    """Split the value of a flag into words, as a shell does."""
     try:
         return shlex.split(options)
     except ValueError as error:
-        raise BadRequest(f"--build-options {options!r}: {error}") from None
+        raise BadRequest(f"--{flag} {options!r}: {error}") from None
 
 
 def _build(

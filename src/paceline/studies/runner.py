@@ -58,16 +58,6 @@ class Listener:
     def confirming(self, confirmation: Confirmation) -> None: ...
     def confirmed(self, confirmation: Confirmation, block: Block) -> None: ...
     def heard(self, kind: str, content: dict[str, Any]) -> None: ...
-    def on_a_cluster(self, planned: PlannedRun, options: dict[str, Any]) -> dict[str, Any]:
-        """Run one setting on a cluster, whose ranks print lines and notices here."""
-        assert self.elsewhere is not None
-
-        def listen(kind: str, content: dict[str, Any]) -> None:
-            if kind == "notice":
-                self.notice(f"{planned.name}: {content['text']}")
-
-        return self.elsewhere(scaled(options, self.spec), listen)
-
     def notice(self, text: str) -> None: ...
 
 
@@ -208,6 +198,16 @@ class _StudyRun:
             asked = job.config.described() if job else Config.make(options).described()
             wall_s = time.perf_counter() - started
             return self.folder.record_failure(planned, asked, str(error), wall_s)
+
+    def on_a_cluster(self, planned: PlannedRun, options: dict[str, Any]) -> dict[str, Any]:
+        """Run one setting on a cluster, whose ranks print lines and notices here."""
+        assert self.elsewhere is not None
+
+        def listen(kind: str, content: dict[str, Any]) -> None:
+            if kind == "notice":
+                self.notice(f"{planned.name}: {content['text']}")
+
+        return self.elsewhere(scaled(options, self.spec), listen)
 
     def notice(self, text: str) -> None:
         """Tell the user, and keep the notice for the live page."""

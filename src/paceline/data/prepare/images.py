@@ -90,6 +90,8 @@ def prepare_images(
         )
     if engine == "local" and master:
         raise BadRequest(f"--master {master} needs Spark: leave it out, or use --engine spark")
+    if engine == "spark":  # executors have another working folder
+        path = str(Path(path).expanduser().absolute())
     listing = Listing.read(path, size)
     stored = listing.size if listing.size <= SMALL else listing.size * 8 // 7
     portions = _portions(listing, shards)
