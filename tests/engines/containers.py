@@ -24,6 +24,7 @@ from paceline.common.places import cache_folder
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
+HOME = cache_folder("test-containers")  # before a test sets a cache of its own
 COMMANDS = ("podman", "runc", "iptables", "debootstrap", "catatonit")
 INSTALL = "apt-get install podman runc iptables netavark aardvark-dns debootstrap catatonit"
 # The libraries that a Python built on Debian is linked with.
@@ -52,7 +53,7 @@ runroot = "{folder}/running"
 
 def home() -> Path:
     """Where images and settings are kept between test sessions; nothing else uses it."""
-    return cache_folder("test-containers")
+    return HOME
 
 
 def settings() -> dict[str, str]:

@@ -4,6 +4,7 @@ cluster started, trained on, broken and resumed on. containers.py makes what `FR
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.commands import run
+from paceline.spark.containers import ASK
+from tests.commands import free_port, run
 from tests.engines import containers
 from tests.engines.containers import ROOT, podman, stats
 from tests.engines.engine import needs, same_weights, until, used
@@ -260,6 +262,53 @@ def test_status_and_a_command_of_ones_own(place: Place) -> None:
     assert place.type("cluster", "run", "--", "sh", "-c", "exit 7")[0] == 7
 
 
+def test_the_compose_file(place: Place, tmp_path: Path) -> None:
+    """deploy/compose.yaml as it is, but for the port of the page: started, trained on, removed."""
+    program = shutil.which(
+        "podman-compose", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )
+    if program is None:
+        pytest.skip("podman-compose is not here: pip install podman-compose")
+    deploy = tmp_path / "deploy"
+    shutil.copytree(containers.DEPLOY, deploy)
+    text = (deploy / "compose.yaml").read_text()
+    assert "127.0.0.1:8080:8080" in text
+    (deploy / "compose.yaml").write_text(
+        text.replace("127.0.0.1:8080:8080", f"127.0.0.1:{free_port()}:8080")
+    )
+    secret = deploy / "spark_secret"
+    secret.write_text("0123456789abcdef" * 4)
+    secret.chmod(0o600)
+    common = [program, "--file", str(deploy / "compose.yaml"), "--project-name", "paceline-test"]
+
+    def compose(*words: str, timeout_s: float = 600) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*common, *words],
+            env=environment(place.cache),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    try:
+        began = compose("up", "--detach")
+        assert began.returncode == 0, began.stderr
+        until("all workers register", lambda: alive("paceline-test_master_1") == 3, 400, 2)
+        words = [*train(launcher="spark", steps=4), "--out=/shared/run", "--json"]
+        done = compose("--profile", "driver", "run", "--rm", "-T", "driver", "paceline", *words)
+        assert done.returncode == 0, done.stderr
+        record = json.loads(done.stdout[done.stdout.index("{") :])
+        assert record["status"] == "completed"
+        assert {w["host"] for w in record["workers"]} == {"worker-1", "worker-2", "worker-3"}
+    finally:
+        compose("down", "--volumes")
+    label = "label=io.podman.compose.project=paceline-test"
+    for what in (["ps", "--all"], ["network", "ls"], ["volume", "ls"]):
+        assert podman(*what, "--quiet", "--filter", label).split() == []
+
+
 # --- what goes wrong
 
 
@@ -282,13 +331,12 @@ def test_a_worker_container_is_killed_and_the_run_goes_on(place: Place, tmp_path
     _, _, err = place.type("cluster", "status")
     assert "note: worker-2 has ended" in err
     podman("start", place.name("worker-2"))
-    until("the worker is back", lambda: alive(place) == 3, 200)
+    until("the worker is back", lambda: alive(place.name("master")) == 3, 200)
 
 
-def alive(place: Place) -> int:
-    from paceline.spark.containers import ASK
-
-    said = podman("exec", place.name("master"), "python", "-c", ASK, check=False)
+def alive(master: str) -> int:
+    """How many workers have registered with a master."""
+    said = podman("exec", master, "python", "-c", ASK, check=False)
     return sum(w["state"] == "ALIVE" for w in json.loads(said)["workers"]) if said else 0
 
 

@@ -13,7 +13,7 @@ from paceline.report.tables import Row
 MEANING = (
     "What the whole container of each rank used from the first step of training to the last, with"
     " all that runs in it (Spark's executor, too): the counters of its cgroup and of its network"
-    " interfaces, which are those of `docker stats`. Ranks in one container have the same figures."
+    " interfaces, which are those of `docker stats`. Ranks in one container read the same counters."
     " Memory is that at the end of training, without the inactive part of the page cache."
 )
 

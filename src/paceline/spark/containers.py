@@ -24,6 +24,7 @@ from paceline.common.files import write_whole
 from paceline.errors import BadRequest, RunFailed
 from paceline.spark import image as images
 from paceline.spark import standalone
+from paceline.spark.cluster import Cluster
 from paceline.spark.engine import Engine, find_engine
 from paceline.spark.starting import LEAST_BYTES, MOST_WORKERS, memory_bytes
 
@@ -143,7 +144,7 @@ def up(
     with standalone.alone():
         there = standalone.remembered() or _remembered()
         if there is not None:
-            where = there.master if isinstance(there, standalone.Cluster) else "in containers"
+            where = there.master if isinstance(there, Cluster) else "in containers"
             raise BadRequest(
                 f"a cluster is up already ({there.workers} workers, {where}): use it, or take it"
                 " down first: paceline cluster down"
