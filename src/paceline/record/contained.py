@@ -17,8 +17,8 @@ import psutil
 
 from paceline.record.container import number_in, of_devices, table_in
 
-MARKS = (Path("/run/.containerenv"), Path("/.dockerenv"))  # of Podman, of Docker
-KUBERNETES = "KUBERNETES_SERVICE_HOST"  # in every pod, whose runtimes leave no mark
+# of Podman, of Docker, of a pod
+MARKS = tuple(map(Path, ("/run/.containerenv", "/.dockerenv", "/var/run/secrets/kubernetes.io")))
 FIRST_NAMESPACE = "cgroup:[4026531835]"  # the machine's own: the number is fixed in Linux
 COUNTED = (
     "cpu_s",
@@ -55,7 +55,7 @@ class Groups:
     def find(cls, process: Path = Path("/proc/self"), marked: bool | None = None) -> Groups | None:
         """Return the groups of this container; None outside, or where they are the machine's."""
         if marked is None:
-            marked = any(mark.exists() for mark in MARKS) or KUBERNETES in os.environ
+            marked = any(mark.exists() for mark in MARKS)
         if not marked:
             return None
         try:
