@@ -158,7 +158,7 @@ def check_command(line: str) -> None:
         found = command.get_command(context, arguments[0])
         assert found is not None, f"there is no command {arguments[0]!r}"
         command, arguments = found, arguments[1:]
-    if "--" in arguments:
+    if "--" in arguments and command.name != "run":  # that of `cluster` takes any program
         check_command(shlex.join(arguments[arguments.index("--") + 1 :]))
     context = click.Context(command, **command.context_settings)
     given, left, _ = command.make_parser(context).parse_args(list(arguments))

@@ -140,7 +140,7 @@ def study(
         warnings_once(),
         StudyTable(quiet=progress is False, live=progress) as table,
     ):
-        run_study(spec, folder, table)
+        run_study(spec, folder, table, elsewhere=on_a_cluster)
     render(folder)
     return read_study(folder)
 
@@ -280,9 +280,9 @@ def _started_here(options: dict[str, Any]) -> dict[str, Any]:
         filled["out"] = str(run_folder(filled["resume"]))
     if asked == "ray":
         return filled
-    from paceline.spark.session import usual_master
+    from paceline.spark.master import usual_master
 
-    return {"master": usual_master(), **filled}
+    return {**filled, "master": usual_master(str(filled.get("master", "")))}
 
 
 def start(
@@ -305,6 +305,11 @@ def start(
     else:
         record, out = run_in_folder(job, listen, clean, meeting, leaves=True)
     return Run(record, out, job.model)
+
+
+def on_a_cluster(options: dict[str, Any], listen: Listen) -> dict[str, Any]:
+    """Run options that name a Spark cluster, for a study. Returns the record."""
+    return start(make_job(options), listen).record
 
 
 def _start_on_spark(job: Job, listen: Listen) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def test_without_pyspark_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, monkeypatch)
-    with standalone._lock():
+    with standalone.alone():
         for act in (standalone.up, standalone.down):
             with pytest.raises(BadRequest, match="another process is starting a cluster"):
                 act()
@@ -263,7 +263,7 @@ def test_a_pid_of_another_process_is_left_alone(
         standalone._remember(stale)
         assert standalone.standing() is None
         assert not stale.folder.exists()
-        assert not standalone._state().exists()
+        assert not standalone.state_file().exists()
         standalone._remember(stale)
         assert not standalone.down()
         assert other.poll() is None
@@ -275,7 +275,7 @@ def test_a_start_that_was_killed_is_cleaned_up_after(
 ) -> None:
     fake(tmp_path, monkeypatch)
     planned = starting.plan(1, 1, "1g", None)
-    with standalone._lock():
+    with standalone.alone():
         standalone._remember(planned)
     child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marked.MARK: planned.mark})
     while not planned.processes():  # forked, but it has not executed its command yet
@@ -449,7 +449,7 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert (again.returncode, again.stderr.count("up already")) == (2, 1)
         cluster = standalone.standing()  # it outlived the command
         assert cluster is not None
-        assert json.loads(standalone._state().read_text())["folder"] == str(tmp_path / "mine")
+        assert json.loads(standalone.state_file().read_text())["folder"] == str(tmp_path / "mine")
         with driver(cluster, cluster.conf_dir, tmp_path / "said") as process:
             until = time.monotonic() + 60
             while not cluster.executors() and time.monotonic() < until:

@@ -39,7 +39,7 @@ def test_an_installation_that_failed_is_not_stamped(tmp_path: Path, code: int) -
     assert "Location" not in found.stdout
 
 
-@pytest.mark.parametrize("file", ["deploy/compose.yaml", "docs/clusters.md", "docs/data.md"])
+@pytest.mark.parametrize("file", ["docs/clusters.md", "docs/data.md"])
 def test_flights_are_fetched_before_they_are_prepared(file: str) -> None:
     text = (ROOT / file).read_text()
     assert 0 <= text.find("paceline data fetch flights") < text.find("paceline prepare flights")

@@ -24,11 +24,13 @@ from paceline.launch.signals import Ending
 from paceline.spark import standalone
 from paceline.spark.causes import ExecutorLost, cause_in, translated, with_cause
 from paceline.spark.java import pyspark_missing
+from paceline.spark.master import check_master, usual_master
 from paceline.spark.session import (
     TROUBLE,
     TROUBLE_OF_SEVERAL,
     Session,
     check_master,
+    translated,
     usual_master,
 )
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from paceline.cli.beside import beside_the_cluster
+
 
 @click.command()
 @click.argument("what", required=False)
@@ -82,6 +84,8 @@ def prepare(
       paceline prepare imagefolder:photos --size 224 --shards 16 --out data/photos
       paceline train --data shards:data/flights-shards --model mlp --metric auc --workers 2
     """
+    if engine == "spark" or (engine == "auto" and master == "containers"):
+        beside_the_cluster(master, file=recipe)
     from rich.console import Console
 
     from paceline.cli.show import show_prepared

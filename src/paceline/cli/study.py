@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.against import check_against
+from paceline.cli.beside import beside_the_cluster
 from paceline.cli.watch import say_page
 from paceline.common.warned import warnings_once
 from paceline.launch.signals import interrupted
@@ -136,6 +137,7 @@ def study(
     import torch
     from rich.console import Console
 
+    from paceline.api import on_a_cluster
     from paceline.errors import BadRequest, RunFailed
     from paceline.report.reading import read_study
     from paceline.report.render import render
@@ -158,6 +160,8 @@ def study(
     if dry_run:
         _list_runs(spec, console)
         return
+    if spec.base.get("launcher") == "spark":
+        beside_the_cluster(spec.base.get("master"), watch, file, without=["--fetch"])
     folder = (
         Path(out)
         if out
@@ -173,7 +177,9 @@ def study(
             warnings_once(),
             StudyTable(quiet=quiet, live=progress) as table,
         ):
-            records = run_study(spec, folder, table, retry_failed=retry_failed, clean=True)
+            records = run_study(
+                spec, folder, table, retry_failed=retry_failed, clean=True, elsewhere=on_a_cluster
+            )
     except KeyboardInterrupt:
         raise interrupted(
             f"; {folder} holds the runs so far, and the same command continues there"
@@ -204,6 +210,8 @@ def _fetched(spec: StudySpec, data_dir: str | None, messages: Console) -> StudyS
     def say(text: str) -> None:
         messages.print(text, highlight=False, soft_wrap=True, markup=False)
 
+    if (images := spec.prepare.get("images")) in RECIPES:
+        bring(str(images), data_dir or "data", say)
     for name in sorted(
         {str(s.options.get("data", "mnist")) for s in spec.settings()} & set(RECIPES)
     ):

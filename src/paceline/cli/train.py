@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from paceline.cli.beside import beside_the_cluster
 from paceline.cli.choices import NAME_WITH_OPTIONS, names_of, one_of
 from paceline.cli.watch import say_page
 from paceline.common.files import read_toml
@@ -186,6 +187,8 @@ def train(
         }
         values = {**{k: v for k, v in saved.items() if k in inside}, **values}
     values = apply_settings(values, list(settings))
+    if values.get("launcher") == "spark":
+        beside_the_cluster(values.get("master"), watch, file)
 
     import torch
 

@@ -13,6 +13,7 @@ from paceline.common.cores import usable
 from paceline.common.devices import cuda_names
 from paceline.common.places import places
 from paceline.data.fetch import RECIPES
+from paceline.errors import BadRequest
 from paceline.record.machine import cpu_name
 
 MEET_S = 30.0  # PyTorch's store looks up host names, and a name server may be slow
@@ -43,6 +44,7 @@ def examine(data_dir: str | None = None) -> list[Finding]:
         _testbed,
         _java,
         _spark,
+        _containers,
         _ray,
         _slurm,
         _npm,
@@ -223,6 +225,16 @@ def _spark() -> Finding:
     return Finding(
         "spark", True, f"pyspark {found}: paceline cluster up, paceline prepare --engine spark"
     )
+
+
+def _containers() -> Finding:
+    from paceline.spark.engine import INSTALL, find_engine
+
+    try:
+        engine = find_engine()
+    except BadRequest as error:
+        return Finding("containers", False, str(error).partition(":")[0], INSTALL)
+    return Finding("containers", True, f"{engine.name}: paceline cluster up --containers")
 
 
 def _ray() -> Finding:

@@ -52,9 +52,9 @@ def _version_2() -> dict[str, Any] | None:
     folder = _own_group(ROOT, "")
     if folder is None or not (folder / "memory.current").is_file():
         return None
-    stat, memory = _table(folder / "cpu.stat"), _table(folder / "memory.stat")
-    used = _number(folder / "memory.current")
-    moved = _disk((folder / "io.stat"), "rbytes=", "wbytes=")
+    stat, memory = table_in(folder / "cpu.stat"), table_in(folder / "memory.stat")
+    used = number_in(folder / "memory.current")
+    moved = of_devices((folder / "io.stat"), "rbytes=", "wbytes=")
     return {
         "source": "cgroup v2",
         "cpu_s": stat["usage_usec"] / 1e6 if "usage_usec" in stat else None,
@@ -68,9 +68,14 @@ def _version_1() -> dict[str, Any] | None:
     memory, cpu, disk = (_own_group(ROOT / name, name) for name in ("memory", "cpuacct", "blkio"))
     if memory is None or cpu is None:
         return None
-    used, nanoseconds = _number(memory / "memory.usage_in_bytes"), _number(cpu / "cpuacct.usage")
+    used, nanoseconds = (
+        number_in(memory / "memory.usage_in_bytes"),
+        number_in(cpu / "cpuacct.usage"),
+    )
     moved = (
-        _disk(disk / "blkio.throttle.io_service_bytes", "Read ", "Write ") if disk else (None, None)
+        of_devices(disk / "blkio.throttle.io_service_bytes", "Read ", "Write ")
+        if disk
+        else (None, None)
     )
     return {
         "source": "cgroup v1",
@@ -78,7 +83,7 @@ def _version_1() -> dict[str, Any] | None:
         "memory_bytes": (
             None
             if used is None
-            else used - _table(memory / "memory.stat").get("total_inactive_file", 0)
+            else used - table_in(memory / "memory.stat").get("total_inactive_file", 0)
         ),
         "disk_read_bytes": moved[0],
         "disk_write_bytes": moved[1],
@@ -110,14 +115,14 @@ def _own_group(mount: Path, controller: str) -> Path | None:
     return mount
 
 
-def _number(path: Path) -> int | None:
+def number_in(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
 
 
-def _table(path: Path) -> dict[str, int]:
+def table_in(path: Path) -> dict[str, int]:
     try:
         pairs = (line.split() for line in path.read_text().splitlines())
         return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
@@ -125,7 +130,7 @@ def _table(path: Path) -> dict[str, int]:
         return {}
 
 
-def _disk(path: Path, read: str, write: str) -> tuple[int | None, int | None]:
+def of_devices(path: Path, read: str, write: str) -> tuple[int | None, int | None]:
     """Return the bytes read and written, summed over all devices.
 
     A line has `MAJOR:MINOR` and then `rbytes=1 wbytes=2` (version 2) or `Read 1` (version 1).

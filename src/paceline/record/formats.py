@@ -37,9 +37,27 @@ COUNTERS = (
     "measured_s",
     "measuring_s",
 )
+CONTAINER = (  # what a rank's container used while it trained
+    "cpu_s",
+    "memory_bytes",
+    "memory_with_cache_bytes",
+    "memory_peak_bytes",
+    "net_received_bytes",
+    "net_sent_bytes",
+    "block_read_bytes",
+    "block_write_bytes",
+)
 
 _METRIC = Maybe({"name": text, "value": Maybe(finite)})
 _MACHINE = Maybe({"cpu_percent": Maybe(number)})
+_CONTAINER = IfThere(
+    {
+        "source": text,
+        "from_s": number,
+        "until_s": number,
+        **{name: Maybe(number) for name in CONTAINER},
+    }
+)
 _PROFILED = [{"name": text, "calls": number, "own_s": number, "total_s": number}]
 
 # in every event
@@ -120,6 +138,7 @@ EVENTS: dict[str, dict[str, Any]] = {  # further fields, by kind
         "times_known": IfThere(flag),
         "message_bytes": IfThere(number),
         "machine": _MACHINE,
+        "container": _CONTAINER,
         "traffic": Maybe([Values(anything)]),
         "served_sent_bytes": Maybe(number),
         "served_received_bytes": Maybe(number),
@@ -133,6 +152,7 @@ GO_TOGETHER = {  # an event has all of these fields or none
 
 _WORKER = {
     "rank": whole,
+    "container": _CONTAINER,
     "role": text,
     "samples": number,
     "steps": whole,

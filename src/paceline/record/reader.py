@@ -332,6 +332,7 @@ def _worker(
         **{key: summary.get(key) for key in COUNTERS},
         **_apart(events, steps),
         "traffic": summary.get("traffic"),
+        **({"container": summary["container"]} if summary.get("container") else {}),
     }
     # After a resume these count the last session only, but the payload counts the whole run.
     if summary.get("session"):

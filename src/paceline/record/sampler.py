@@ -11,6 +11,7 @@ import psutil
 
 from paceline.errors import RunFailed
 from paceline.record import container
+from paceline.record.contained import Contained
 from paceline.record.network import Interface, Sockets
 from paceline.record.resources import Task, Usage, pss_bytes
 from paceline.record.writer import Recorder
@@ -31,6 +32,7 @@ class Sampler:
         self.recorder, self.every_s = recorder, every_s
         self.task, self.whole_machine = task, whole_machine
         self.sockets: Sockets | Interface = Sockets()
+        self.contained = Contained()
         self.spent_s = 0.0
         self.pss_peak_bytes: int | None = None
         self._memory_peak_bytes: int | None = None
@@ -76,6 +78,8 @@ class Sampler:
             machine = {
                 "machine": container.difference(self._machine_start, end, used["measured_s"], peak)
             }
+        if (described := self.contained.described()) is not None:
+            machine["container"] = described
         spent = self.recorder.spent_s + self.spent_s
         return {**used, "pss_peak_bytes": self.pss_peak_bytes, "measuring_s": spent, **machine}
 
@@ -98,13 +102,15 @@ class Sampler:
             fields["pss_bytes"] = pss_bytes()
             self.pss_peak_bytes = max(self.pss_peak_bytes or 0, fields["pss_bytes"] or 0) or None
             self._next_pss = now.wall_s + (time.perf_counter() - now.wall_s) / PSS_SHARE
-        if self.whole_machine and now.wall_s >= self._next_machine:
+        if now.wall_s >= self._next_machine:
             self._next_machine = now.wall_s + MACHINE_EVERY_S
-            used = container.usage()
-            self._memory_peak_bytes = (
-                max(self._memory_peak_bytes or 0, used["memory_bytes"] or 0) or None
-            )
-            fields["machine"] = {k: v for k, v in used.items() if k != "source"}
+            self.contained.sample()
+            if self.whole_machine:
+                used = container.usage()
+                self._memory_peak_bytes = (
+                    max(self._memory_peak_bytes or 0, used["memory_bytes"] or 0) or None
+                )
+                fields["machine"] = {k: v for k, v in used.items() if k != "source"}
         self.recorder.write(
             "sample",
             elapsed_s=now.wall_s - self._start.wall_s,
@@ -130,9 +136,13 @@ class NetBytes:
 
     def start(self) -> None:
         self._since = self._sampler.net_bytes() if self._sampler else None
+        if self._sampler is not None:
+            self._sampler.contained.begin()
 
     def stop(self) -> None:
         """Stop counting; without a `start` before it this does nothing."""
+        if self._sampler is not None:
+            self._sampler.contained.pause()
         if self._sampler is None or self._since is None:
             return
         now, before = self._sampler.net_bytes(), self._since

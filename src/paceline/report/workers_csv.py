@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.record.formats import CONTAINER
 from paceline.record.writer import write_text
 from paceline.report.lines import Line, RunRecord, Study
 
@@ -34,8 +35,10 @@ RANK = (
     "disk_read_bytes",
     "disk_write_bytes",
 )
+CONTAINER_HEAD = tuple(f"container_{key}" for key in CONTAINER)
 RUN = ("train_s", "time_to_accuracy_s", "test_accuracy")
-HEAD = ("run", "label", "workers", "seed", "status", *RANK, *RUN, "metric", "metric_value")
+HEAD = ("run", "label", "workers", "seed", "status", *RANK, *CONTAINER_HEAD, *RUN)
+HEAD += ("metric", "metric_value")
 
 
 def write_workers(study: Study, path: Path) -> None:
@@ -55,4 +58,6 @@ def _rows(line: Line, run: RunRecord) -> Iterator[list[Any]]:
     before = [run.name, line.label, line.workers, run.seed, run.record["status"]]
     after = [*(result.get(key) for key in RUN), metric.get("name"), metric.get("value")]
     for rank in run.record["workers"]:
-        yield [*before, *(rank.get(key) for key in RANK), *after]
+        own = rank.get("container") or {}
+        used = [*(rank.get(key) for key in RANK), *(own.get(key) for key in CONTAINER)]
+        yield [*before, *used, *after]

@@ -138,6 +138,11 @@ def spark_environment(
     return environment
 
 
+def given_master() -> str | None:
+    """Return the master that a container's start script names; None outside such a container."""
+    return os.environ.get("PACELINE_SPARK_MASTER") or None
+
+
 def _package(name: str) -> Path | None:
     """Return the folder of a package without importing it."""
     spec = find_spec(name)

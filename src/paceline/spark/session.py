@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -19,9 +18,9 @@ import psutil
 from paceline.errors import BadRequest, PacelineError, RunFailed
 from paceline.spark.causes import GONE, translated, with_cause
 from paceline.spark.java import find_java, pyspark_missing, spark_environment
+from paceline.spark.master import check_master, conf_of
 
 SUBMIT = re.compile(r"org\.apache\.spark\.deploy\.SparkSubmit|bin/spark-submit")
-REACH_S = 5.0  # how long a master may take to accept a connection
 WATCH_S = 0.2
 LEFT = "All masters are unresponsive|Disconnected from Spark cluster"
 TROUBLE = re.compile(f"Exception while bootstrapping client|Failed to connect to master|{LEFT}")
@@ -191,52 +190,6 @@ class Session:
             )
             return f"{done} of {total} tasks" if total else ""
         return ""
-
-
-def conf_of(master: str) -> Path | None:
-    """Return the folder with settings and secret if `master` is this machine's cluster."""
-    from paceline.spark.standalone import standing
-
-    cluster = standing()
-    return cluster.conf_dir if cluster is not None and cluster.master == master else None
-
-
-def check_master(master: str) -> None:
-    """Refuse at once what is no master or does not answer. Spark itself would retry for minutes."""
-    if (
-        re.fullmatch(r"local(\[(\*|\d+)(,\d+)?\])?", master)
-        or master in ("yarn",)
-        or master.startswith("k8s://")
-    ):
-        return
-    if re.fullmatch(r"spark://[^:/,]+:\d+(,[^:/,]+:\d+)*", master) is None:
-        raise BadRequest(f"master={master}: write local[*], local[4] or spark://host:port")
-    for place in master.removeprefix("spark://").split(","):
-        host, port = place.split(":")
-        try:
-            socket.create_connection((host, int(port)), REACH_S).close()
-            return
-        except (OSError, OverflowError) as error:  # OverflowError: no such port
-            reason = getattr(error, "strerror", None) or str(error)
-    raise BadRequest(
-        f"master={master} does not answer: {reason}. Is it up? (paceline cluster status)"
-    )
-
-
-def usual_master() -> str:
-    """Return the default master: of the program's own session, else of this machine's cluster.
-
-    Without a cluster (`paceline cluster up`) it is local[*].
-    """
-    from paceline.spark.standalone import standing
-
-    if "pyspark" in sys.modules:
-        from pyspark.sql import SparkSession
-
-        if (active := SparkSession.getActiveSession()) is not None:
-            return str(active.sparkContext.master)
-    cluster = standing()
-    return cluster.master if cluster is not None else "local[*]"
 
 
 @contextmanager

@@ -31,11 +31,16 @@ def up(
     say: Say = lambda _: None,
 ) -> Cluster:
     """Start the machine's cluster, which outlives this process. Only one can be up at a time."""
-    with _lock():
-        if (there := _remembered()) is not None:
+    with alone():
+        if (there := remembered()) is not None:
             raise BadRequest(
                 f"a cluster is up already ({there.workers} workers, {there.master}): use it, or"
                 " take it down first: paceline cluster down"
+            )
+        if state_file().with_name("containers.json").exists():
+            raise BadRequest(
+                "a cluster is up already, in containers: use it, or take it down first: paceline"
+                " cluster down"
             )
         planned = plan(workers, cores, memory, folder)
         try:
@@ -45,7 +50,7 @@ def up(
             _remember(cluster)
         except BaseException:
             planned.down()
-            _state().unlink(missing_ok=True)
+            state_file().unlink(missing_ok=True)
             raise
     return cluster
 
@@ -53,18 +58,18 @@ def up(
 def standing() -> Cluster | None:
     """Return the cluster that is up, or None. Remove what is left of one that has ended."""
     try:
-        with _lock():
-            return _remembered()
+        with alone():
+            return remembered()
     except BadRequest:  # another process starts it or takes it down
         return None
 
 
 def down() -> bool:
     """Take the machine's cluster down. Return whether one was up."""
-    with _lock():
+    with alone():
         cluster = _read()
         was_there = cluster is not None and cluster.down()
-        _state().unlink(missing_ok=True)
+        state_file().unlink(missing_ok=True)
     return was_there
 
 
@@ -106,15 +111,15 @@ def _watcher(planned: Cluster) -> subprocess.Popen[bytes]:
     )
 
 
-def _state() -> Path:
+def state_file() -> Path:
     return cache_folder("cluster") / "cluster.json"
 
 
 @contextmanager
-def _lock() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Let one process at a time start the cluster or take it down."""
-    _state().parent.mkdir(parents=True, exist_ok=True)
-    lock = try_lock(_state().with_name("lock"))
+    state_file().parent.mkdir(parents=True, exist_ok=True)
+    lock = try_lock(state_file().with_name("lock"))
     if lock is None:
         raise BadRequest(
             "another process is starting a cluster or taking it down: wait until it has finished"
@@ -127,12 +132,12 @@ def _lock() -> Iterator[None]:
 
 def _remember(cluster: Cluster) -> None:
     content = {**asdict(cluster), "folder": str(cluster.folder)}
-    write_whole(_state(), json.dumps(content, indent=2), mode=0o600)
+    write_whole(state_file(), json.dumps(content, indent=2), mode=0o600)
 
 
 def _read() -> Cluster | None:
     try:
-        said: dict[str, Any] = json.loads(_state().read_text())
+        said: dict[str, Any] = json.loads(state_file().read_text())
         return Cluster(
             **{
                 **said,
@@ -144,7 +149,7 @@ def _read() -> Cluster | None:
         return None
 
 
-def _remembered() -> Cluster | None:
+def remembered() -> Cluster | None:
     """Return the cluster if its start was completed and any of its daemons runs.
 
     Otherwise remove what is left of it. The caller holds the lock.
@@ -153,5 +158,5 @@ def _remembered() -> Cluster | None:
     if cluster is None or (cluster.master and len(cluster.ended()) < len(cluster.daemons)):
         return cluster
     cluster.down()
-    _state().unlink(missing_ok=True)
+    state_file().unlink(missing_ok=True)
     return None

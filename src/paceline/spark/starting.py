@@ -48,7 +48,7 @@ def plan(workers: int, cores: int, memory: str, folder: str | Path | None) -> Cl
         raise BadRequest(f"{workers} workers: a cluster on one machine has 1 to {MOST_WORKERS}")
     if cores < 1:
         raise BadRequest(f"{cores} cores for each worker: at least 1 is needed")
-    each_bytes, there_bytes = _bytes(memory), psutil.virtual_memory().total
+    each_bytes, there_bytes = memory_bytes(memory), psutil.virtual_memory().total
     needed_bytes = workers * (each_bytes + DAEMON_BYTES) + DAEMON_BYTES
     if each_bytes < LEAST_BYTES:
         raise BadRequest(f"memory={memory} for each worker: Spark's executors need 512m or more")
@@ -229,7 +229,7 @@ def _alive(state: dict[str, Any]) -> int:
     return sum(w.get("state") == "ALIVE" for w in state.get("workers", []))
 
 
-def _bytes(memory: str) -> int:
+def memory_bytes(memory: str) -> int:
     found = re.fullmatch(r"(\d+)([mg])", memory)
     if found is None:
         raise BadRequest(f"memory={memory!r} is not an amount of memory: write 512m, 1g or 4g")

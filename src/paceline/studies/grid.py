@@ -34,6 +34,7 @@ from paceline.registry import load_plugin
 from paceline.request.checks import CHOICES
 from paceline.request.config import Config, apply_settings, label_of
 from paceline.request.names import resolve_names
+from paceline.studies import preparing
 from paceline.studies.points import (
     alone,
     as_text,
@@ -98,6 +99,7 @@ class StudySpec:
     block: str = "30s"  # the time that one confirming block takes
     all_cores: bool = True  # add a serial setting with a thread for every core
     cut: str = ""  # what the study leaves out to be quick, in words, for the report
+    prepare: dict[str, Any] = field(default_factory=dict)  # see preparing.py
     name: str = "study"
 
     @classmethod
@@ -131,7 +133,7 @@ class StudySpec:
             for key in part:
                 if key not in known:
                     raise UnknownName("part of a study", key, [*known, *variants])
-            for key in ("base", "axes"):
+            for key in ("base", "axes", "prepare"):
                 _table(key, part.get(key))
             if not isinstance(part.get("also", []), list) or not all(
                 isinstance(e, dict) for e in part.get("also", [])
@@ -141,7 +143,8 @@ class StudySpec:
         if variant and not chosen:
             raise BadRequest(f"study {name} has no [{variant}] setting")
         for key, value in (chosen or {}).items():
-            table[key] = {**table.get(key, {}), **value} if key in ("base", "axes") else value
+            merges = key in ("base", "axes", "prepare")
+            table[key] = {**table.get(key, {}), **value} if merges else value
         if variant == "full" and "cut" not in (chosen or {}):
             table["cut"] = ""
         for key in ("base", "axes"):
@@ -211,8 +214,9 @@ class StudySpec:
                 for each in (
                     value if isinstance(value, list) and table is not self.base else [value]
                 ):
-                    if "." not in name:
+                    if "." not in name and name != "master":  # it needs the launcher
                         Config.make({name: each})
+        preparing.check(self.prepare)
         for name in ("title", "question", "cut"):
             if not isinstance(getattr(self, name), str):
                 raise BadRequest(f"{name}={getattr(self, name)!r} is not text")
@@ -268,7 +272,7 @@ class StudySpec:
     # --- the grid
 
     def _refuse_many(self, points: int, repeated: int = 1) -> None:
-        """Refuse too many points; before it is known which are the same, `repeated` times more."""
+        """Refuse too many points; `repeated` times more while some may be the same."""
         if points * len(self.seeds) > MOST_RUNS * repeated:
             raise BadRequest(
                 f"the study has {points * len(self.seeds):,} runs; at most {MOST_RUNS:,} are"

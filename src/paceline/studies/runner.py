@@ -18,6 +18,7 @@ import itertools
 import math
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,16 @@ from paceline.record.blocks import Block, blocks_of
 from paceline.record.lock import alone_in
 from paceline.request.config import Config
 from paceline.request.job import Job
-from paceline.studies.available import refuse_missing_transport
+from paceline.studies.available import refuse_missing_transport, refuse_on_a_cluster
 from paceline.studies.candidates import candidates
 from paceline.studies.confirm import Confirmation
 from paceline.studies.folder import StudyFolder, claim, prepare_again
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import PlannedRun, rounds_of, scaled
+from paceline.studies.preparing import prepare_data
 
+# Runs options that name a cluster (launcher=spark): returns the record. See api.py.
+Elsewhere = Callable[[dict[str, Any], Listen], dict[str, Any]]
 SCREENING_SHARE = 0.6  # of the budget, at most: the rest is for confirming
 
 
@@ -64,21 +68,23 @@ def run_study(
     *,
     retry_failed: bool = False,
     clean: bool = False,
+    elsewhere: Elsewhere | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run what `out` does not hold yet, and return the record of every run by its name.
 
     `clean` promises that this process has run no multi-threaded torch operation (the CLI's has
-    not).
+    not). `elsewhere` runs what names a cluster.
     """
+    refuse_on_a_cluster(spec)
     refuse_inside_a_launcher(find_seat())
     refuse_missing_transport(spec)
     claim(out)
     try:
         # A second process would take the unfinished run of the first for a leftover.
         with alone_in(out, "this study is being run by another process"):
-            return _StudyRun(StudyFolder.open(spec, out), listener or Listener(), clean).all(
-                rounds_of(spec), retry_failed
-            )
+            study = _StudyRun(StudyFolder.open(spec, out), listener or Listener(), clean)
+            study.elsewhere = elsewhere
+            return study.all(rounds_of(spec), retry_failed)
     except DataUnavailable as error:
         if not (out / "runs").exists():  # nothing was measured: leave nothing behind
             shutil.rmtree(out)
@@ -92,6 +98,7 @@ class _StudyRun:
     def __init__(self, folder: StudyFolder, listener: Listener, clean: bool) -> None:
         self.folder, self.listener, self.clean = folder, listener, clean
         self.spec = folder.spec
+        self.elsewhere: Elsewhere | None = None
         self._began = time.monotonic()
         self._spent_before_s = float(folder.about.get("spent_s") or 0.0)
 
@@ -104,6 +111,8 @@ class _StudyRun:
         text = _privacy_notice([p for p in runs if p.name not in records], self.spec)
         if text is not None:
             self.notice(text)
+        if self.spec.prepare and len(records) < len(runs):
+            prepare_data(self.spec.prepare, self.spec.base.get("data_dir"), self.notice)
         self.screen(rounds, records)
         if self.spec.confirms:
             self.confirm(records)
@@ -171,6 +180,8 @@ class _StudyRun:
             {**planned.setting.options, "seed": planned.seed, "out": str(path)}
         )
         try:
+            if options.get("launcher") == "spark" and self.elsewhere is not None:
+                return self.on_a_cluster(planned, options)
             config = Config.make(scaled(options, self.spec))
             job = prepare_again(config, path, lambda text: self.notice(f"{planned.name}: {text}"))
             record = run(job, self.listener.begun(planned, job), clean=self.clean)
@@ -187,6 +198,16 @@ class _StudyRun:
             asked = job.config.described() if job else Config.make(options).described()
             wall_s = time.perf_counter() - started
             return self.folder.record_failure(planned, asked, str(error), wall_s)
+
+    def on_a_cluster(self, planned: PlannedRun, options: dict[str, Any]) -> dict[str, Any]:
+        """Run one setting on a cluster, whose ranks print lines and notices here."""
+        assert self.elsewhere is not None
+
+        def listen(kind: str, content: dict[str, Any]) -> None:
+            if kind == "notice":
+                self.notice(f"{planned.name}: {content['text']}")
+
+        return self.elsewhere(scaled(options, self.spec), listen)
 
     def notice(self, text: str) -> None:
         """Tell the user, and keep the notice for the live page."""

@@ -23,7 +23,8 @@ from paceline.data.imagefolder import SCALE, Listing, decode
 from paceline.data.manifest import Manifest, Preparation, ShardInfo, ShardWriter
 from paceline.data.prepare.report import as_text
 from paceline.errors import BadRequest, DataCorrupt, UnknownName
-from paceline.spark.session import Session, as_sentence, usual_master
+from paceline.spark.master import usual_master
+from paceline.spark.session import Session, as_sentence
 
 Say = Callable[[str], None]
 ENGINES = ("auto", "local", "spark")
@@ -89,11 +90,13 @@ def prepare_images(
         )
     if engine == "local" and master:
         raise BadRequest(f"--master {master} needs Spark: leave it out, or use --engine spark")
+    if engine == "spark":  # executors have another working folder
+        path = str(Path(path).expanduser().absolute())
     listing = Listing.read(path, size)
     stored = listing.size if listing.size <= SMALL else listing.size * 8 // 7
     portions = _portions(listing, shards)
     began = time.perf_counter()
-    where = (master or usual_master()) if engine == "spark" else ""
+    where = usual_master(master) if engine == "spark" else ""
     say(
         f"packing {len(listing.train[0]) + len(listing.test[0]):,} images of {len(listing.classes)}"
         " classes"

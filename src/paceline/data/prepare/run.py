@@ -22,7 +22,7 @@ from paceline.data.prepare.placing import Placing, Writing
 from paceline.data.prepare.recipe import Recipe
 from paceline.data.prepare.report import as_text, report
 from paceline.errors import BadRequest, UnknownName
-from paceline.spark.session import usual_master
+from paceline.spark.master import usual_master
 
 Say = Callable[[str], None]
 ENGINES = ("auto", "spark", "polars")
@@ -134,7 +134,7 @@ def choose(engine: str, master: str, recipe: Recipe, say: Say) -> Engine:
     return (
         with_polars.PolarsEngine()
         if engine == "polars"
-        else with_spark.SparkEngine(master or usual_master())
+        else with_spark.SparkEngine(usual_master(master))
     )
 
 

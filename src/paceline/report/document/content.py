@@ -19,7 +19,13 @@ from paceline.report.charts.base import Chart, ChartData
 from paceline.report.commentary.all import comments
 from paceline.report.document.inline import Text, code, joined, plain, prose, spaced
 from paceline.report.document.method import method
-from paceline.report.document.tables import Table, all_settings, main_table, used
+from paceline.report.document.tables import (
+    Table,
+    all_settings,
+    containers,
+    main_table,
+    used,
+)
 from paceline.report.lines import Study
 from paceline.report.reading import read_study
 from paceline.report.render import tables_of
@@ -97,7 +103,11 @@ def document(study: Study) -> Document:
             for c in comments(study)
         ],
         method=method(study),
-        more=[table for table in (all_settings(study), used(study)) if table is not None],
+        more=[
+            table
+            for table in (all_settings(study), used(study), containers(study))
+            if table is not None
+        ],
         environment=_environment(study),
         options=list(_options(study)),
         made_by=f"Paceline {study.environment.get('paceline', '')}".strip(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.report.answer import best_lines
 from paceline.report.columns import measured
+from paceline.report.containers import MEANING, OF_CONTAINERS, container_table
 from paceline.report.document.inline import Text, code, over, plain, prose, strong
 from paceline.report.judge import serial_speedup, speed
 from paceline.report.lines import INSECURE, Line, Spread, Study
@@ -198,6 +199,14 @@ USED = (
     ("through\nmemory out", "memory_sent_bytes"),
 )
 
+CONTAINED = tuple(
+    zip(
+        ("memory", "peak", "network\nin", "network\nout", "block I/O\nin", "block I/O\nout"),
+        OF_CONTAINERS,
+        strict=True,
+    )
+)
+
 
 def used(study: Study) -> Table:
     """Return what one worker, and one server, of each setting used."""
@@ -217,6 +226,22 @@ def used(study: Study) -> Table:
     rows = [_used(study, row) for row in resource_table(study)]
     caption = "CPU, memory, network, disk and shared memory of one worker and of one server."
     return _table("Resources", caption, rows, notes, wide=True)
+
+
+def containers(study: Study) -> Table | None:
+    """Return what the container of each rank used; None where the ranks ran in none."""
+    rows = [
+        [
+            ("setting", TEXT, code(row["setting"])),
+            ("rank", TEXT, plain(f"{row['role']} {row['rank']}")),
+            ("container", TEXT, plain(row["host"])),
+            ("CPU", NUMBER, plain(NONE if row["cpu_s"] is None else seconds(row["cpu_s"]))),
+            *((title, NUMBER, plain(size(row[key]))) for title, key in CONTAINED),
+        ]
+        for row in container_table(study)
+    ]
+    caption = "CPU, memory, network and block I/O of the container of each rank."
+    return _table("Containers", caption, rows, [MEANING], wide=True) if rows else None
 
 
 def _used(study: Study, row: Row) -> Cells:

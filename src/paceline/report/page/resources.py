@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 
+from paceline.report.containers import MEANING as CONTAINERS
+from paceline.report.containers import OF_CONTAINERS, container_table
 from paceline.report.lines import Study
 from paceline.report.page.markup import breakable, prose, table
 from paceline.report.resources import USED, resource_table, why_no_network, without_messages
@@ -36,7 +38,31 @@ def resources_section(study: Study) -> str:
     notes = "".join(f"<p class=note>{prose(note)}</p>" for note in _notes(study))
     return (
         f'<section id="resources"><h2>Resources</h2><p class=note>{prose(MEANING)}</p>'
-        f"{table(head, cells)}{notes}</section>"
+        f"{table(head, cells)}{notes}{_containers(study)}</section>"
+    )
+
+
+def _containers(study: Study) -> str:
+    """Return the table of the ranks' containers; nothing where they ran in none."""
+    rows = container_table(study)
+    if not rows:
+        return ""
+    head = ["setting", "rank", "container", "CPU", "memory", "peak"]
+    for what in ("network", "block I/O"):
+        head += [f"{what}<br>in", f"{what}<br>out"]
+    cells = [
+        [
+            breakable(row["setting"]),
+            f"{row['role']} {row['rank']}",
+            html.escape(row["host"]),
+            seconds(row["cpu_s"]) if row["cpu_s"] is not None else "–",
+            *(size(row[key]) for key in OF_CONTAINERS),
+        ]
+        for row in rows
+    ]
+    return (
+        f'<h3 id="containers">Containers</h3><p class=note>{prose(CONTAINERS)}</p>'
+        f"{table(head, cells)}"
     )
 
 
