@@ -29,9 +29,6 @@ from paceline.spark.session import (
     TROUBLE,
     TROUBLE_OF_SEVERAL,
     Session,
-    check_master,
-    translated,
-    usual_master,
 )
 
 needs_pyspark = pytest.mark.skipif(pyspark_missing() is not None, reason=str(pyspark_missing()))
