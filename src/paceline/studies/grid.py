@@ -46,6 +46,7 @@ from paceline.studies.points import (
     worker_counts,
 )
 
+TABLES = ("base", "axes", "prepare")  # of a file; what is added to one is merged
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
 NOT_AN_AXIS = (
@@ -133,7 +134,7 @@ class StudySpec:
             for key in part:
                 if key not in known:
                     raise UnknownName("part of a study", key, [*known, *variants])
-            for key in ("base", "axes", "prepare"):
+            for key in TABLES:
                 _table(key, part.get(key))
             if not isinstance(part.get("also", []), list) or not all(
                 isinstance(e, dict) for e in part.get("also", [])
@@ -143,8 +144,7 @@ class StudySpec:
         if variant and not chosen:
             raise BadRequest(f"study {name} has no [{variant}] setting")
         for key, value in (chosen or {}).items():
-            merges = key in ("base", "axes", "prepare")
-            table[key] = {**table.get(key, {}), **value} if merges else value
+            table[key] = {**table.get(key, {}), **value} if key in TABLES else value
         if variant == "full" and "cut" not in (chosen or {}):
             table["cut"] = ""
         for key in ("base", "axes"):
