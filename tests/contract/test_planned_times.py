@@ -36,7 +36,7 @@ def both(
     )  # fmt: skip
     lineup = Lineup(
         strategies.build(strategy), build_codec(codec), trace.regions[0].grad_layout, workers,
-        servers, PER_EPOCH, costs=Costs(s_per_byte_added=GAMMA), fastest="ring",
+        servers, PER_EPOCH, costs=Costs(GAMMA, summed_s_per_byte=GAMMA), fastest="ring",
     )  # fmt: skip
     engine = Engine(network, keeps=True)
     engine.run(lineup.programs(compute, STEPS))

@@ -152,7 +152,9 @@ class Lineup:
         for _ in lefts:
             yield Take(partner)
         yield Until(max(lefts))
-        if not self.codec.lossless:
+        if self.codec.lossless:
+            yield Spend(self.size_bytes * self.costs.s_per_byte_added)
+        else:
             yield Spend(self.size_bytes * self.costs.decode_s_per_byte)
 
     def push_and_pull(self) -> Program:
