@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -86,6 +87,8 @@ class Session:
             raise BadRequest(reason)
         from pyspark.sql import SparkSession
 
+        # It logs, with a traceback, what it raises: a signal during a call, a JVM that has ended.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         active = SparkSession.getActiveSession()
         if active is not None:
             if (other := active.sparkContext.master) != self.master:
