@@ -87,8 +87,7 @@ class Session:
             raise BadRequest(reason)
         from pyspark.sql import SparkSession
 
-        # It logs, with a traceback, what it raises: a signal during a call, a JVM that has ended.
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(_is_no_echo)
         active = SparkSession.getActiveSession()
         if active is not None:
             if (other := active.sparkContext.master) != self.master:
@@ -200,6 +199,11 @@ class Session:
             )
             return f"{done} of {total} tasks" if total else ""
         return ""
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """Drop the traceback that py4j logs of what it raises: a signal while it waits for the JVM."""
+    return record.msg != "Exception while sending command."
 
 
 @contextmanager
