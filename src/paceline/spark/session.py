@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -73,6 +74,7 @@ class Session:
             raise BadRequest(reason)
         from pyspark.sql import SparkSession
 
+        logging.getLogger().addFilter(_is_no_echo)
         active = SparkSession.getActiveSession()
         if active is not None:
             if (other := active.sparkContext.master) != self.master:
@@ -190,6 +192,11 @@ class Session:
             )
             return f"{done} of {total} tasks" if total else ""
         return ""
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """Drop the traceback that py4j logs of what it raises: a signal while it waits for the JVM."""
+    return record.msg != "Exception while sending command."
 
 
 @contextmanager
