@@ -24,6 +24,7 @@ from paceline.errors import TransportError
 from paceline.record.reader import read_run
 from paceline.transport.board.client import Board
 from paceline.transport.status.line import FOLDER, read_line
+from tests.engines.engine import used
 from tests.engines.ray_cluster import BOARD, MARK, RANK, RayCluster, marked
 from tests.small import identical, weights_distance
 
@@ -57,6 +58,9 @@ def net():
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
+    import ray
+
+    used("ray", f"Ray {ray.__version__}")
     with RayCluster(3) as up:
         yield up
     assert marked(up.mark) == []

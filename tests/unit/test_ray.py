@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import paceline
 from paceline.errors import BadRequest
+from paceline.launch import ray as launcher
 from paceline.launch.ray import Heard, lost_ranks
 from paceline.launch.ray_desk import Desk
 from paceline.launch.ray_rank import Lines
 from paceline.launch.seat import RAY_RUN, RAY_WORKER, find
+from paceline.launch.signals import Ending
 from paceline.ray.session import check_address, not_connected
 
 SEAT = {
@@ -130,3 +133,35 @@ def test_ray_train_refuses(wrong: dict[str, Any], why: str) -> None:
 def test_a_master_needs_a_cluster() -> None:
     with pytest.raises(BadRequest, match="launcher=spark or launcher=ray"):
         paceline.train(data="fashion-mini", master="10.0.0.1:6379")
+
+
+def test_a_desk_that_is_busy_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes late is awaited: what it hands over is no longer at the desk."""
+
+    class Late(Exception):
+        pass
+
+    record = ("record", {"status": "completed"})
+    answers: list[Any] = [Late(), Late(), [record], []]
+
+    def get(answer: Any, timeout: float) -> Any:
+        asked.append(answer)
+        if isinstance(found := answers.pop(0), Exception):
+            raise found
+        return found
+
+    asked: list[Any] = []
+    numbers = iter(range(100))
+    desk = SimpleNamespace(take=SimpleNamespace(remote=lambda: next(numbers)))
+    errors = SimpleNamespace(RayError=Late, GetTimeoutError=Late)
+    session: Any = SimpleNamespace(
+        ray=SimpleNamespace(get=get, exceptions=errors, kill=lambda actor: None)
+    )
+    waiting: Any = SimpleNamespace(look=lambda begun: None)
+    monkeypatch.setattr(launcher, "TAKE_S", 0.001)
+    heard = Heard()
+    hearing = launcher._Hearing(session, desk, heard, lambda kind, content: None, waiting, Ending())
+    hearing._over.set()
+    hearing.run()
+    assert heard.record == {"status": "completed"}
+    assert asked == [0, 0, 0]

@@ -54,7 +54,7 @@ def test_a_request_to_leave_reaches_the_ranks_once(desk: Desk, heard: list[int])
         assert desk.begun()
         assert not rank.left(Interrupted("of another cause"))  # the driver has not asked
         desk.ask(signal.SIGUSR1)
-        desk.look()
+        assert not finished(threading.Event(), desk, 0.01)  # it looks at least once
         eventually(lambda: passed)
         assert desk.left() is None
         assert rank.left(Interrupted("left at step 7", signal.SIGUSR1))

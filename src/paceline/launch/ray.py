@@ -41,6 +41,7 @@ from paceline.request.job import Job
 MAX_FAILURES = 3  # how often Ray Train starts the ranks again
 START_FAILURES = 2  # how often it tries again to find room for them
 TAKE_S = 0.1  # between two looks at the desk
+LAST_S = 60.0  # for the desk to hand over the last of what ranks have told
 ABORT_S = 10.0  # for Ray to end its workers after Ctrl-C
 LEAVE_S = 60.0  # for the ranks to leave with a checkpoint after a SIGTERM
 ADDRESS = "RAY_ADDRESS"  # set by `ray job submit`
@@ -226,17 +227,30 @@ class _Hearing(threading.Thread):
         self._listen, self._waiting, self._end = listen, waiting, end
         self._wish: int | None = None
         self._told = False  # that the ranks can leave
+        self._answer: Any = None  # of the desk, while it is awaited
         self._over = threading.Event()
 
     def run(self) -> None:
         with suppress(self._ray.exceptions.RayError):  # the desk is gone: Ray Train ends as well
-            over = False
-            while not over:
-                over = self._over.wait(TAKE_S)
-                for kind, content in self._ray.get(self._desk.take.remote(), timeout=ABORT_S):
+            over, until = False, float("inf")
+            while not over or (self._answer is not None and time.monotonic() < until):
+                if self._over.wait(TAKE_S) and not over:
+                    over, until = True, time.monotonic() + LAST_S
+                for kind, content in self._take():
                     self._heard.take(kind, content, self._listen)
                 self._waiting.look(over or bool(self._heard.ranks))
                 self._look_at_leaving()
+
+    def _take(self) -> Any:
+        """Return what was told at the desk. A busy desk is waited for, so that nothing is lost."""
+        if self._answer is None:
+            self._answer = self._desk.take.remote()
+        try:
+            told = self._ray.get(self._answer, timeout=ABORT_S)
+        except self._ray.exceptions.GetTimeoutError:
+            return []
+        self._answer = None
+        return told
 
     def ask(self, number: int) -> None:
         """Ask the ranks to leave with a checkpoint. A handler of signals may call this."""

@@ -178,7 +178,9 @@ def finished(over: threading.Event, desk: Desk, deadline_s: float) -> bool:
     Not `Thread.join`: a signal that interrupts it makes Python 3.11 take the thread for ended.
     """
     until = time.monotonic() + deadline_s
-    while not over.wait(LOOK_S) and time.monotonic() < until:
+    while True:
+        ended = over.wait(min(LOOK_S, deadline_s))
         with suppress(TransportError):
             desk.look()
-    return over.is_set()
+        if ended or time.monotonic() >= until:
+            return ended
