@@ -52,6 +52,7 @@ def test_without_an_engine_the_sentence_says_what_to_install(
     assert not containers._state().exists()
 
 
+@pytest.mark.processes
 def test_an_engine_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
             containers.up(folder=tmp_path, page_port=port)
 
 
+@pytest.mark.processes
 def test_an_image_is_needed_where_there_is_no_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,13 +60,13 @@ def cluster() -> None:
 @click.option(
     "--build-options",
     default="",
-    metavar="TEXT",
+    metavar="OPTIONS",
     help="containers: further options of `docker build`, for a proxy or an index of packages",
 )
 @click.option(
     "--run-options",
     default="",
-    metavar="TEXT",
+    metavar="OPTIONS",
     help="containers: further options of `docker run` for the workers, such as '--cpus 1'",
 )
 @click.option(

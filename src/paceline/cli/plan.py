@@ -35,7 +35,13 @@ MOST_ROWS = 24  # of a table without --all
 @click.option(
     "--codec", "codecs", multiple=True, metavar="NAME", help="a codec  [default: none and fp16]"
 )
-@click.option("--workers", default="1,2,4,8,16", show_default=True, metavar="1,2,4|1-16")
+@click.option(
+    "--workers",
+    default="1,2,4,8,16",
+    show_default=True,
+    metavar="1,2,4|1-16",
+    help="numbers of workers to predict",
+)
 @click.option(
     "--network",
     default="lan",
@@ -56,7 +62,7 @@ MOST_ROWS = 24  # of a table without --all
 @click.option("--batch-size", default=None, type=click.IntRange(1), help="of each worker")
 @click.option("--global-batch-size", default=None, type=click.IntRange(1), help="of all workers")
 @click.option("--samples", default=None, type=click.IntRange(1), help="of the data, for epochs")
-@click.option("--seed", default=0, show_default=True, type=int)
+@click.option("--seed", default=0, show_default=True, type=int, help="of the drawn step times")
 @click.option("--all", "whole", is_flag=True, help="show all rows, not only the best")
 @click.option("--json", "as_json", is_flag=True, help="print the plan as JSON")
 @click.option("--plugin", multiple=True, metavar="FILE", help="a Python file that registers more")
