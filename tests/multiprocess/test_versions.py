@@ -65,7 +65,7 @@ def test_a_sleep_in_every_step_is_found(copied: Path) -> None:
     worker = copied / "src" / "paceline" / "run" / "worker.py"
     text = worker.read_text()
     assert COMPUTES in text
-    worker.write_text(text.replace(COMPUTES, f"{COMPUTES}        time.sleep(0.1)\n"))
+    worker.write_text(text.replace(COMPUTES, f"{COMPUTES}        __import__('time').sleep(0.1)\n"))
     # this version is the slow one
     against = ("--against", str(SOURCE.parent), "--fail-if", "slower=5%", "--budget", "2min")
     done = study(copied / "src", *against)
