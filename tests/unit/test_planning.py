@@ -333,6 +333,14 @@ def test_a_global_batch_is_divided() -> None:
     assert [row.prediction.batch_size for row in found.rows] == [64, 32, 16, 8]
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES[len(RINGS) :])
+def test_every_all_reduce_of_more_workers_than_are_run_exactly(schedule: str) -> None:
+    found = predict(setting(f"allreduce:collective={schedule}", 80), worker(800), GBIT)
+    sent = sum(schedule_of(schedule, 80).sent(rank, 800) for rank in range(80))
+    assert found.sent_bytes == 4 * sent
+    assert found.step_s > 0.1
+
+
 @pytest.mark.slow
 def test_4096_workers_of_every_strategy() -> None:
     noisy = replace(worker(), quantiles_s=[0.1, 0.12, 0.2])

@@ -132,7 +132,7 @@ def chunks_of(choice: str, ranks: int) -> int:
     if spec.name in HALVES and spec.options.get("chunked", True):
         return ranks
     if spec.name == "hierarchical":
-        return -(-ranks // int(spec.options["group"]))
+        return -(-ranks // int(spec.options.get("group", 2)))
     return schedule_of(spec, ranks).chunks
 
 
