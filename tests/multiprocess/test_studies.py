@@ -210,7 +210,7 @@ QUICK = ("builtin",)
 def test_every_study_file_runs_in_its_short_setting(tmp_path: Path, which: str) -> None:
     chosen = [f for f in (BUILTIN, *STUDIES) if (f.stem in QUICK) == (which == "quick")]
     chosen = [f for f in chosen if f.stem != "slow_network" or missing() is None]
-    chosen = [f for f in chosen if f.stem != "containers"]  # tests/engines/test_containers.py
+    chosen = [f for f in chosen if f.stem != "containers"]  # it needs a cluster of containers
     script = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
