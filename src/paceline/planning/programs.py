@@ -6,6 +6,7 @@ them in the same order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -180,7 +181,7 @@ class Lineup:
         size = 4 * part.numel
         clocks, waiting = [0] * self.workers, set[int]()
         slowest = _Slowest(self.workers)
-        pending = 0
+        pending: Counter[int] = Counter()  # by clock: the gradients that are not applied yet
         for _ in range(self.workers * steps):
             worker = yield TakeAny()
             for _ in pushed:
@@ -189,14 +190,16 @@ class Lineup:
                 yield Spend(size * costs.decode_s_per_byte)
             clocks[worker] += 1
             waiting.add(worker)
-            pending += 1
+            pending[clocks[worker]] += 1
             # Others that wait may go on only if the slowest has moved.
             asks = waiting if slowest.add(clocks[worker]) else {worker}
             allowed = sorted(w for w in asks if clocks[w] - slowest.clock <= ahead)
             if not allowed:
                 continue
-            yield Spend(size * ((pending - 1) * costs.summed_s_per_byte + costs.update_s_per_byte))
-            pending = 0
+            # The gradients of each clock are summed, and applied as one update.
+            summed = sum(count - 1 for count in pending.values()) * costs.summed_s_per_byte
+            yield Spend(size * (summed + len(pending) * costs.update_s_per_byte))
+            pending.clear()
             for client in allowed:
                 waiting.remove(client)
                 if not self.codec.lossless:
