@@ -246,16 +246,16 @@ def test_what_limits() -> None:
     assert found["computing"] == pytest.approx(0.25, abs=0.05)
 
 
-# --- orderings of the field, from published sizes
+# --- orderings of the field: real numbers of parameters; the step times are assumed, not cited
 
 
 def resnet_101() -> Worker:
-    """44.5 M parameters; 32 images per step, about 140 images/s (Horovod's figures, Pascal)."""
+    """44.5 M parameters; 32 images per step at an assumed 140 images/s."""
     return worker(44_549_160, 32 / 140)
 
 
 def vgg_16() -> Worker:
-    """138 M parameters; 32 images per step, about 135 images/s."""
+    """138 M parameters; 32 images per step at an assumed 135 images/s."""
     return worker(138_357_544, 32 / 135)
 
 
