@@ -229,7 +229,8 @@ def test_the_script_requeues_its_job_on_75_only(tmp_path: Path, code: int) -> No
     (tmp_path / "job.sh").write_text(
         re.sub(r"export PATH=[^:]*:", f"export PATH={tmp_path}:", text)
     )
-    for name, does in (("paceline", f"exit {code}"), ("scontrol", 'echo "$@" > asked')):
+    ends, asks = f"exit {code}", 'echo "$@" > asked'
+    for name, does in (("paceline", ends), ("scontrol", asks), ("sleep", "exit 0")):
         (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
         (tmp_path / name).chmod(0o755)
     done = submit(tmp_path / "job.sh", tmp_path)
