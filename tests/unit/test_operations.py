@@ -16,7 +16,7 @@ from paceline.errors import BadRequest, UnknownName
 from paceline.registry import operations
 from paceline.transport.inproc import Hub, InprocTransport
 
-RANKS = [*range(1, 18), 31, 32, 33, 64]
+RANKS = [*range(1, 18), 31, 32, 33, 48]
 
 
 def only(rank: int, ranks: int) -> tuple[int, ...]:
