@@ -18,6 +18,7 @@ LAYERS = [
     ["callbacks", "collectives", "faults"],
     ["codecs", "testbed", "privacy"],
     ["strategies"],
+    ["parallel"],
     ["replica"],
     ["request"],
     ["run"],

@@ -39,7 +39,7 @@ def test_options_of_train_are_those_of_the_command_line() -> None:
         "evaluate_every", "evaluate_samples", "target_accuracy", "data_share", "sample_every_s",
         "deadline_s", "faults", "network", "master", "accumulate", "clip_norm", "precision",
         "compile", "groups", "ema", "validation", "patience", "best_by", "keep", "step",
-        "callbacks", "give_up_s", "lost_s", "insecure", "max_time",
+        "callbacks", "give_up_s", "lost_s", "insecure", "max_time", "parallel", "grid", "cut",
     }  # fmt: skip
 
 

@@ -48,6 +48,9 @@ def train(
     validation: Any = None,
     strategy: str | Strategy | None = None,
     workers: int = 1,
+    parallel: Any = None,
+    grid: str | None = None,
+    cut: str | None = None,
     servers: int | None = None,
     transport: str = "auto",
     launcher: Literal[
@@ -131,6 +134,10 @@ def train(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
+        parallel: split the model over workers: layers, pipeline:stages=2,micro=8, tensor,
+            domain
+        grid: copies of a model that is split: data=2,pipeline=2
+        cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)
         transport: what moves bytes between ranks
         launcher: who starts the workers: auto (a launcher that this runs inside, else this
@@ -211,6 +218,9 @@ def ray_train(
     validation: Any = None,
     strategy: str | Strategy | None = None,
     workers: int = 1,
+    parallel: Any = None,
+    grid: str | None = None,
+    cut: str | None = None,
     servers: int | None = None,
     transport: str = "auto",
     launcher: Literal[
@@ -297,6 +307,10 @@ def ray_train(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
+        parallel: split the model over workers: layers, pipeline:stages=2,micro=8, tensor,
+            domain
+        grid: copies of a model that is split: data=2,pipeline=2
+        cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)
         transport: what moves bytes between ranks
         launcher: who starts the workers: auto (a launcher that this runs inside, else this
@@ -378,6 +392,9 @@ def study(
     validation: Any = None,
     strategy: str | Strategy | None = None,
     workers: int = 1,
+    parallel: Any = None,
+    grid: str | None = None,
+    cut: str | None = None,
     servers: int | None = None,
     transport: str = "auto",
     launcher: Literal[
@@ -461,6 +478,10 @@ def study(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
+        parallel: split the model over workers: layers, pipeline:stages=2,micro=8, tensor,
+            domain
+        grid: copies of a model that is split: data=2,pipeline=2
+        cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)
         transport: what moves bytes between ranks
         launcher: who starts the workers: auto (a launcher that this runs inside, else this

@@ -229,6 +229,9 @@ def _saved(options: dict[str, Any]) -> dict[str, Any]:
     before, now = (str(o.get("strategy")).partition(":")[0] for o in (saved, options))
     if options.get("strategy") is not None and now != before:
         saved.pop("servers", None)  # another strategy decides anew
+    if any(options.get(name) is not None for name in ("parallel", "grid", "cut", "workers")):
+        for name in ("parallel", "grid", "cut", "workers"):  # another arrangement decides anew
+            saved.pop(name, None)
     plugins = saved.pop("plugin", None)
     if plugins and not options.get("plugin"):
         # A run's folder may come from another person, so it must not decide which code is run.

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from paceline.collectives.base import Collective
     from paceline.collectives.schedule import Schedule
     from paceline.faults.base import Fault
+    from paceline.parallel.base import Form
+    from paceline.parallel.timetable import Timetable
     from paceline.strategies.base import Strategy
     from paceline.transport.base import Transport
 
@@ -345,6 +347,10 @@ collectives: Registry[Callable[..., Collective]] = Registry(
 operations: Registry[Callable[..., Schedule]] = Registry(
     "operation", "operations", "paceline.collectives.algorithms"
 )
+forms: Registry[type[Form]] = Registry("form", "forms", "paceline.parallel")
+timetables: Registry[Callable[..., Timetable]] = Registry(
+    "timetable", "timetables", "paceline.parallel.timetables"
+)
 codecs: Registry[type[Codec]] = Registry("codec", "codecs", "paceline.codecs")
 transports: Registry[type[Transport]] = Registry(
     "transport", "transports", "paceline.transport", options=False
@@ -368,6 +374,8 @@ ALL: dict[str, Registry[Any]] = {
         strategies,
         collectives,
         operations,
+        forms,
+        timetables,
         codecs,
         transports,
         faults,

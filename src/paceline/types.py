@@ -24,6 +24,7 @@ class Batch:
     step: int  # counted over the whole run, from 0
     ends_epoch: bool = False
     parts: tuple[Batch, ...] = ()  # of a step that adds up the gradients of several batches
+    first: int = 0  # the place of its first sample among all workers' samples in this step
 
     @property
     def share(self) -> float:

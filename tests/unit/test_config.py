@@ -9,7 +9,8 @@ import pytest
 from paceline.common.files import read_toml
 from paceline.common.intervals import due
 from paceline.errors import BadRequest, UnknownName
-from paceline.request.config import Config, apply_settings
+from paceline.request.config import Config
+from paceline.request.settings import apply_settings
 
 
 def test_defaults_are_the_promised_ones() -> None:

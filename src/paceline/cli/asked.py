@@ -9,7 +9,7 @@ def options_of_train(arguments: tuple[str, ...]) -> dict[str, Any]:
     """Read the options that `paceline train` would get from its file, flags and settings."""
     from paceline.cli.train import train
     from paceline.common.files import read_toml
-    from paceline.request.config import apply_settings
+    from paceline.request.settings import apply_settings
 
     params = train.make_context("paceline train", list(arguments)).params
     values: dict[str, Any] = read_toml(params["file"]) if params["file"] else {}

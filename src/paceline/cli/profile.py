@@ -199,7 +199,7 @@ def _measure(asked: dict[str, Any]) -> Any:
     from paceline.common.cores import cores
     from paceline.common.warned import warnings_once
     from paceline.planning.measure.whole import BATCH_SIZES, SHARES, Wishes, measure
-    from paceline.request.config import apply_settings
+    from paceline.request.settings import apply_settings
     from paceline.terminal.profile import ProfileBar
 
     torch.set_num_threads(1)  # no pool of threads here: workers are forked from this process

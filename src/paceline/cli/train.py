@@ -16,7 +16,8 @@ from paceline.cli.choices import NAME_WITH_OPTIONS, names_of, one_of
 from paceline.cli.watch import say_page
 from paceline.common.files import read_toml
 from paceline.common.warned import warnings_once
-from paceline.request.config import Config, apply_settings
+from paceline.request.config import Config
+from paceline.request.settings import apply_settings
 
 REGISTRIES = {  # by option: the registry whose names it takes
     "strategy": "strategies",

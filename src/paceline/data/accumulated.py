@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from paceline.data.batches import Batches
@@ -53,6 +54,7 @@ class Accumulated:
 
 def together(parts: Sequence[Batch], step: int) -> Batch:
     """Return several batches as one."""
+    before = [0, *accumulate(int(part.global_weight) for part in parts)]
     return Batch(
         None,
         None,
@@ -61,7 +63,10 @@ def together(parts: Sequence[Batch], step: int) -> Batch:
         parts[-1].epoch,
         step,
         parts[-1].ends_epoch,
-        tuple(replace(part, step=step) for part in parts),
+        tuple(
+            replace(part, step=step, first=part.first + ahead)
+            for part, ahead in zip(parts, before, strict=False)
+        ),
     )
 
 

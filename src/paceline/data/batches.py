@@ -114,6 +114,7 @@ class ShardBatches:
             cursor.epoch,
             self.step,
             self.ended,
+            first=sum(counts[: self.worker]),
         )
         self.step += 1
         return batch

@@ -88,6 +88,24 @@ def _rows(value: Any) -> int | None:
     return None
 
 
+def cut_rows(value: Any, low: int, high: int) -> Any:
+    """Return the samples [low, high) of a batch. What is no tensor of all samples stays whole."""
+    total = rows(value)
+
+    def cut(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part[low:high] if part.dim() and len(part) == total else part
+        if isinstance(part, Mapping):
+            return {key: cut(inner) for key, inner in part.items()}
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*map(cut, part))
+        if isinstance(part, (tuple, list)):
+            return type(part)(map(cut, part))
+        return part
+
+    return cut(value)
+
+
 def to_device(value: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on `device`; what is there already is not copied.
 

@@ -5,6 +5,7 @@ Module names are torchvision's, so that its state dicts load as they are.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import cast
 
 from torch import Tensor, nn
@@ -39,13 +40,14 @@ class Bottleneck(nn.Module):
         return cast(Tensor, self.relu(self.bn3(self.conv3(x)) + shortcut))
 
 
-class ResNet(nn.Module):
+class ResNet(nn.Sequential):
     def __init__(self, depth: int, classes: int, blocks: tuple[int, ...]) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(depth, 64, 7, 2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.relu = nn.ReLU()
-        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
+        made: OrderedDict[str, nn.Module] = OrderedDict(
+            conv1=nn.Conv2d(depth, 64, 7, 2, padding=3, bias=False),
+            bn1=nn.BatchNorm2d(64),
+            relu=nn.ReLU(),
+            maxpool=nn.MaxPool2d(3, 2, padding=1),
+        )
         inputs = 64
         for number, count in enumerate(blocks):
             width = 64 * 2**number
@@ -53,18 +55,14 @@ class ResNet(nn.Module):
             for i in range(count):
                 layer.append(Bottleneck(inputs, width, 2 if i == 0 and number > 0 else 1))
                 inputs = 4 * width
-            setattr(self, f"layer{number + 1}", nn.Sequential(*layer))
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(inputs, classes)
+            made[f"layer{number + 1}"] = nn.Sequential(*layer)
+        made["avgpool"] = nn.AdaptiveAvgPool2d(1)
+        made["flatten"] = nn.Flatten()
+        made["fc"] = nn.Linear(inputs, classes)
+        super().__init__(made)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for name in ("layer1", "layer2", "layer3", "layer4"):
-            x = getattr(self, name)(x)
-        return cast(Tensor, self.fc(self.avgpool(x).flatten(1)))
 
 
 @models.register("resnet50")

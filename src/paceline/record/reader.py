@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from paceline.errors import BadRequest
@@ -15,6 +14,7 @@ from paceline.record.formats import COUNTERS, EVENT, EVENTS, GO_TOGETHER, RUN
 from paceline.record.plain_step import is_plain_step
 from paceline.record.shapes import fault
 from paceline.record.steady import steady_samples_per_s
+from paceline.record.worker_rows import of_a_split_model, ran_apart
 
 SCHEMA, STUDY_SCHEMA = 1, 1
 Event = dict[str, Any]
@@ -330,7 +330,8 @@ def _worker(
         "payload_received_bytes": sum(e["received"] for e in steps),
         "messages_sent": sum(e["messages"] for e in steps),
         **{key: summary.get(key) for key in COUNTERS},
-        **_apart(events, steps),
+        **ran_apart(events, steps),
+        **of_a_split_model(start, summary, steps),
         "traffic": summary.get("traffic"),
         **({"container": summary["container"]} if summary.get("container") else {}),
     }
@@ -355,25 +356,6 @@ def through_memory(worker: dict[str, Any], over_network: bool) -> dict[str, int 
         through = 0 if over_network else max(0, payload - net) if known else None
         moved[f"memory_{way}_bytes"] = through
     return moved
-
-
-def _apart(events: list[Event], steps: list[Event]) -> dict[str, float | None]:
-    """Return how far workers ran apart: staleness, overlapping updates, distance from the mean."""
-
-    def over(key: str, combine: Callable[[list[float]], float]) -> float | None:
-        values = [float(e[key]) for e in steps if e.get(key) is not None]
-        return combine(values) if values else None
-
-    distances = [
-        e["value"] for e in events if e["kind"] == "distance" and e.get("value") is not None
-    ]
-    return {
-        "staleness_mean": over("staleness", fmean),
-        "staleness_max": over("staleness", max),
-        "missed_mean": over("missed", fmean),
-        "overlap_rate": over("overlapped", fmean),
-        "replica_distance_max": max(distances, default=None),
-    }
 
 
 def _server(events: list[Event], config: dict[str, Any]) -> dict[str, Any]:

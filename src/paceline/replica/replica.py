@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.data.content import call, describe
 from paceline.errors import BadRequest, NotFinite
+from paceline.parallel.base import Part
 from paceline.replica.buckets import Buckets
 from paceline.replica.flat import Allocate, FlatModel, Region, allocate_plainly
 from paceline.replica.precision import Precision
@@ -40,7 +41,9 @@ class Replica:
         clip_norm: float | None = None,
         step: Callable[[Any, Any], Tensor] | None = None,
         allocate: Allocate = allocate_plainly,
+        part: Part | None = None,
     ) -> None:
+        self.part = part or Part(model)  # of a model that is split over workers
         self.model, self.optimizer, self.loss, self.step = model, optimizer, loss, step
         self.forward: Callable[..., Any] = model
         # Where the backward pass exchanges gradients: a backward pass that does not.
@@ -50,6 +53,7 @@ class Replica:
         self.samples_seen = 0.0
         self.clip_norm = clip_norm  # clips the gradients after their exchange
         self._skips = False  # an update does nothing
+        self.gradient_bytes = 0  # sent inside the last forward_backward, where the model is split
         # The optimizer's own step: a loop of the user's own replaces `optimizer.step`.
         self._step: Callable[[], Any] = optimizer.step
         # The float buffers as all workers last agreed on them, and memory for their changes.
@@ -102,12 +106,13 @@ class Replica:
         for part in parts[:-1]:
             share = part.weight / batch.weight if batch.weight else 0.0
             with self._apart():
-                value += share * self._backward(part, scale * share)
+                value += share * self.part.backward(self, part, scale * share)
         for part in parts[-1:]:
             share = part.weight / batch.weight if batch.parts and batch.weight else 1.0
-            value += share * self._backward(part, scale * share)
+            value += share * self.part.backward(self, part, scale * share)
         if self.flat:
             self.flat.settle_gradients()
+            self.gradient_bytes = self.part.complete()
         self.samples_seen += batch.weight
         return value
 
@@ -124,7 +129,7 @@ class Replica:
             finally:
                 self.flat.incomplete = False
 
-    def _backward(self, part: Batch, scale: float) -> float:
+    def plain_backward(self, part: Batch, scale: float) -> float:
         """Add the gradient of `scale` times the mean loss of some rows; return the mean loss."""
         with self.precision.computing():
             loss, _ = self.objective(self.forward, part.inputs, part.targets)
@@ -144,6 +149,10 @@ class Replica:
             )
         (loss if scale == 1.0 else loss * scale).backward()
         return value
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The context of forward passes: their precision."""
+        return self.precision.computing()
 
     def compile(self, backend: str) -> None:
         """Compile what training calls; evaluations call the model itself."""
@@ -237,7 +246,15 @@ class Replica:
     def apply(self) -> None:
         """Clip the gradients, if asked to, and take the optimizer's own step."""
         if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            whole = self.part.norm()
+            if whole is None:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            else:
+                torch.nn.utils.clip_grads_with_norm_(
+                    self.model.parameters(),
+                    self.clip_norm,
+                    torch.tensor(whole, dtype=torch.float64),
+                )
         self._step()
 
     @property

@@ -21,6 +21,7 @@ CHOICES = (
     "loss",
     "metric",
     "strategy",
+    "parallel",
     "codec",
     "optimizer",
     "lr_schedule",

@@ -58,11 +58,11 @@ def check_strategy(config: Config, strategy: Strategy) -> None:
             f"strategy {config.described()['strategy']} gave a {type(strategy).__name__}, not a"
             " Strategy"
         )
-    most = strategy.traits.most_workers
-    if most is not None and config.workers > most:
+    most, copies = strategy.traits.most_workers, config.arrangement.copies
+    if most is not None and copies > most:
         others = ", ".join(e.name for e in strategies if traits_of(e.make).most_workers is None)
         raise BadRequest(
-            f"strategy {strategy.name} runs {most} worker, not {config.workers}: "
+            f"strategy {strategy.name} runs {most} worker, not {copies}: "
             f"use --workers {most}, or another strategy ({others})"
         )
 
@@ -126,6 +126,10 @@ def overlap_of(config: Config, transport: str, sharing: Sharing) -> str:
                 "overlap=on: with precision=fp16 the workers agree that all gradients are finite"
                 " before they exchange them"
             )
+        return "off"
+    if config.parallel is not None:
+        if config.overlap == "on":
+            raise BadRequest("overlap=on cannot be used with parallel: gradients come in pieces")
         return "off"
     if config.overlap != "auto":
         return config.overlap

@@ -11,14 +11,15 @@ from paceline.common.waits import Waits
 from paceline.errors import BadRequest, UnknownName
 from paceline.record.keep import Keep
 from paceline.registry import Spec
-from paceline.request.checks import CHOICES, checked, in_range, positive
+from paceline.request.arrangement import Arrangement, arranged
+from paceline.request.checks import checked, in_range, positive
 
 LARGEST_FACTOR = 1e30  # float32 cannot hold a much larger factor of a gradient or a weight
 # shown without the option's name
 NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")
 SERIAL_DOES_NOT_KNOW = (
-    "strategy", "workers", "servers", "transport", "network", "codec", "shard", "partition",
-    "balance", "overlap", "faults", "init", "lr_scaling",
+    "strategy", "workers", "parallel", "grid", "cut", "servers", "transport", "network", "codec",
+    "shard", "partition", "balance", "overlap", "faults", "init", "lr_scaling",
 )  # fmt: skip
 
 
@@ -72,6 +73,21 @@ class Config:
         "How",
     )
     workers: int = option(1, int, "how many workers", "How")
+    parallel: Any = option(
+        None,
+        str,
+        "split the model over workers: layers, pipeline:stages=2,micro=8, tensor, domain",
+        "How",
+    )
+    grid: str | None = option(
+        None, str, "copies of a model that is split: data=2,pipeline=2", "How"
+    )
+    cut: str | None = option(
+        None,
+        str,
+        "the first layers of the stages, numbers or names: 3,6  [default: measured]",
+        "How",
+    )
     servers: int | None = option(None, int, "parameter servers beside the workers (ps: 1)", "How")
     transport: Any = option("auto", str, "what moves bytes between ranks", "How")
     launcher: str = option(
@@ -278,14 +294,23 @@ class Config:
                 raise UnknownName("option", name, known)
             made[key] = checked(key, value, known[key].metadata["kind"], known[key].default)
         config = cls(**made)
+        positive("workers", config.workers)
+        arrangement = config.arrangement
+        if arrangement.form is not None:
+            config.parallel, config.grid, config.cut = arrangement.form, str(arrangement), None
+            config.workers = arrangement.workers
         if config.strategy is None:
-            config.strategy = Spec.of(strategy_for(config.workers))
+            config.strategy = Spec.of(strategy_for(arrangement.copies))
         config.validate()
         return config
 
+    @property
+    def arrangement(self) -> Arrangement:
+        """Which workers hold a copy of the model together."""
+        return arranged(self.parallel, self.grid, self.cut, self.workers)
+
     def validate(self) -> None:
         """Refuse values out of range, and options that contradict each other."""
-        positive("workers", self.workers)
         positive("accumulate", self.accumulate)
         Keep.read(self.keep)
         if self.ema is not None and not 0.0 <= self.ema < 1.0:
@@ -357,30 +382,6 @@ class Config:
 def strategy_for(workers: int) -> str:
     """Return the default strategy."""
     return "allreduce" if workers > 1 else "serial"
-
-
-def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """Return the options with `--set` applied: `lr=0.1`, `strategy.every=8`."""
-    result, known = dict(values), Config.options()
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise BadRequest(f"--set {setting}: write --set name=value")
-        name, dot, inner = key.strip().replace("-", "_").partition(".")
-        if name not in known:
-            raise UnknownName("option", name, known)
-        if not dot:
-            result[name] = value
-        elif name not in CHOICES:
-            raise BadRequest(
-                f"--set {setting}: {name} has no options of its own; these have:"
-                f" {', '.join(CHOICES)}"
-            )
-        else:
-            # only the strategy has no default
-            chosen: Any = result.get(name) or known[name].default or strategy_for(2)
-            result[name] = Spec.of(chosen).with_option(inner, value)
-    return result
 
 
 def _described(value: Any) -> Any:

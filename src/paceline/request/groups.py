@@ -52,10 +52,11 @@ def read_groups(value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def grouped(model: nn.Module, texts: tuple[str, ...]) -> list[Any]:
+def grouped(model: nn.Module, texts: tuple[str, ...], whole: bool = True) -> list[Any]:
     """Return the trainable parameters for an optimizer: a list, or groups with options.
 
     A parameter belongs to the first group whose pattern fits its name; the rest is the last group.
+    `whole`: the model is no part of one that is split, so that each group must have a member.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not texts:
@@ -68,13 +69,13 @@ def grouped(model: nn.Module, texts: tuple[str, ...]) -> list[Any]:
         which = next(fits, None)
         (rest if which is None else members[which]).append(parameter)
     for group, found in zip(groups, members, strict=True):
-        if not found:
+        if not found and whole:
             names = ", ".join(name for name, _ in named[:4])
             raise BadRequest(
                 f"groups: {group.pattern!r} fits no trainable parameter that an earlier group has"
                 f" not taken; the names are {names}, ..."
             )
-    made = [{"params": p, **g.options} for g, p in zip(groups, members, strict=True)]
+    made = [{"params": p, **g.options} for g, p in zip(groups, members, strict=True) if p]
     return [*made, *([{"params": rest}] if rest else [])]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from paceline.registry import (
     transports,
 )
 from paceline.replica.refusals import refuse_optimizer
+from paceline.request.arrangement import Arrangement
 from paceline.request.config import Config
 from paceline.request.groups import check_groups, grouped
 from paceline.request.step import Step, step_function
@@ -78,6 +80,16 @@ class Job:
     @property
     def workers(self) -> int:
         return self.config.workers
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """Which workers hold a copy of the model together."""
+        return self.config.arrangement
+
+    @property
+    def copies(self) -> int:
+        """The copies of the model; as many as workers unless it is split."""
+        return self.arrangement.copies
 
     @property
     def servers(self) -> int:
@@ -127,11 +139,12 @@ class Job:
             )
         return built
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def optimizer(self, model: nn.Module, whole: bool = True) -> torch.optim.Optimizer:
+        """Make the optimizer of a model, or of a part of it."""
         config = self.config
         if not any(p.requires_grad for p in model.parameters()):
             raise BadRequest("the model has no parameter that can be trained")
-        trainable = grouped(model, config.groups)
+        trainable = grouped(model, config.groups, whole)
         if isinstance(config.optimizer, Spec):
             built = optimizers.build(
                 config.optimizer,
@@ -226,7 +239,7 @@ class Job:
         """The global batch in batches of one worker: more than 1 only where each worker
         adds one.
         """
-        return float(self.workers) if self.batch_grows else 1.0
+        return float(self.copies) if self.batch_grows else 1.0
 
     def shards(self, hosts: tuple[str, ...] = ()) -> Shards:
         """Which samples each worker sees. `hosts`: of the workers in their order; empty: one host.
@@ -240,7 +253,7 @@ class Job:
             size = self.config.batch_size
             return LoaderOrder(
                 self.data.loader,
-                self.workers,
+                self.copies,
                 seed=seed,
                 batch_size=size if isinstance(size, int) else None,
                 no_lone_row=self.batch_norm,

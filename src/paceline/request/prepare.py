@@ -45,6 +45,7 @@ from paceline.request.choices import (
 from paceline.request.config import Config
 from paceline.request.data import data_of, is_built_in
 from paceline.request.earlier import run_folder
+from paceline.request.forms import check_form
 from paceline.request.job import Job
 from paceline.request.names import resolve_names
 from paceline.request.step import check_step
@@ -233,7 +234,9 @@ def _momentum(config: Config) -> float | None:
 
 
 def _memory_format(config: Config, resume_from: Path | None) -> str:
-    """A resumed run keeps the memory format that it had."""
+    """A resumed run keeps the memory format that it had. A split model is contiguous."""
+    if config.parallel is not None and config.memory_format == "auto":
+        return "contiguous"
     if resume_from is None:
         return config.memory_format
     kept: str = checkpoint.about(resume_from).get("memory_format", config.memory_format)
@@ -249,7 +252,9 @@ def _try_out(job: Job, strategy: Strategy) -> bool:
     if job.protection is not None:
         refuse_mixing(model)
     job.optimizer(model)
-    if job.workers > 1:
+    if job.arrangement.form is not None:
+        check_form(job, strategy, model)
+    if job.copies > 1:
         codec_for(strategy, job.config.codec).fits(layout_of(model))
     job.scaled(job.schedule())
     _check_evaluations(job)

@@ -13,8 +13,8 @@ from paceline.strategies.base import Strategy
 
 
 def batch_sizes(config: Config, data: Data) -> tuple[int, ...]:
-    """Return the batch size of each worker."""
-    workers = config.workers
+    """Return the batch size of each worker; where the model is split, of each copy of it."""
+    workers = config.arrangement.copies
     if isinstance(data.train, Stream):
         _check_stream(config, data)
         total = None

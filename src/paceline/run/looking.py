@@ -24,7 +24,7 @@ class Looks:
 
     def __init__(self, worker: Worker) -> None:
         job = worker.job
-        parts = (job, worker.replica, worker.ctx, worker.device)
+        parts = (job, worker.replica, worker.along, worker.device)
         test, held = job.data.test, job.data.validation
         self.test = Evaluation(*parts, test) if test is not None else None
         self.validation = Evaluation(*parts, held) if held is not None else None

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from paceline.collectives.base import choose
+from paceline.collectives.base import Collective, choose
 from paceline.common.seeding import derive, generator, seed_everything
 from paceline.data.adopt import some_indices
 from paceline.data.base import Stream
 from paceline.data.content import split, to_device
 from paceline.errors import BadRequest
 from paceline.faults.base import Fault
+from paceline.parallel.base import Given, Part
 from paceline.record.machine import cpu_name
 from paceline.registry import Spec
 from paceline.replica import remembered
 from paceline.replica.memory_format import measure_memory_format
 from paceline.replica.precision import Precision
 from paceline.replica.replica import Replica, enter_training
+from paceline.request.groups import grouped
 from paceline.request.job import Job
 from paceline.request.session import Session
+from paceline.run.whole import names_by_group
 from paceline.strategies.base import Context, Strategy, codec_for
 from paceline.transport.activity import Point
 from paceline.transport.base import Transport
@@ -84,6 +87,24 @@ def make_context(
     return ctx
 
 
+def along_copies(job: Job, ctx: Context) -> Context:
+    """What the strategy sees of a model that is split: this rank's part in all copies."""
+    arrangement, rank = job.arrangement, ctx.worker_index
+    copies = ctx.peers.group(arrangement.ranks_of_part(rank))
+
+    def collective(name: str) -> Collective:
+        return choose(name, copies)
+
+    return replace(
+        ctx,
+        transport=copies,
+        peers=copies,
+        worker_index=copies.rank,
+        workers=copies.size,
+        collective=collective,
+    )
+
+
 def group_apart(transport: Transport, ranks: Sequence[int], number: int = 0) -> Transport:
     """Return a group that can be closed while the transport that it is made from stays open."""
     if tuple(ranks) == transport.present and transport.traits.second_channel:
@@ -107,6 +128,15 @@ class Rank:
     meter: Meter
     faults: list[Fault]
     notify: Notify
+    # What the strategy sees: the workers that hold the same part of the model. It is `ctx` unless
+    # the model is split.
+    along: Context
+    whole_order: Sequence[Sequence[str]] = ()  # of a model that is split: its optimizer's groups
+
+    @property
+    def parts(self) -> int:
+        """The workers that hold a copy of the model together."""
+        return self.job.arrangement.parts
 
     @classmethod
     def of(
@@ -132,7 +162,8 @@ class Rank:
             overlap=config.overlap == "on",
             say=lambda text: notify("waiting", {"text": text}),
         )
-        return cls(job, session.device, strategy, ctx, metered.meter, faults, notify)
+        along = along_copies(job, ctx) if job.arrangement.form is not None else ctx
+        return cls(job, session.device, strategy, ctx, metered.meter, faults, notify, along)
 
     def replica(self) -> Replica:
         """Build the model, its optimizer and its flat buffers.
@@ -144,15 +175,20 @@ class Rank:
         seed_everything(job.config.seed)
         model = job.model().to(self.device)
         enter_training(model)
-        if ctx.worker_index != 0:
-            seed_everything(derive(job.config.seed, "worker", ctx.transport.rank))
+        part = None
+        if job.arrangement.form is not None:
+            part = self._part(model)
+            model = part.model
+        if self.along.worker_index != 0:
+            copy = ctx.transport.rank if part is None else self.along.worker_index
+            seed_everything(derive(job.config.seed, "worker", copy))
         loss = job.loss() if job.config.step is None else no_loss
         channels_last = self._memory_format(model) == "channels_last"
         if channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Replica(
             model,
-            job.optimizer(model),
+            job.optimizer(model, whole=part is None),
             loss,
             flat=self.strategy.traits.flat,
             channels_last=channels_last,
@@ -160,7 +196,26 @@ class Rank:
             clip_norm=job.config.clip_norm,
             step=job.step_function(),
             allocate=ctx.transport.allocate,
+            part=part,
         )
+
+    def _part(self, model: torch.nn.Module) -> Part:
+        """Split the model with the workers that hold this copy of it."""
+        job, arrangement = self.job, self.job.arrangement
+        self.whole_order = names_by_group(model, grouped(model, job.config.groups))
+        group = self.ctx.peers.group(arrangement.ranks_of_copy(self.ctx.worker_index))
+        inputs, _ = self._samples()
+        given = Given(group, inputs, job.config.seed, self.ctx.peers)
+        return arrangement.build().split(model, given)
+
+    def _samples(self) -> tuple[Any, Any]:
+        """Some training samples, the same on all workers."""
+        job, train = self.job, self.job.data.train
+        assert not isinstance(train, Stream)
+        some = min(32, max(job.batch_sizes), len(train))
+        indices = some_indices(train, job.data.loader, some)
+        inputs, targets = to_device(split(train.batch(indices)), self.device)
+        return inputs, targets
 
     def _memory_format(self, model: torch.nn.Module) -> str:
         """Return the memory format that worker 0 has measured to be the faster one."""
@@ -171,9 +226,7 @@ class Rank:
         train = job.data.train
         measures = ctx.worker_index == 0 and job.config.step is None
         if measures and not isinstance(train, Stream):
-            some = min(32, max(job.batch_sizes), len(train))
-            indices = some_indices(train, job.data.loader, some)
-            inputs, targets = to_device(split(train.batch(indices)), self.device)
+            inputs, targets = self._samples()
             choice += self._faster_format(model, inputs, targets) == "channels_last"
         ctx.transport.control.broadcast(choice)
         chosen = "channels_last" if int(choice) else "contiguous"

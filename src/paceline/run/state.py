@@ -18,6 +18,7 @@ from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
 from paceline.record import checkpoint
 from paceline.registry import Spec
+from paceline.run.whole import own_optimizer, whole_optimizer
 from paceline.strategies.parts.saved import Saved, on_device
 
 if TYPE_CHECKING:
@@ -30,10 +31,16 @@ def save(worker: Worker, best: bool = False) -> Path:
     """Write a checkpoint, perhaps that of the best evaluation. All workers call it together."""
     replica, ctx = worker.replica, worker.ctx
     weights = worker.strategy.consensus(replica)
-    with replica.holding(weights):
-        consensus = replica.state_dict() if ctx.worker_index == 0 else None
+    consensus, split = None, worker.job.arrangement.form is not None
+    if worker.along.worker_index == 0:
+        with replica.holding(weights):
+            consensus = replica.part.gather(replica.state_dict())
     own = own_state(worker, worker.strategy.state())
-    if not worker.strategy.traits.replicas_identical:
+    if split:
+        own["optimizer"] = None
+        if worker.along.worker_index == 0:
+            own["optimizer"] = whole_optimizer(replica.part, replica.optimizer, worker.whole_order)
+    if not worker.strategy.traits.replicas_identical and not split:
         own["weights"] = [r.params.clone() for r in replica.regions]
     path = checkpoint.save(
         worker.session.out / "checkpoints",
@@ -97,6 +104,7 @@ def about(worker: Worker) -> dict[str, Any]:
         "samples": _count(worker.job.data.train),
         "content": _content(worker),
         "privacy": worker.private.spent() if worker.private is not None else None,
+        "arrangement": str(worker.job.arrangement),
     }
 
 
@@ -131,7 +139,7 @@ def set_up(worker: Worker) -> None:
     if memory is not None:
         _load_replica(worker, memory)
     saved = _saved(worker, memory) if memory is not None else None
-    set_up_strategy(worker.strategy, worker.ctx, worker.replica, saved)
+    set_up_strategy(worker.strategy, worker.along, worker.replica, saved)
     if memory is not None:
         _load_own(worker, memory)
         worker.resumed_at = worker.step = memory.said["step"]
@@ -161,10 +169,15 @@ def _read(worker: Worker) -> Memory:
                 " same"
             )
     made = checkpoint.members(folder, said)
-    members = made if said["workers"] == ctx.workers else frozenset()
+    arrangement = str(worker.job.arrangement)
+    alike = said.get("arrangement", f"data={ctx.workers},whole=1") == arrangement
+    members = made if said["workers"] == ctx.workers and alike else frozenset()
     mine = ctx.worker_index in members
     own = checkpoint.load_own(folder, ctx.worker_index if mine else min(made, default=0))
-    return Memory(folder, said, members, own, mine)
+    memory = Memory(folder, said, members, own, mine)
+    if not alike and said["workers"]:
+        memory.told.append(f"{arrangement} instead of {said.get('arrangement', 'whole copies')}")
+    return memory
 
 
 def _load_replica(worker: Worker, memory: Memory) -> None:
@@ -174,12 +187,18 @@ def _load_replica(worker: Worker, memory: Memory) -> None:
     """
     replica, own = worker.replica, memory.own
     try:
-        replica.load_state_dict(checkpoint.load_weights(memory.folder / "model.safetensors"))
+        whole = checkpoint.load_weights(memory.folder / "model.safetensors")
+        replica.load_state_dict(replica.part.own(whole))
     except RuntimeError as error:
         raise BadRequest(
             f"{memory.folder} was made with another model: {str(error).splitlines()[-1].strip()}"
         ) from None
-    replica.load_optimizer(own["optimizer"])
+    kept = own["optimizer"]
+    if kept is None or worker.job.arrangement.form is not None:
+        kept = checkpoint.load_own(memory.folder, 0)["optimizer"]
+    if worker.job.arrangement.form is not None:
+        kept = own_optimizer(replica.part, kept, replica.optimizer, worker.whole_order)
+    replica.load_optimizer(kept)
     several = worker.config.accumulate > 1
     place = own["batches"]
     worker.batches.restore(place if several else without_accumulation(place))

@@ -35,6 +35,11 @@ class Place(Protocol):
     meter: Meter
 
     @property
+    def parts(self) -> int:
+        """The workers that hold a copy of the model together."""
+        ...
+
+    @property
     def notify(self) -> Notify: ...
 
 
@@ -56,12 +61,21 @@ class StepLog:
         self._leads = rank.ctx.worker_index == 0
         self._before = replace(rank.meter.totals["train"])
         self._last_notice = 0.0
+        self._inside = 0  # bytes of activations that this worker sent in this step
         # (seconds trained, samples of all workers) of the last steps
         self._recent: deque[tuple[float, float]] = deque(maxlen=RATE_OVER_STEPS)
 
     def start(self) -> None:
         """Count traffic from now on."""
         self._before = replace(self.rank.meter.totals["train"])
+
+    def computed(self, gradient_bytes: int) -> None:
+        """The passes of a step are made: what was sent in them, but for gradients, is activations.
+
+        Only a model that is split sends any.
+        """
+        sent = self.rank.meter.totals["train"].sent_bytes - self._before.sent_bytes
+        self._inside = sent - gradient_bytes
 
     def write(
         self,
@@ -99,6 +113,7 @@ class StepLog:
             sent=now.sent_bytes - before.sent_bytes,
             received=now.received_bytes - before.received_bytes,
             messages=now.messages - before.messages,
+            **({"inside": self._inside} if self.rank.parts > 1 else {}),
             **strategy.observed,
         )
         if self._leads:
@@ -110,7 +125,9 @@ class StepLog:
         if self.private is not None:
             assert loss is not None
             return self.private.revealed(batch, loss)
-        return {"n": batch.weight, "loss": loss}
+        parts = self.rank.parts
+        # The workers of a copy have the same samples: each counts its share of them.
+        return {"n": batch.weight if parts == 1 else batch.weight / parts, "loss": loss}
 
     def _notify(self, step: int, batch: Batch, loss: float | None) -> None:
         """Tell the progress a few times a second, and at the last step."""

@@ -118,7 +118,7 @@ class Worker:
         self.profile = Profile() if job.config.profile else None
         place = Rank.of(session, transport, recorder, notify)
         self.meter, self.faults = place.meter, place.faults
-        self.strategy, self.ctx = place.strategy, place.ctx
+        self.strategy, self.ctx, self.along = place.strategy, place.ctx, place.along
         self.leads = self.ctx.worker_index == 0  # this worker notifies, and saves the weights
         self.device = session.device
         self.now = transport.now
@@ -145,6 +145,7 @@ class Worker:
         # The step that the run goes on from, as long as later checkpoints may have to be removed.
         self.resumed_at: int | None = None
         self.replica = place.replica()
+        self.whole_order = place.whole_order
         snapshot.set_up(self)
         if self.config.compile is not None:
             self.replica.compile(self.config.compile)
@@ -161,7 +162,8 @@ class Worker:
             total_steps=self.total_steps,
             parameters=self.replica.parameter_count,
             memory_format="channels_last" if self.replica.channels_last else "contiguous",
-            **message_bytes(self.ctx, self.replica.regions),
+            **message_bytes(self.along, self.replica.regions),
+            **({"split": self.replica.part.described()} if job.arrangement.form else {}),
         )
 
     # --- setting up
@@ -174,7 +176,7 @@ class Worker:
                 train,
                 job.batch_sizes[0],
                 job.workers,
-                self.ctx.worker_index,
+                self.along.worker_index,
                 self.config.seed,
                 self.device,
                 stand_in,
@@ -183,7 +185,7 @@ class Worker:
         # Batches whose sizes change are not known ahead.
         changing = str(self.config.balance or "").startswith("measured")
         shards, seed = self.session.shards(), None if changing else self.config.seed
-        me = self.ctx.worker_index
+        me = self.along.worker_index
         return ShardBatches(train, shards, me, self.device, stand_in, seed, job.split)
 
     def _balance(self, drawn: Batches) -> Balance | None:
@@ -227,6 +229,7 @@ class Worker:
             began = timer.since
             replica.set_lr_factor(self.schedule(batch.step, self.total_steps))
             loss = self._compute(batch)
+            self.log.computed(replica.gradient_bytes)
             arrived = self.now()
             activity.enter("exchange")
             if replica.precision.scale is None or looking.all_finite(self):
@@ -287,6 +290,7 @@ class Worker:
             fault.before_step(batch.step + 1, self.ctx.transport.uncounted())
         began = self.now()
         gradients = self.private or self.replica
+        self.replica.part.begin(batch.step, batch.first)
         self.strategy.begin(self.replica, batch)
         loss = gradients.forward_backward(batch, self.strategy.scale(batch))
         for fault in self.faults:
@@ -312,7 +316,8 @@ class Worker:
             "summary",
             **summary_of(self.sampler, self.net, self.meter),
             times_known=self.meter.times_known,
-            **mean_message_bytes(self.ctx, self.replica.regions),
+            **mean_message_bytes(self.along, self.replica.regions),
+            **self.replica.part.summary(),
         )
         self.gathering.part(self.step)
         self.strategy.leave()
@@ -320,7 +325,7 @@ class Worker:
     def _save_and_evaluate(
         self, weights: Sequence[Tensor] | None, average: Sequence[Tensor]
     ) -> None:
-        if self.leads:  # before the last evaluation, which may fail
+        if self.along.worker_index == 0:  # before the last evaluation, which may fail
             self._save_weights("model.safetensors", weights)
             if average:
                 self._save_weights("model-ema.safetensors", average)
@@ -340,8 +345,9 @@ class Worker:
 
     def _save_weights(self, name: str, weights: Sequence[Tensor] | None) -> None:
         with self.replica.holding(weights):
-            state = self.replica.state_dict()
-        checkpoint.save_weights(self.session.out / name, state)
+            state = self.replica.part.gather(self.replica.state_dict())
+        if state is not None:
+            checkpoint.save_weights(self.session.out / name, state)
 
     def _is_over(self) -> bool:
         steps, epochs = self.job.steps, self.job.epochs

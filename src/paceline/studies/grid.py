@@ -32,10 +32,12 @@ from paceline.common.units import LONG_TIMES, parse_unit
 from paceline.errors import BadRequest, UnknownName
 from paceline.registry import load_plugin
 from paceline.request.checks import CHOICES
-from paceline.request.config import Config, apply_settings, label_of
+from paceline.request.config import Config, label_of
 from paceline.request.names import resolve_names
+from paceline.request.settings import apply_settings
 from paceline.studies import preparing
 from paceline.studies.points import (
+    NOT_AN_AXIS,
     alone,
     as_text,
     beside_the_point,
@@ -49,9 +51,6 @@ from paceline.studies.points import (
 TABLES = ("base", "axes", "prepare")  # of a file; what is added to one is merged
 BUILTIN = Path(__file__).parent / "builtin.toml"
 DEFAULT_GLOBAL_BATCH = 120  # divides by 1 to 6
-NOT_AN_AXIS = (
-    *("out", "resume", "max_time", "seed", "plugin", "data_dir", "target_accuracy", "callbacks"),
-)
 MOST_RUNS, CONFIRMED, MOST_CONFIRMED = 10_000, 2, 5  # the last two: settings
 
 

@@ -12,6 +12,10 @@ from paceline.registry import Spec, strategies, transports
 from paceline.request.config import SERIAL_DOES_NOT_KNOW, Config, strategy_for
 from paceline.strategies.base import traits_of
 
+NOT_AN_AXIS = (
+    *("out", "resume", "max_time", "seed", "plugin", "data_dir", "target_accuracy", "callbacks"),
+)
+
 
 def alone(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of the serial run on the same work.

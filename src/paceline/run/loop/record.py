@@ -106,6 +106,7 @@ class Place:
     strategy: Strategy
     ctx: Context
     meter: Meter
+    parts: int = 1
     notify: Notify = lambda kind, content: None
 
 

@@ -1,0 +1,1 @@
+"""One model on several workers: its layers, its weights or its images are split, not copied."""

@@ -1,0 +1,1 @@
+"""The timetables, one per file."""
