@@ -62,9 +62,9 @@ def show_run(
             style="yellow",
             markup=False,
         )
-    apart = _apart(record["workers"])
-    if apart:
-        console.print(apart, highlight=False)
+    for said in (_apart(record["workers"]), _bubble(record["workers"])):
+        if said:
+            console.print(said, highlight=False)
     if config.get("profile"):
         _profile(console, out)
     if record.get("lost"):
@@ -129,7 +129,29 @@ def _workers(workers: list[dict[str, Any]], console: Console) -> Table:
     sent = Column("sent", [size(w["payload_sent_bytes"]) for w in workers])
     names = [f"{'server ' if w['role'] == 'server' else ''}{w['rank']}" for w in workers]
     columns, steps = [samples, *parts, sent, cpu, memory], [drop(cpu), drop(samples), drop(memory)]
+    if any("split" in w for w in workers):  # each worker holds a part of the model
+        held = Column("weights", [f"{w.get('parameters') or 0:,.0f}" for w in workers])
+        inside = Column(
+            "of it\nactivations", [size(w.get("activation_sent_bytes")) for w in workers]
+        )
+        columns = [held, *parts, sent, inside, cpu, memory]
+        steps = [drop(cpu), drop(memory), drop(held)]
     return fit_table(console, "worker", names, columns, steps, Table)
+
+
+def _bubble(workers: list[dict[str, Any]]) -> str:
+    """Return how long the workers of a pipeline waited for each other, beside the theory."""
+    found = [w for w in workers if w.get("bubble") is not None]
+    if not found:
+        return ""
+    measured = sum(w["bubble"] for w in found) / len(found)
+    theory = found[0]["split"].get("bubble_in_theory")
+    cut = ", ".join(found[0]["split"].get("cut", ()))
+    where = f"; the stages begin at layer {cut}" if cut else ""
+    return (
+        f"bubble: workers waited {measured:.0%} of the passes' time; the timetable alone has"
+        f" {theory:.0%}, with equal stages and free messages{where}"
+    )
 
 
 def _apart(workers: list[dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from paceline.errors import BadRequest
 
 MEASURED_PASSES = 3
+COPIED_BYTES_PER_S = 1e9  # about what a core moves into a message, or out of it
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,15 @@ def refuse_idle(layers: Sequence[Layer], bounds: Sequence[int]) -> None:
 
 
 def balanced(
-    costs: Sequence[float], stages: int, trained: Sequence[bool] | None = None
+    costs: Sequence[float],
+    stages: int,
+    trained: Sequence[bool] | None = None,
+    messages: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """The cuts that make the most expensive stage as cheap as it can be.
 
-    `trained`: the layers that have weights to train; every stage gets one of them.
+    `trained`: the layers that have weights to train; every stage gets one of them. `messages`: what
+    a worker spends on a message of each layer's output.
     """
     count = len(costs)
     trained = trained or [True] * count
@@ -113,6 +118,8 @@ def balanced(
         raise BadRequest(
             f"{stages} stages for {sum(trained)} layers with weights to train: a stage needs one"
         )
+    edges = [0.0, *(messages or [0.0] * count)]
+    edges[count] = 0.0  # nobody gets the last output
     sums, found = [0.0], [0]
     for cost, has in zip(costs, trained, strict=True):
         sums.append(sums[-1] + cost)
@@ -124,7 +131,7 @@ def balanced(
         row, at = [float("inf")] * (count + 1), [0] * (count + 1)
         for i in range(k, count + 1):
             for j in range(k - 1, i):
-                worst = max(best[k - 1][j], sums[i] - sums[j])
+                worst = max(best[k - 1][j], sums[i] - sums[j] + edges[i] + edges[j])
                 if worst < row[i] and found[i] > found[j]:
                     row[i], at[i] = worst, j
         best.append(row)
@@ -136,9 +143,12 @@ def balanced(
     return tuple(reversed(bounds))
 
 
-def measured(layers: Sequence[Layer], inputs: Any) -> list[float]:
-    """The seconds of a forward and backward pass of each layer, the least of several."""
-    costs = [float("inf")] * len(layers)
+def measured(layers: Sequence[Layer], inputs: Any) -> tuple[list[float], list[float]]:
+    """The seconds of a forward and backward pass of each layer, the least of several.
+
+    Also what a worker spends on messages of its output: one there, and one with its gradient back.
+    """
+    costs, messages = [float("inf")] * len(layers), [0.0] * len(layers)
     modes = [(m, m.training) for layer in layers for m in layer.module.modules()]
     buffers = [(b, b.clone()) for layer in layers for b in layer.module.buffers()]
     random = torch.get_rng_state()
@@ -149,6 +159,7 @@ def measured(layers: Sequence[Layer], inputs: Any) -> list[float]:
                 began = time.perf_counter()
                 value = _passed(layer, value)
                 costs[number] = min(costs[number], time.perf_counter() - began)
+                messages[number] = 2 * value.nbytes / COPIED_BYTES_PER_S
     finally:
         torch.set_rng_state(random)
         for module, mode in modes:
@@ -157,7 +168,7 @@ def measured(layers: Sequence[Layer], inputs: Any) -> list[float]:
             buffer.copy_(before)
         for layer in layers:
             layer.module.zero_grad(set_to_none=True)
-    return costs
+    return costs, messages
 
 
 def _passed(layer: Layer, value: Any) -> Tensor:

@@ -66,8 +66,8 @@ class Staged(Form):
             if self.cut:
                 chosen = self._by_hand(layers, table.stages)
             else:
-                costs = measured(layers, given.inputs)
-                chosen = balanced(costs, table.stages, [*map(trains, layers)])
+                costs, messages = measured(layers, given.inputs)
+                chosen = balanced(costs, table.stages, [*map(trains, layers)], messages)
             bounds.copy_(torch.tensor(chosen))
         if everyone.size > 1:
             everyone.uncounted().control.broadcast(bounds, 0)

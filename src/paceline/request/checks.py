@@ -37,10 +37,10 @@ def checked(name: str, value: Any, kind: Any, default: Any) -> Any:
         return None
     if name == "metric" and (several := _several(value)):
         return tuple(_choice(name, each, default) for each in several)
+    if name in ("privacy", "parallel") and value == "none":
+        return None
     if name in CHOICES:
         return _choice(name, value, default)
-    if name == "privacy" and value == "none":
-        return None
     if name == "privacy" and isinstance(value, Mapping):
         return ",".join(f"{key}={format_value(v)}" for key, v in value.items())
     if name == "step":

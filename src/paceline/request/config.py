@@ -16,7 +16,8 @@ from paceline.request.checks import checked, in_range, positive
 
 LARGEST_FACTOR = 1e30  # float32 cannot hold a much larger factor of a gradient or a weight
 # shown without the option's name
-NAMES_THEMSELVES = ("strategy", "model", "optimizer", "data", "codec")
+NAMES_THEMSELVES = ("strategy", "parallel", "model", "optimizer", "data", "codec")
+NOTHING = {("codec", "none"), ("parallel", "none"), ("parallel", "None"), ("grid", "None")}
 SERIAL_DOES_NOT_KNOW = (
     "strategy", "workers", "parallel", "grid", "cut", "servers", "transport", "network", "codec",
     "shard", "partition", "balance", "overlap", "faults", "init", "lr_scaling",
@@ -27,7 +28,7 @@ def label_of(options: Mapping[str, str]) -> str:
     """Return the name of a setting, from the options that differ between settings: `allreduce,
     lr=0.1`.
     """
-    said = {k: v for k, v in options.items() if (k, v) != ("codec", "none")}
+    said = {k: v for k, v in options.items() if (k, v) not in NOTHING}
     return ", ".join(
         value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in said.items()
     )
@@ -300,7 +301,7 @@ class Config:
             config.parallel, config.grid, config.cut = arrangement.form, str(arrangement), None
             config.workers = arrangement.workers
         if config.strategy is None:
-            config.strategy = Spec.of(strategy_for(arrangement.copies))
+            config.strategy = Spec.of(strategy_for(config.workers))
         config.validate()
         return config
 

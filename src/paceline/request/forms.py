@@ -31,6 +31,11 @@ def check_form(job: Job, strategy: Strategy, model: nn.Module) -> None:
     for option, why in REFUSED.items():
         if getattr(config, option) != Config.options()[option].default:
             raise BadRequest(f"{option} cannot be used with parallel={name}: {why}")
+    if strategy.name == "serial" and arrangement.parts > 1:
+        raise BadRequest(
+            f"strategy serial is one worker, and parallel={name} has {arrangement.parts}: leave it"
+            " out; with one copy of the model no gradients are exchanged"
+        )
     traits = strategy.traits
     if traits.serves is not None or not traits.in_step or not traits.flat or traits.survives:
         fitting = "allreduce, ring-reduce, stepwise, local-sgd, diloco or psgd"

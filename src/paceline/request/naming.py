@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,21 @@ def default_out(config: Config) -> Path:
     parts = [
         _word(config.model, models),
         _word(config.data, sources),
-        _word(config.strategy, strategies),
+        _word(config.strategy, strategies)
+        if config.parallel is None
+        else Spec.of(config.parallel).name,
         str(config.workers),
     ]
     return Path("runs") / "-".join([time.strftime("%Y%m%d-%H%M%S"), *(p for p in parts if p)])
+
+
+def kept_together(config: Mapping[str, Any]) -> str:
+    """Return how a run's workers kept together, from its record: a strategy, or a form."""
+    form = config.get("parallel")
+    if form is None:
+        return str(config["strategy"])
+    several = not str(config.get("grid") or "data=1,").startswith("data=1,")
+    return f"{form}, {config['strategy']}" if several else str(form)
 
 
 def _word(value: Any, registry: Registry[Any]) -> str:

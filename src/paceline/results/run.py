@@ -16,6 +16,7 @@ from paceline.report.notebook import framed, html_table
 from paceline.report.render import render
 from paceline.report.run_rows import headline, number, result_rows, seconds
 from paceline.report.words import size
+from paceline.request.naming import kept_together
 from paceline.results import history, plot
 from paceline.results.evaluate import evaluate
 from paceline.results.model import Make, filled, make_model, saved_model
@@ -130,7 +131,9 @@ class Run:
         """Draw the loss and the metric over the steps; return matplotlib's Figure."""
         metric = self.record["result"]["metric"]
         config = self.record["config"]
-        title = f"{config['model']} on {config['data']}: {config['strategy']} x {config['workers']}"
+        title = (
+            f"{config['model']} on {config['data']}: {kept_together(config)} x {config['workers']}"
+        )
         return plot.plot(self.history, title, metric["name"] if metric else "accuracy")
 
     @property
@@ -164,8 +167,8 @@ class Run:
         rate = "" if r["samples_per_s"] is None else f", {r['samples_per_s']:,.0f} samples/s"
         ended = "" if self.record["status"] == "completed" else f", {self.record['status']}"
         return (
-            f"<Run {c['strategy']} x {c['workers']}: {r['steps']} steps{accuracy}{rate}{ended}, in"
-            f" {self.out}>"
+            f"<Run {kept_together(c)} x {c['workers']}: {r['steps']} steps{accuracy}{rate}{ended},"
+            f" in {self.out}>"
         )
 
     def _repr_html_(self) -> str:

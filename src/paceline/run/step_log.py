@@ -127,7 +127,10 @@ class StepLog:
             return self.private.revealed(batch, loss)
         parts = self.rank.parts
         # The workers of a copy have the same samples: each counts its share of them.
-        return {"n": batch.weight if parts == 1 else batch.weight / parts, "loss": loss}
+        own = batch.weight
+        if parts > 1:
+            own = own / parts if own % parts else own // parts
+        return {"n": own, "loss": loss}
 
     def _notify(self, step: int, batch: Batch, loss: float | None) -> None:
         """Tell the progress a few times a second, and at the last step."""

@@ -325,7 +325,8 @@ class StudySpec:
     def _completed(self, point: dict[str, Any]) -> dict[str, Any]:
         """Add a study's defaults: one thread per worker and a global batch."""
         refuse_simulated(point)
-        workers = Config.make({"workers": point.get("workers", 1)}).workers
+        shape = ("workers", "parallel", "grid", "cut")
+        workers = Config.make({k: point[k] for k in shape if point.get(k) is not None}).workers
         whole = {
             "strategy": "allreduce" if workers > 1 else "serial",
             "threads": 1,

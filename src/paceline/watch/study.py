@@ -11,7 +11,7 @@ from typing import Any
 from paceline.record.formats import STUDY
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run
 from paceline.record.shapes import number
-from paceline.request.config import label_of
+from paceline.request.naming import kept_together
 from paceline.watch.files import JsonFile, inside
 from paceline.watch.run import RunView, rounded
 
@@ -79,7 +79,7 @@ class StudyView:
         for run in self.runs.values():
             if run.record.refresh() and run.record.content and not run.label:
                 config = run.record.content["config"]
-                run.label = label_of({"strategy": str(config["strategy"])})
+                run.label = kept_together(config)
                 run.workers, run.seed = config["workers"], config.get("seed") or 0
             events = run.folder / "events"
             run.begun = inside(self.root, events) and events.is_dir()
