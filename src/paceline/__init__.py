@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from paceline.data.prepare.anything import prepare
     from paceline.errors import BadRequest, PacelineError, RunFailed
     from paceline.launch.join import join
+    from paceline.launch.split import SplitModel, split
     from paceline.run.own_loop import Pace
 
     __version__: str
@@ -21,6 +22,7 @@ __all__ = [
     "PacelineError",
     "Run",
     "RunFailed",
+    "SplitModel",
     "compare",
     "join",
     "load",
@@ -28,6 +30,7 @@ __all__ = [
     "prepare",
     "ray_train",
     "render",
+    "split",
     "study",
     "train",
 ]
@@ -45,6 +48,8 @@ _HOMES = {
     "prepare": "data.prepare.anything",
     "Pace": "run.own_loop",
     "join": "launch.join",
+    "split": "launch.split",
+    "SplitModel": "launch.split",
     "BadRequest": "errors",
     "PacelineError": "errors",
     "RunFailed": "errors",
