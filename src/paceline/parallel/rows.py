@@ -30,14 +30,10 @@ class Window:
         """How many rows the output has."""
         reach = self.dilation * (self.kernel - 1) + 1
         room = rows + 2 * self.padding - reach
-        if room < 0:
-            return 0
-        count = room // self.stride + 1
-        if self.ceil and room % self.stride:
-            count += 1
-            if (count - 1) * self.stride >= rows + self.padding:  # it would begin in the padding
-                count -= 1
-        return count
+        count = (room + (self.stride - 1 if self.ceil else 0)) // self.stride + 1
+        if self.ceil and (count - 1) * self.stride >= rows + self.padding:
+            count -= 1  # the last one would begin in the padding
+        return max(0, count)
 
     def looked_at(self, span: Span) -> Span:
         """The input rows of some output rows, beyond the image where there is padding."""

@@ -24,6 +24,7 @@ from paceline.report.document.tables import (
     all_settings,
     containers,
     main_table,
+    splits,
     used,
 )
 from paceline.report.lines import Study
@@ -105,7 +106,7 @@ def document(study: Study) -> Document:
         method=method(study),
         more=[
             table
-            for table in (all_settings(study), used(study), containers(study))
+            for table in (all_settings(study), used(study), splits(study), containers(study))
             if table is not None
         ],
         environment=_environment(study),

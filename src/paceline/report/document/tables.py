@@ -13,6 +13,9 @@ from paceline.report.judge import serial_speedup, speed
 from paceline.report.lines import INSECURE, Line, Spread, Study
 from paceline.report.resources import resource_table, why_no_network, without_messages
 from paceline.report.score import score_of
+from paceline.report.splits import MEANING as SPLIT
+from paceline.report.splits import split_table
+from paceline.report.splits import told as bubbles
 from paceline.report.tables import Row
 from paceline.report.words import count, listed, percent, seconds, size, times, with_range
 
@@ -242,6 +245,27 @@ def containers(study: Study) -> Table | None:
     ]
     caption = "CPU, memory, network and block I/O of the container of each rank."
     return _table("Containers", caption, rows, [MEANING], wide=True) if rows else None
+
+
+def splits(study: Study) -> Table | None:
+    """Return what each worker of split models held and sent; None where all models were whole."""
+    rows = []
+    for row in split_table(study):
+        measured, theory = bubbles(row)
+        rows.append(
+            [
+                ("setting", TEXT, code(row["setting"])),
+                ("worker", TEXT, plain(f"{row['rank']} of {row['workers']}")),
+                ("parameters", NUMBER, plain(f"{row['parameters'] or 0:,.0f}")),
+                ("activations\na step", NUMBER, plain(size(row["activation_bytes"]))),
+                ("gradients\na step", NUMBER, plain(size(row["gradient_bytes"]))),
+                ("memory", NUMBER, plain(size(row["rss_peak_bytes"]))),
+                ("bubble", NUMBER, plain(measured)),
+                ("bubble\nin theory", NUMBER, plain(theory)),
+            ]
+        )
+    caption = "What each worker of a split model held and sent."
+    return _table("Split models", caption, rows, [SPLIT], wide=True) if rows else None
 
 
 def _used(study: Study, row: Row) -> Cells:

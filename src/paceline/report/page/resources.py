@@ -10,6 +10,9 @@ from paceline.report.lines import Study
 from paceline.report.page.markup import breakable, prose, table
 from paceline.report.resources import USED, resource_table, why_no_network, without_messages
 from paceline.report.score import score_of
+from paceline.report.splits import MEANING as SPLIT
+from paceline.report.splits import split_table
+from paceline.report.splits import told as bubbles
 from paceline.report.tables import Row
 from paceline.report.words import listed, percent, seconds, size
 
@@ -38,7 +41,7 @@ def resources_section(study: Study) -> str:
     notes = "".join(f"<p class=note>{prose(note)}</p>" for note in _notes(study))
     return (
         f'<section id="resources"><h2>Resources</h2><p class=note>{prose(MEANING)}</p>'
-        f"{table(head, cells)}{notes}{_containers(study)}</section>"
+        f"{table(head, cells)}{notes}{_splits(study)}{_containers(study)}</section>"
     )
 
 
@@ -62,6 +65,31 @@ def _containers(study: Study) -> str:
     ]
     return (
         f'<h3 id="containers">Containers</h3><p class=note>{prose(CONTAINERS)}</p>'
+        f"{table(head, cells)}"
+    )
+
+
+def _splits(study: Study) -> str:
+    """Return the table of the workers of split models; nothing where all models were whole."""
+    rows = split_table(study)
+    if not rows:
+        return ""
+    head = ["setting", "worker", "parameters", "activations<br>a step", "gradients<br>a step"]
+    head += ["memory", "bubble", "bubble<br>in theory"]
+    cells = [
+        [
+            breakable(row["setting"]),
+            f"{row['rank']} of {row['workers']}",
+            f"{row['parameters'] or 0:,.0f}",
+            size(row["activation_bytes"]),
+            size(row["gradient_bytes"]),
+            size(row["rss_peak_bytes"]),
+            *bubbles(row),
+        ]
+        for row in rows
+    ]
+    return (
+        f'<h3 id="split-models">Split models</h3><p class=note>{prose(SPLIT)}</p>'
         f"{table(head, cells)}"
     )
 
