@@ -14,7 +14,7 @@ from paceline.report.commentary.comment import Comment
 from paceline.report.judge import TO_ACCURACY, judge
 from paceline.report.lines import Line, Study
 from paceline.report.words import listed, seconds, times
-from paceline.request.config import label_of
+from paceline.request.naming import label_of
 
 
 def rate_of(network: str) -> float:

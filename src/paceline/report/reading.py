@@ -10,7 +10,7 @@ from paceline.errors import BadRequest
 from paceline.record.formats import STUDY
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run
 from paceline.report.lines import Line, RunRecord, Study
-from paceline.request.config import label_of
+from paceline.request.naming import label_of
 
 NOT_COMPARED = ("out", "seed", "batch_sizes", "oversubscribed", "resume", "workers", "data_dir")
 # options that follow from the strategy and the workers unless the user gives them

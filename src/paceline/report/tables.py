@@ -12,7 +12,7 @@ from paceline.report.columns import BY_KEY, compared_columns, measured
 from paceline.report.judge import SPEED, Judge, Quantity, Verdict, judge
 from paceline.report.lines import Line, RunRecord, Spread, Study
 from paceline.report.score import UNKNOWN_POINTS, score_of
-from paceline.request.config import label_of
+from paceline.request.naming import label_of
 
 Row = dict[str, Any]
 MOST_POINTS = 60  # of one worker's resources over time

@@ -15,23 +15,10 @@ from paceline.request.arrangement import Arrangement, arranged
 from paceline.request.checks import checked, in_range, positive
 
 LARGEST_FACTOR = 1e30  # float32 cannot hold a much larger factor of a gradient or a weight
-# shown without the option's name
-NAMES_THEMSELVES = ("strategy", "parallel", "model", "optimizer", "data", "codec")
-NOTHING = {("codec", "none"), ("parallel", "none"), ("parallel", "None"), ("grid", "None")}
 SERIAL_DOES_NOT_KNOW = (
     "strategy", "workers", "parallel", "grid", "cut", "servers", "transport", "network", "codec",
     "shard", "partition", "balance", "overlap", "faults", "init", "lr_scaling",
 )  # fmt: skip
-
-
-def label_of(options: Mapping[str, str]) -> str:
-    """Return the name of a setting, from the options that differ between settings: `allreduce,
-    lr=0.1`.
-    """
-    said = {k: v for k, v in options.items() if (k, v) not in NOTHING}
-    return ", ".join(
-        value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in said.items()
-    )
 
 
 def option(default: Any, kind: Any, help: str, group: str) -> Any:

@@ -1,4 +1,4 @@
-"""The name of the folder of a run that was given none: the time and the run."""
+"""Names that people read: of a setting, of a run, of the folder of a run that was given none."""
 
 from __future__ import annotations
 
@@ -15,6 +15,21 @@ from paceline.registry import Registry, Spec, models, sources, strategies
 from paceline.request.config import Config
 
 LONGEST = 24  # characters of each part
+# shown without the option's name
+NAMES_THEMSELVES = ("strategy", "parallel", "model", "optimizer", "data", "codec")
+NOTHING = {("codec", "none"), ("parallel", "none"), ("parallel", "None"), ("grid", "None")}
+
+
+def label_of(options: Mapping[str, str]) -> str:
+    """Return the name of a setting, from the options that differ between settings: `allreduce,
+    lr=0.1`.
+    """
+    said = {k: v for k, v in options.items() if (k, v) not in NOTHING}
+    if "parallel" in said and said.get("strategy") == "allreduce":  # the default along the copies
+        del said["strategy"]
+    return ", ".join(
+        value if name in NAMES_THEMSELVES else f"{name}={value}" for name, value in said.items()
+    )
 
 
 def default_out(config: Config) -> Path:

@@ -32,8 +32,9 @@ from paceline.common.units import LONG_TIMES, parse_unit
 from paceline.errors import BadRequest, UnknownName
 from paceline.registry import load_plugin
 from paceline.request.checks import CHOICES
-from paceline.request.config import Config, label_of
+from paceline.request.config import Config
 from paceline.request.names import resolve_names
+from paceline.request.naming import label_of
 from paceline.request.settings import apply_settings
 from paceline.studies import preparing
 from paceline.studies.points import (
@@ -41,11 +42,12 @@ from paceline.studies.points import (
     alone,
     as_text,
     beside_the_point,
+    counted,
     each_once,
     is_serial,
     product,
     refuse_simulated,
-    worker_counts,
+    workers_of,
 )
 
 TABLES = ("base", "axes", "prepare")  # of a file; what is added to one is merged
@@ -146,8 +148,8 @@ class StudySpec:
         if variant == "full" and "cut" not in (chosen or {}):
             table["cut"] = ""
         for key in ("base", "axes"):
-            table[key] = _counted(table.get(key, {}))
-        table["also"] = [_counted(group) for group in table.get("also", [])]
+            table[key] = counted(table.get(key, {}))
+        table["also"] = [counted(group) for group in table.get("also", [])]
         study = cls(**{**table, "seeds": _seeds(table.get("seeds", 1))}, name=name)
         study._check()
         return study
@@ -325,8 +327,7 @@ class StudySpec:
     def _completed(self, point: dict[str, Any]) -> dict[str, Any]:
         """Add a study's defaults: one thread per worker and a global batch."""
         refuse_simulated(point)
-        shape = ("workers", "parallel", "grid", "cut")
-        workers = Config.make({k: point[k] for k in shape if point.get(k) is not None}).workers
+        workers = workers_of(point)
         whole = {
             "strategy": "allreduce" if workers > 1 else "serial",
             "threads": 1,
@@ -359,12 +360,6 @@ class StudySpec:
                 for e in self.also
             ],
         }
-
-
-def _counted(options: dict[str, Any]) -> dict[str, Any]:
-    if "workers" not in options:
-        return options
-    return {**options, "workers": worker_counts(options["workers"])}
 
 
 def _table(name: str, given: Any) -> dict[str, Any]:

@@ -93,6 +93,19 @@ def as_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def workers_of(point: dict[str, Any]) -> int:
+    """Return the workers of a point: as given, or as many as its form and grid need."""
+    shape = ("workers", "parallel", "grid", "cut")
+    return Config.make({k: point[k] for k in shape if point.get(k) is not None}).workers
+
+
+def counted(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with `cores` in the number of workers replaced by a number."""
+    if "workers" not in options:
+        return options
+    return {**options, "workers": worker_counts(options["workers"])}
+
+
 def worker_counts(values: Any) -> Any:
     """Replace `cores` and `2*cores` by numbers, in a value or a list of values."""
     if isinstance(values, list):
