@@ -57,6 +57,11 @@ def apart(one: paceline.Run, other: paceline.Run) -> float:
     [
         ("pipeline:micro=3,schedule=zero-bubble", "shm"),
         ("pipeline:micro=4", "gloo"),
+        pytest.param("pipeline:micro=4,engine=torch", "gloo", marks=pytest.mark.slow),
+        pytest.param("pipeline:micro=4,engine=torch,schedule=gpipe", "shm", marks=pytest.mark.slow),
+        pytest.param(
+            "pipeline:micro=4,engine=torch,schedule=interleaved", "gloo", marks=pytest.mark.slow
+        ),
         ("tensor", "shm"),
         pytest.param("tensor", "gloo", marks=pytest.mark.slow),
         ("domain", "gloo"),
@@ -71,7 +76,8 @@ def test_processes_train_like_one_piece(tmp_path: Path, form: str, transport: st
     whole = train(tmp_path / "whole", parallel="layers:stages=1")
     split = train(tmp_path / "split", parallel=form, workers=2, transport=transport)
     assert apart(whole, split) < 1e-12
-    assert all(w["activation_sent_bytes"] > 0 for w in split.record["workers"])
+    if "engine=torch" not in form:  # PyTorch's messages are not seen
+        assert all(w["activation_sent_bytes"] > 0 for w in split.record["workers"])
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from paceline.errors import BadRequest
 from paceline.parallel.staged import Staged
 from paceline.parallel.timetable import Timetable, alone
+from paceline.parallel.torch_engine import SCHEDULES
 from paceline.registry import Spec, forms, timetables
 
 
@@ -21,6 +22,7 @@ class Pipeline(Staged):
     schedule: Annotated[str, "the timetable: gpipe, 1f1b, interleaved, zero-bubble"] = "1f1b"
     each: Annotated[int, "stages per worker (interleaved: 2)"] = 0
     cut: Annotated[str, "first layers of the stages, as 3;6 (default: by measured time)"] = ""
+    engine: Annotated[Literal["ours", "torch"], "torch: PyTorch's own, for comparison"] = "ours"
 
     def __post_init__(self) -> None:
         for name in ("stages", "each"):
@@ -29,6 +31,10 @@ class Pipeline(Staged):
         if self.micro < 1:
             raise BadRequest(f"pipeline: micro={self.micro}: 1 or more")
         timetables.entry(self.schedule)  # raises with the names that there are
+        if self.engine == "torch" and self.schedule not in SCHEDULES:
+            raise BadRequest(
+                f"engine=torch with schedule={self.schedule}: it runs {', '.join(SCHEDULES)}"
+            )
         if self.each and self.schedule != "interleaved":
             raise BadRequest(
                 f"each={self.each}: only schedule=interleaved has several stages per worker"

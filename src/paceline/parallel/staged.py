@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.content import cut_rows, rows
-from paceline.errors import NotFinite
+from paceline.errors import BadRequest, NotFinite
 from paceline.parallel.base import Form, Given, Part, Passes, device_of
 from paceline.parallel.cut import (
     Layer,
@@ -29,6 +29,7 @@ from paceline.parallel.execute import Executor, Micro
 from paceline.parallel.later import Later, compute_later
 from paceline.parallel.stage import Stage, Stages
 from paceline.parallel.timetable import Timetable, timing
+from paceline.parallel.torch_engine import TorchEngine
 from paceline.types import Batch
 
 
@@ -37,6 +38,7 @@ class Staged(Form):
 
     stages: int = 0  # workers that hold the model together; 0: all
     cut: str = ""  # the first layers of the stages; empty: by measured time
+    engine: str = "ours"  # torch: PyTorch's own schedules make the passes
 
     def parts(self) -> int | None:
         return self.stages or None
@@ -93,6 +95,12 @@ class StagedPart(Part):
         if table.weights_apart:
             compute_later(self.model, later)
         self.executor = Executor(group, own, device_of(self.model), self._enter, later)
+        self.theirs: TorchEngine | None = None
+        if form.engine == "torch" and group.size > 1:
+            if given.everyone.size > group.size:
+                raise BadRequest("engine=torch has one copy of the model: leave the grid out")
+            device = device_of(self.model)
+            self.theirs = TorchEngine(group, own, table.stages, device, self._enter)
         self._first = 0
         assert isinstance(self.model, Stages)
         self.model.whole = lambda x: self.executor.forward(table, x)
@@ -109,15 +117,21 @@ class StagedPart(Part):
         table = self.form.timetable(self.size, count)
         micros = list(self._cut(batch, table.micros))
 
+        def scaled(outputs: Tensor, targets: Any) -> Tensor:
+            return passes.loss(outputs, targets) * scale
+
         def loss(outputs: Tensor, micro: Micro) -> Tensor:
             mean = passes.loss(outputs, micro.targets)
             return mean * (scale * micro.rows / count)
 
-        value = torch.tensor(
-            [self.executor.run(table, micros, loss, passes.computing)], dtype=torch.float64
-        )
-        waited = self.executor.waited
-        self.idle_s, self.busy_s = self.idle_s + waited.idle_s, self.busy_s + waited.busy_s
+        if self.theirs is not None and self.theirs.fits(micros):
+            with passes.computing():
+                made = self.theirs.run(table, batch.inputs, batch.targets, micros, scaled)
+        else:
+            made = self.executor.run(table, micros, loss, passes.computing)
+            waited = self.executor.waited
+            self.idle_s, self.busy_s = self.idle_s + waited.idle_s, self.busy_s + waited.busy_s
+        value = torch.tensor([made], dtype=torch.float64)
         if self.size > 1:  # the last stage tells the others the loss
             assert self.group is not None
             self.group.uncounted().control.broadcast(value, table.place[-1])
