@@ -288,6 +288,8 @@ def tied() -> nn.Module:
         (MODELS["cnn"], {"parallel": "pipeline:schedule=2f", "workers": 2}, "timetable"),
         (MODELS["cnn"], {"parallel": "pipeline:micro=0", "workers": 2}, "micro=0: 1 or more"),
         (MODELS["cnn"], {"parallel": "pipeline:stages=2", "workers": 3}, "do not divide them"),
+        (MODELS["cnn"], {"parallel": "tensor"}, "over how many workers the model is split"),
+        (MODELS["cnn"], {"parallel": "pipeline:micro=2"}, "over how many workers"),
         (MODELS["cnn"], {"grid": "data=2"}, "splits nothing"),
         (MODELS["cnn"], {"grid": "data=2,tensor=2,domain=2"}, "two axes"),
         (MODELS["cnn"], {"grid": "data=x,tensor=2"}, "each axis once with its size"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.commands import PACELINE, run
+from tests.commands import PACELINE, Popen, run
 from torch import Tensor, nn
 
 import paceline
@@ -45,6 +47,13 @@ def train(out: Path, **options: Any) -> paceline.Run:
         "threads": 1, "deadline_s": 20, "out": str(out), "progress": False,
     }  # fmt: skip
     return paceline.train(**{**given, **options})
+
+
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
 
 
 def apart(one: paceline.Run, other: paceline.Run) -> float:
@@ -103,6 +112,32 @@ def test_a_grid_on_processes(tmp_path: Path) -> None:
     for form in ("pipeline", "tensor", "domain"):
         split = train(tmp_path / form, grid=f"data=2,{form}=2", batch_size=6)
         assert apart(whole, split) < 1e-12
+
+
+@pytest.mark.slow
+def test_a_run_that_leaves_is_gone_on_with(tmp_path: Path) -> None:
+    """SIGTERM after some steps: a checkpoint, exit code 143; the same command goes on."""
+    words = [
+        PACELINE, "train", "--model", "cnn", "--data", "synthetic:shape=1x20x20,samples=400",
+        "--parallel", "pipeline:stages=2,micro=4", "--cut", "4", "--steps", "60", "--threads", "1",
+        "--checkpoint-every", "1000", "--evaluate-every", "1000", "--resume", "auto",
+    ]  # fmt: skip
+    options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True}
+    slowly = [*words, "--faults", "slow:rank=1,factor=20", "--out", "left"]
+    with Popen(slowly, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as left:
+        events = tmp_path / "left" / "events" / "worker-0.jsonl"
+        until(lambda: events.exists() and '"step"' in events.read_text(), 60)
+        left.terminate()
+        _, said = left.communicate(timeout=60)
+    assert left.returncode == 143, said
+    again = run([*words, "--out", "left"], timeout=120, **options)
+    assert again.returncode == 0, again.stderr
+    assert "going on from step" in again.stderr
+    unbroken = run([*words, "--out", "whole"], timeout=120, **options)
+    assert unbroken.returncode == 0, unbroken.stderr
+    one, other = (paceline.load(tmp_path / name) for name in ("left", "whole"))
+    assert one.record["result"]["steps"] == 60
+    assert apart(one, other) == 0.0
 
 
 LOOP = """

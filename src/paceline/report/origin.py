@@ -8,6 +8,7 @@ from typing import Any
 from paceline.report.lines import Study
 from paceline.report.page.markup import table
 from paceline.report.words import percent
+from paceline.request.naming import kept_together
 
 STAGES = {
     "start": "starting the engine",
@@ -69,7 +70,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
     result, config, metric = record["result"], record["config"], record["result"].get("metric")
     privacy = record.get("privacy")
     return (
-        f"{html.escape(str(config['strategy']))} x {html.escape(str(config['workers']))}",
+        f"{html.escape(kept_together(config))} x {html.escape(str(config['workers']))}",
         f"{sum(record['data']['seconds'].values()):.2f} s",
         f"{result['train_s']:.2f} s",
         f"{result['wall_s']:.2f} s",

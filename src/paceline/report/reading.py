@@ -110,9 +110,10 @@ def _from_runs(folder: Path, folders: list[Path]) -> Study:
         own = [k for k in FOLLOW if len({str(r["config"].get(k)) for _, r in members}) > 1]
         for path, record in members:
             config = record["config"]
-            varied = {"strategy": str(config["strategy"])} | {
-                k: str(config.get(k)) for k in (*differing, *own)
-            }
+            form = config.get("parallel")
+            varied = {"strategy": str(config["strategy"])}
+            varied |= {"parallel": str(form)} if form is not None else {}
+            varied |= {k: str(config.get(k)) for k in (*differing, *own)}
             label = label_of(varied)
             line = lines.setdefault(
                 (label, int(config["workers"])), Line(label, int(config["workers"]), varied)

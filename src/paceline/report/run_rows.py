@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.request.naming import kept_together
+
 
 def result_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the results of a run, the metric that was asked for first. What is unknown is left
@@ -81,7 +83,7 @@ def headline(config: dict[str, Any], threads: Any) -> str:
     codec = f" with {config['codec']}" if config.get("codec", "none") != "none" else ""
     network = f" between hosts ({config['network']})" if config.get("network") else ""
     return (
-        f"{config['model']} on {config['data']}: {config['strategy']}{codec}, {workers}"
+        f"{config['model']} on {config['data']}: {kept_together(config)}{codec}, {workers}"
         f" worker{'s' if workers != 1 else ''} x {threads} thread{'s' if threads != 1 else ''},"
         f" {config.get('transport', '?')}{network}"
     )

@@ -71,6 +71,11 @@ def arranged(
         raise BadRequest(f"grid={grid} and parallel={spec} differ: {parts} and {own} parts")
     parts = parts or own
     if parts is None:
+        if workers == 1:
+            raise BadRequest(
+                f"parallel={spec} does not say over how many workers the model is split: give"
+                " workers=2, say"
+            )
         if copies is not None and workers % copies == 0:
             parts = workers // copies
         elif copies is None:
