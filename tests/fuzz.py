@@ -28,7 +28,8 @@ from paceline.cli.main import COMMANDS, cli
 from paceline.errors import PacelineError, WorkerFailed
 from paceline.launch.run import run
 from paceline.registry import ALL
-from paceline.request.config import CHOICES, Config
+from paceline.request.checks import CHOICES
+from paceline.request.config import Config
 from paceline.studies.folder import StudyFolder
 from paceline.studies.grid import StudySpec
 from paceline.watch.state import Watched

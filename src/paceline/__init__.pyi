@@ -21,6 +21,8 @@ from paceline.errors import BadRequest as BadRequest
 from paceline.errors import PacelineError as PacelineError
 from paceline.errors import RunFailed as RunFailed
 from paceline.launch.join import join as join
+from paceline.launch.split import SplitModel as SplitModel
+from paceline.launch.split import split as split
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import LRSchedule
 from paceline.report.lines import Study

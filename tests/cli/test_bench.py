@@ -6,18 +6,22 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from paceline.bench.measure import blocks, updates
+from paceline.bench.measure import blocks, parallel, updates
 from paceline.bench.measure import privacy as private_steps
 from paceline.bench.measure import strategies as contenders
 from paceline.bench.parts.benchmark import load, names
+from paceline.registry import models
 from paceline.transport.mpi.transport import MpiTransport
 
 
 def test_a_benchmark_is_a_file() -> None:
     """`parts`, `measure` and `peers` are folders; every other module can be measured and shown."""
     assert names() == [
-        "balance", "codecs", "collectives", "network", "prepare", "privacy", "shards", "strategies",
+        "balance", "codecs", "collectives", "network", "parallel", "prepare", "privacy", "shards",
+        "strategies",
     ]  # fmt: skip
     for name in names():
         benchmark = load(name)
@@ -112,6 +116,35 @@ def test_bench_privacy(cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
+def test_bench_parallel(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small models: a split model, PyTorch's pipeline, and the whole model, in turns."""
+    shapes = {"tensor": ("mlp:hidden=300x300", (16,)), "domain": ("cnn:dropout=0", (1, 24, 24))}
+
+    def small(name: str) -> Any:
+        torch.manual_seed(0)
+        if name == "pipeline":
+            model: Any = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+            return model, torch.randn(16, 8), torch.randint(0, 8, (16,)), ["pipeline:micro=8"]
+        spec, shape = shapes[name]
+        model = models.build(spec, input_shape=shape, classes=3)
+        return model, torch.randn(4, *shape), torch.randint(0, 3, (4,)), [name]
+
+    monkeypatch.setattr(parallel, "case_of", small)
+    code, out, err = cli("bench", "parallel", "--rounds", "1", "--steps", "1", "--json")
+    assert code == 0, err
+    cases = json.loads(out)["cases"]
+    assert set(cases) == {"pipeline", "tensor", "domain"}
+    assert set(cases["pipeline"]["ratios"]) == {
+        "one process", "one process, 2 threads", "PyTorch's",
+    }  # fmt: skip
+    assert 0 <= cases["pipeline"]["idle"]["median"] < 1
+    assert cases["pipeline"]["idle_in_theory"] == pytest.approx(1 / 9)
+    assert cases["tensor"]["held"] == pytest.approx(0.5, abs=0.02)
+    shown = " ".join(str(part) for part in load("parallel").show(json.loads(out)))
+    assert "the timetable has 11.1%" in shown
+
+
 def test_bench_shards(cli) -> None:
     words = ("bench", "shards", "--shards", "2", "--megabytes", "1", "--rounds", "2")
     code, out, err = cli(*words, "--steps", "5")

@@ -165,3 +165,15 @@ def test_a_held_folder_is_refused_before_its_checkpoints_are_read(tmp_path: Path
         pytest.raises(BadRequest, match="being continued by another process"),
     ):
         paceline.train(data="fashion-mini", resume=str(tmp_path))
+
+
+def test_a_workers_part_with_nothing_more_than_is_needed(tmp_path: Path) -> None:
+    """Checkpoints of 0.1.0 have just these; without one of them it is no worker's part."""
+    needed = ("optimizer", "random", "generators", "strategy", "epoch_start", "batches")
+    part = dict.fromkeys((*needed, "samples_seen"), 1)
+    torch.save(part, tmp_path / "worker-0.pt")
+    assert checkpoint.load_own(tmp_path, 0) == part
+    for name in part:
+        torch.save({k: v for k, v in part.items() if k != name}, tmp_path / "worker-0.pt")
+        with pytest.raises(DataCorrupt, match="is not a worker's part"):
+            checkpoint.load_own(tmp_path, 0)

@@ -114,3 +114,19 @@ def test_no_worker_gets_a_lone_row(rows: int, weights: list[float]) -> None:
     counts = Cuts(no_lone_row=True).split(rows, weights)
     assert sum(counts) == rows
     assert 1 not in counts
+
+
+def test_no_batch_of_one_row_is_left_for_batch_norm() -> None:
+    """Five rows in batches of two: the last batch has three, and no batch has one."""
+    cuts = Cuts(no_lone_row=True)
+    for rows, size, expected in (
+        (5, 2, [(0, 2), (2, 5)]),
+        (7, 3, [(0, 3), (3, 5), (5, 7)]),
+        (6, 5, [(0, 4), (4, 6)]),
+        (6, 2, [(0, 2), (2, 4), (4, 6)]),
+        (8, 3, [(0, 3), (3, 6), (6, 8)]),
+        (3, 1, [(0, 1), (1, 2), (2, 3)]),
+    ):
+        assert cuts.steps(rows, size) == len(expected), (rows, size)
+        found = [cuts.bounds(rows, size, position) for position in range(len(expected))]
+        assert found == expected, (rows, size)

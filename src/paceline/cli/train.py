@@ -28,6 +28,7 @@ REGISTRIES = {  # by option: the registry whose names it takes
     "loss": "losses",
     "metric": "metrics",
     "codec": "codecs",
+    "parallel": "forms",
     "transport": "transports",
     "faults": "faults",
     "callbacks": "callbacks",
@@ -55,6 +56,8 @@ METAVARS = {
     "step": "MODULE:FUNCTION",
     "groups": "PATTERN:key=value,...",
     "compile": "[BACKEND]",
+    "grid": "data=N,FORM=N",
+    "cut": "LAYER,...",
 }
 
 
