@@ -115,7 +115,6 @@ def test_bench_privacy(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "memory, 1.0 MB" in " ".join(shown.split())
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_bench_parallel(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """With small models: a split model, PyTorch's pipeline, and the whole model, in turns."""
@@ -145,6 +144,7 @@ def test_bench_parallel(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the timetable has 11.1%" in shown
 
 
+@pytest.mark.slow
 def test_bench_shards(cli) -> None:
     words = ("bench", "shards", "--shards", "2", "--megabytes", "1", "--rounds", "2")
     code, out, err = cli(*words, "--steps", "5")

@@ -8,10 +8,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.errors import BadRequest, UnknownName
-from paceline.parallel.base import Form
 from paceline.registry import Spec, forms
+
+if TYPE_CHECKING:
+    from paceline.parallel.base import Form
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,6 @@ def arranged(
         raise BadRequest(f"grid={grid} and parallel={spec} differ: {parts} and {own} parts")
     parts = parts or own
     if parts is None:
-        if workers == 1:
-            raise BadRequest(
-                f"parallel={spec} does not say over how many workers the model is split: give"
-                " workers=2, say"
-            )
         if copies is not None and workers % copies == 0:
             parts = workers // copies
         elif copies is None:

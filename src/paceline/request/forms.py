@@ -59,4 +59,10 @@ def check_form(job: Job, strategy: Strategy, model: nn.Module) -> None:
             f"parallel={name}: {random[0]} draws random numbers in the order of computing, which a"
             " split model does not have; nn.Dropout can be used"
         )
-    arrangement.build().check(model, arrangement.parts)
+    form = arrangement.build()
+    if arrangement.parts == 1 and form.parts() is None:
+        raise BadRequest(
+            f"parallel={arrangement.form} does not say over how many workers the model is split:"
+            " give workers=2, say"
+        )
+    form.check(model, arrangement.parts)
