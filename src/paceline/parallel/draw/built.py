@@ -49,7 +49,7 @@ def build(name: str, given: Shape) -> Built:
 
 
 def kind_of(module: nn.Module) -> str:
-    """A layer in a few words: Conv2d 5x5, Linear."""
+    """A layer in a few words: Conv2d 5x5, MaxPool2d 2x2/2 (with stride 2), Linear."""
     size = getattr(module, "kernel_size", None)
     words = type(module).__name__
     if size is not None:
@@ -57,7 +57,7 @@ def kind_of(module: nn.Module) -> str:
         words += f" {high}x{wide}"
         stride = getattr(module, "stride", 1)
         stride = stride[0] if isinstance(stride, tuple) else stride
-        words += f", stride {stride}" if stride != 1 else ""
+        words += f"/{stride}" if stride != 1 else ""
     return words
 
 

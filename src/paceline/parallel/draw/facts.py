@@ -96,6 +96,9 @@ def percent(share: float) -> str:
 
 def facts_of(name: str, stages: int, micros: int) -> Facts:
     """Build a timetable by its name. Raises BadRequest for more than can be drawn legibly."""
+    for option, value in (("stages", stages), ("micro", micros)):
+        if value < 1:
+            raise BadRequest(f"--{option} {value}: it must be 1 or more")
     if stages > MOST_STAGES:
         raise BadRequest(f"--stages {stages}: up to {MOST_STAGES} stages can be drawn legibly")
     if micros > MOST_MICROS:

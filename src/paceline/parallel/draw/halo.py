@@ -70,6 +70,13 @@ class Moved:
         return f"{t.source} -> {t.target}: {rows_words((t.low, t.high))}, {size}"
 
     @property
+    def state(self) -> tuple[tuple[str, ...], ...]:
+        """For each worker: the rows that it owns, needs and computes."""
+        spans = zip(self.movement.owned, self.movement.held, self.made, strict=True)
+        lines = [(str(rank), *map(span_words, own)) for rank, own in enumerate(spans)]
+        return (("worker", "owns", "needs", "computes"), *lines)
+
+    @property
     def title(self) -> str:
         return f"{self.layer} {self.kind}: {self.rows} -> {self.outputs} rows"
 
@@ -167,13 +174,13 @@ def table(built: Built, found: tuple[Moved, ...]) -> Table:
 def scene(built: Built, found: tuple[Moved, ...]) -> Scene:
     """Draw the movements: a step per layer."""
     items: list[Item] = []
-    steps = [
-        Step(0.0, "step 0: the start", "Each worker owns an even part of the rows of every image.")
-    ]
+    owned = tuple((str(r), span_words(s)) for r, s in enumerate(found[0].movement.owned))
+    begins = "Each worker owns an even part of the rows of every image."
+    steps = [Step(0.0, "step 0: the start", begins, (), (("worker", "owns"), *owned))]
     for number, m in enumerate(found):
         items += _movement(m, number)
         lines = tuple(map(m.sentence, m.sends))
-        steps.append(Step(number + 1.0, f"step {number + 1}: {m.title}", m.words, lines))
+        steps.append(Step(number + 1.0, f"step {number + 1}: {m.title}", m.words, lines, m.state))
     size = (2 * AXIS + 2 * BLOCK + GAP, TOP + HIGH + 10)
     return Scene(
         "halo", heading(built, len(found[0].made)), "", size, tuple(items), tuple(steps),

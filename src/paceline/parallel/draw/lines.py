@@ -30,6 +30,16 @@ def mark(facts: Facts, task: Task) -> str:
     return f"{kind}{task.micro}"
 
 
+def legend(facts: Facts) -> str:
+    """What the letters mean."""
+    words = "F forward, B backward"
+    if facts.table.weights_apart:
+        words += ", W gradient of the weights"
+    if facts.each > 1:
+        words += "; lower case: a worker's further stages"
+    return f"{words}; number: micro-batch"
+
+
 def _ranks(facts: Facts) -> range:
     return range(facts.workers)
 

@@ -25,11 +25,12 @@ class Panel extends Steps {
         </defs>${s.items.map(([body, , , , , , name]) =>
     `<g class="item" data-name="${safe(name)}">${body}</g>`).join("")}${cursor}`, "drawing")}</div>
       </div><div class="said">${s.cursor ? "" : step_buttons(s.name, s.steps.map(() => "steps"))}
-      <p class="phase"></p><p class="words"></p><ul class="sent"></ul></div>`;
+      <p class="phase"></p><p class="words"></p><ul class="sent"></ul>
+      <div class="scroll"><table class="state"></table></div></div>`;
     this.items = [...this.root.querySelectorAll(".item")];
     this.cursor = this.root.querySelector(".cursor");
     this.scroll = this.root.querySelector(".scroll");
-    this.part = Object.fromEntries(["phase", "words", "sent"]
+    this.part = Object.fromEntries(["phase", "words", "sent", "state"]
       .map((name) => [name, this.root.querySelector(`.${name}`)]));
     this.listen();
     this.shown = null;
@@ -68,11 +69,14 @@ class Panel extends Steps {
     const [step, share] = this.at(position), now = share > 0 ? step + 1 : step;
     if (this.shown === now) return;
     this.shown = now;
-    const [, phase, words, sent] = s.steps[now];
+    const [, phase, words, sent, state] = s.steps[now];
     this.press(now);
     this.part.phase.textContent = phase;
     this.part.words.textContent = words;
     this.part.sent.innerHTML = sent.map((line) => `<li>${safe(line)}</li>`).join("");
+    this.part.state.innerHTML = state.map((row, i) =>
+      `<tr>${row.map((cell) => (i ? `<td>${safe(cell)}</td>` : `<th>${safe(cell)}</th>`)).join("")}</tr>`
+    ).join("");
     this.root.dataset.step = now;
   }
 }

@@ -50,6 +50,7 @@ class Step:
     phase: str
     words: str = ""
     sent: tuple[str, ...] = ()
+    state: tuple[tuple[str, ...], ...] = ()  # a table: headings, then rows
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def _data(scene: Scene) -> dict[str, Any]:
         "cursor": scene.cursor,
         "whole": scene.whole,
         "items": [[i.body, i.start, i.end, i.until, i.ghost, i.slide, i.name] for i in scene.items],
-        "steps": [[s.at, s.phase, s.words, s.sent] for s in scene.steps],
+        "steps": [[s.at, s.phase, s.words, s.sent, s.state] for s in scene.steps],
     }
 
 

@@ -53,6 +53,10 @@ class Exchange:
     def words(self) -> str:
         return f"{self.how} {self.numbers:,} numbers, {size_words(self.size_bytes)}"
 
+    @property
+    def short(self) -> str:
+        return f"{self.how} {size_words(self.size_bytes)}"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -78,15 +82,17 @@ def parts(built: Built, workers: int) -> tuple[Part, ...]:
         raise BadRequest(f"--workers {workers}: up to {MOST_WORKERS} workers can be drawn legibly")
     TensorForm().check(built.model, workers)
     roles = roles_of(built.layers, workers)
-    back = needs_gradients(built.model)
+    back, features = needs_gradients(built.model), 1
     made: list[Part] = []
     for layer, role in zip(built.layers, roles, strict=True):
         if role == "block":
             assert isinstance(layer.module, Block)
             made += _block(built, layer.name, layer.module, workers)
-        else:
-            needed = back[layer.name]
-            made.append(_part(built, layer.name, layer.module, role, workers, needed))
+            continue
+        if role in ("outputs", "stacked"):
+            features = _features(layer.module)
+        needed = back[layer.name]
+        made.append(_part(built, layer.name, layer.module, role, features, workers, needed))
     if len(made) > MOST_LAYERS:
         raise BadRequest(
             f"{built.name} has {len(made)} layers: up to {MOST_LAYERS} can be drawn legibly"
@@ -95,8 +101,9 @@ def parts(built: Built, workers: int) -> tuple[Part, ...]:
 
 
 def _part(
-    built: Built, name: str, module: nn.Module, role: Role, workers: int, back: bool = True
+    built: Built, name: str, module: nn.Module, role: Role, features: int, workers: int, back: bool
 ) -> Part:
+    """A layer; `features` are those that are split over the workers."""
     given, out = (prod(shape) for shape in built.shapes[name])
     weights = sum(p.numel() for p in module.parameters())
     forward = backward = None
@@ -108,8 +115,8 @@ def _part(
         backward = Exchange("sum", given, workers)
     if workers == 1:
         forward = backward = None
-    return Part(name, _described(module), role, weights, _held(module, role, workers), forward,
-                backward)  # fmt: skip
+    held = _held(module, role, features, workers)
+    return Part(name, _described(module), role, weights, held, forward, backward)
 
 
 def _block(built: Built, name: str, block: Block, workers: int) -> Iterator[Part]:
@@ -119,45 +126,40 @@ def _block(built: Built, name: str, block: Block, workers: int) -> Iterator[Part
         "mlp.0": "outputs", "mlp.1": "along", "mlp.2": "inputs",
     }  # fmt: skip
     for own, role in roles.items():
-        module = block.get_submodule(own)
-        part = _part(built, f"{name}.{own}", module, role, workers)
-        if own.startswith("attention"):
-            heads = block.attention.heads
-            share = even(heads, workers)[0][1] / heads
-            weight, bias = (p.numel() for p in module.parameters())
-            held = round(weight * share + bias * (share if role == "outputs" else 1))
-            part = replace(part, held=held, heads=True)
-        yield part
+        module, heads = block.get_submodule(own), own.startswith("attention")
+        features = block.attention.heads if heads else _features(block.mlp[0])
+        part = _part(built, f"{name}.{own}", module, role, features, workers, True)
+        yield replace(part, heads=heads)
 
 
-def _held(module: nn.Module, role: Role, workers: int) -> int:
-    """The weights of a layer that worker 0 has."""
-    total = sum(p.numel() for p in module.parameters())
-    if role == "whole" or not total:
-        return total
-    if role == "inputs":
-        weight = module.weight
-        bias = total - weight.numel()  # type: ignore[union-attr,operator]
-        count = weight.shape[1]  # type: ignore[union-attr,index]
-        return int((total - bias) * even(count, workers)[0][1] // count) + bias
-    dim = 1 if isinstance(module, nn.Embedding) else 0
-    count = module.weight.shape[dim]  # type: ignore[union-attr,index]
-    return int(total * even(count, workers)[0][1] // count)
+def _held(module: nn.Module, role: Role, features: int, workers: int) -> int:
+    """The weights of a layer that worker 0 has, if it has its part of so many features."""
+    sizes = {name: p.numel() for name, p in module.named_parameters()}
+    if role == "whole" or not sizes:
+        return sum(sizes.values())
+    whole = sizes.pop("bias", 0) if role == "inputs" else 0  # the bias is added to the sum
+    return sum(sizes.values()) * even(features, workers)[0][1] // features + whole
+
+
+def _features(module: nn.Module) -> int:
+    """How many outputs a layer has that is split by outputs."""
+    names = ("out_features", "out_channels", "embedding_dim")
+    return int(next(getattr(module, name) for name in names if hasattr(module, name)))
 
 
 def _described(module: nn.Module) -> str:
     if isinstance(module, nn.Linear):
-        return f"Linear {module.in_features} -> {module.out_features}"
+        return f"Linear {module.in_features}->{module.out_features}"
     if isinstance(module, nn.Conv2d):
-        return f"{kind_of(module)}, {module.in_channels} -> {module.out_channels}"
+        return f"{kind_of(module)}, {module.in_channels}->{module.out_channels}"
     return kind_of(module)
 
 
 def table(built: Built, found: tuple[Part, ...], workers: int) -> Table:
     """Splits and exchanges by layer."""
-    lines = [
-        (p.layer, p.kind, p.split, p.forward.words if p.forward else "",
-         p.backward.words if p.backward else "")
+    lines: list[tuple[str, ...]] = [
+        (p.layer, p.kind, p.split, p.forward.short if p.forward else "",
+         p.backward.short if p.backward else "")
         for p in found
     ]  # fmt: skip
     sizes, sent = [], []
@@ -167,10 +169,10 @@ def table(built: Built, found: tuple[Part, ...], workers: int) -> Table:
     lines.append(("all", "", "", *map(size_words, sizes)))
     held, total = sum(p.held for p in found), sum(p.weights for p in found)
     return Table(
-        ("layer", "kind", "split", "forward exchange", "backward exchange"),
+        ("layer", "kind", "split", "forward", "backward"),
         tuple(lines),
-        f"Bytes are those of one sample. If sums go around a ring, a worker sends"
-        f" {size_words(sent[0])} forward and {size_words(sent[1])} backward per sample."
+        "forward, backward: what the workers exchange for one sample. If sums go around a ring, a"
+        f" worker sends {size_words(sent[0])} forward and {size_words(sent[1])} backward."
         f" Worker 0 has {held:,} of {total:,} weights.",
         f"How {built.title} is split over {counted(workers, 'worker')}",
         words=5,

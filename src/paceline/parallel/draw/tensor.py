@@ -93,7 +93,9 @@ def _names(workers: int, pitch: float) -> str:
 
 def _layer(part: Part, y: float, tall: float, workers: int, pitch: float) -> str:
     middle = y + tall / 2
-    line = f'<line x1="0" y1="{y:g}" x2="{LEFT + workers * pitch + RIGHT:g}" y2="{y:g}" stroke="{LINE}" stroke-width="0.7"/>'
+    width = LEFT + workers * pitch + RIGHT
+    edge = f'stroke="{LINE}" stroke-width="0.7"'
+    line = f'<line x1="0" y1="{y:g}" x2="{width:g}" y2="{y:g}" {edge}/>'
     body = line + label(6, middle + (-2 if part.weights else 4), part.layer, 12, INK, weight=600)
     if part.weights:
         body += label(6, middle + 13, part.kind, 10.5, SOFT)
