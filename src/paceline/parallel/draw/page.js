@@ -24,7 +24,7 @@ class Panel extends Steps {
         markerWidth="7" markerHeight="7" orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker>
         </defs>${s.items.map(([body, , , , , , name]) =>
     `<g class="item" data-name="${safe(name)}">${body}</g>`).join("")}${cursor}`, "drawing")}</div>
-      </div><div class="said">${s.cursor ? "" : step_buttons(s.name, s.steps.map(() => "steps"))}
+      </div><div class="said">${s.cursor ? "" : step_buttons(s.name, s.steps.map((step) => step[5]))}
       <p class="phase"></p><p class="words"></p><ul class="sent"></ul>
       <div class="scroll"><table class="state"></table></div></div>`;
     this.items = [...this.root.querySelectorAll(".item")];

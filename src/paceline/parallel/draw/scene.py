@@ -7,9 +7,10 @@ them by those of the light theme.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -51,6 +52,7 @@ class Step:
     words: str = ""
     sent: tuple[str, ...] = ()
     state: tuple[tuple[str, ...], ...] = ()  # a table: headings, then rows
+    group: str = "steps"  # the words above its button
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,12 @@ class Explained:
         """Return a picture of everything."""
         panels = [(s, step) for s in self.scenes for step in (s.steps[-1:] if s.whole else s.steps)]
         columns = 1 if self.scenes[0].whole else columns_for(len(panels))
-        return self._sheet([_panel(s, step) for s, step in panels], columns)
+        alone = len(panels) == 1  # the sheet's heading says its title
+        drawn = [
+            _panel(replace(s, title=s.summary, summary="") if alone else s, step)
+            for s, step in panels
+        ]
+        return self._sheet(drawn, columns)
 
     def step_pictures(self) -> list[str]:
         """Return a picture for every step, all of one size; two scenes are on one clock."""
@@ -168,11 +175,11 @@ def _step_at(scene: Scene, at: float) -> Step:
     return next((step for step in scene.steps if step.at >= at - 1e-9), scene.steps[-1])
 
 
-def _panel(scene: Scene, step: Step, at: float | None = None) -> str:
-    """One moment of a scene, below what is said about it."""
-    at = step.at if at is None else at
+def _panel(scene: Scene, step: Step, moment: float | None = None) -> str:
+    """One moment of a scene (or all of it), below what is said about it."""
+    at = moment if moment is not None else math.inf if scene.whole else step.at
+    whole = moment is None and scene.whole
     over = " (complete)" if at > scene.end else ""
-    whole = scene.whole and step is scene.steps[-1] and not over
     first, second = (scene.title, scene.summary) if whole else (step.phase + over, step.words)
     if scene.cursor and not whole:
         first = f"{scene.name}, time {min(at, scene.end):g} of {scene.end:g}{over}"
@@ -206,7 +213,7 @@ def _data(scene: Scene) -> dict[str, Any]:
         "cursor": scene.cursor,
         "whole": scene.whole,
         "items": [[i.body, i.start, i.end, i.until, i.ghost, i.slide, i.name] for i in scene.items],
-        "steps": [[s.at, s.phase, s.words, s.sent, s.state] for s in scene.steps],
+        "steps": [[s.at, s.phase, s.words, s.sent, s.state, s.group] for s in scene.steps],
     }
 
 

@@ -45,7 +45,9 @@ def scene(found: tuple[Part, ...], workers: int, heading: str) -> Scene:
     pitch = min(64.0, BLOCK / workers)
     width = LEFT + workers * pitch + RIGHT
     items = [Item(_names(workers, pitch))]
-    steps = [Step(0.0, "step 0: the start", "Each worker has its part of the weights.")]
+    steps = [
+        Step(0.0, "step 0: the start", "Each worker has its part of the weights.", group="start")
+    ]
     y, last = TOP, len(found)
     for number, part in enumerate(found):
         forth, back = number + 1.0, 2.0 * last - number
@@ -69,9 +71,8 @@ def scene(found: tuple[Part, ...], workers: int, heading: str) -> Scene:
             made = part.forward if way == "forward" else part.backward
             words = f"All workers {made.words}." if made else "No exchange."
             at = float(len(steps))
-            steps.append(
-                Step(at, f"step {at:g}: {way}, {part.layer} {part.kind}, {part.split}", words)
-            )
+            phase = f"step {at:g}: {way}, {part.layer} {part.kind}, {part.split}"
+            steps.append(Step(at, phase, words, group=way))
     return Scene(
         "tensor", heading, f"{counted(last, 'layer')}, {counted(exchanges(found), 'exchange')}",
         (width, y + 8), tuple(items), tuple(steps),
