@@ -182,7 +182,7 @@ def _kind(names: Sequence[str]) -> str:
         else:
             known = [*SCHEDULES, *operations.names(), *timetables.names(), *SPLITS]
             hint = "(native has none: the transport's library implements it.)"
-            raise UnknownName("schedule or timetable", plain, known, hint)
+            raise UnknownName("schedule", plain, known, hint)
     kinds = set(found.values())
     if len(names) > 1 and (len(kinds) > 1 or kinds & set(SPLITS)):
         raise BadRequest(
