@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from tests.browser import BROWSER
-from tests.multiprocess.test_explain_page import look
+from tests.multiprocess.test_explain_page import look, look_in_a_frame
 
 from paceline.parallel.draw.explain import explain_halo, explain_tensor, explain_timetables
 from paceline.parallel.draw.facts import facts_of
@@ -138,16 +137,9 @@ def test_the_pages_fit_a_phone(tmp_path: Path, what: str) -> None:
         "halo": lambda: explain_halo("cnn", (1, 28, 28), 8),
         "tensor": lambda: explain_tensor("transformer", (1, 28, 28), 4),
     }[what]().html()
-    source = json.dumps(page).replace("</", "<\\/")
-    found = look(
-        "<html><body><script>const $ = 0, before = null;</script>"
-        "<iframe id=f style='width:390px;height:800px' srcdoc=''></iframe></body></html>",
-        f"""
-        const f = document.getElementById("f"); f.srcdoc = {source};
-        await new Promise((done) => (f.onload = done));
-        const inner = f.contentDocument;
-        found.wide = [inner.documentElement.scrollWidth, f.contentWindow.innerWidth];
-        found.controls = inner.querySelector("#play").getBoundingClientRect().bottom;
+    found = look_in_a_frame(
+        page,
+        """
         found.texts = [...inner.querySelectorAll(".drawing text")]
           .map((t) => t.getBoundingClientRect().height).filter((h) => h > 0);
         """,

@@ -289,16 +289,21 @@ def _write_steps(folder: Path, ending: str, pictures: Sequence[bytes]) -> None:
     from paceline.common.files import write_whole
     from paceline.errors import BadRequest
 
+    digits = max(2, len(str(len(pictures) - 1)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        written = []
         for step, picture in enumerate(pictures):
-            write_whole(folder / f"step-{step:02}.{ending}", picture)
-        for old in folder.glob(f"step-[0-9][0-9].{ending}"):
-            if int(old.stem.removeprefix("step-")) >= len(pictures):
-                old.unlink()
+            written.append(folder / f"step-{step:0{digits}}.{ending}")
+            write_whole(written[-1], picture)
+        for digit in ("", "[0-9]"):  # drawn with two digits, or with three
+            for old in folder.glob(f"step-[0-9][0-9]{digit}.{ending}"):
+                if old not in written:
+                    old.unlink()
     except OSError as error:
         raise BadRequest(f"{folder} cannot be written: {error.strerror}") from None
-    click.echo(f"written: {folder}/step-00.{ending} to {len(pictures) - 1:02}", err=True)
+    first, last = (f"{step:0{digits}}" for step in (0, len(pictures) - 1))
+    click.echo(f"written: {folder}/step-{first}.{ending} to {last}", err=True)
 
 
 def _open(page: Path) -> None:

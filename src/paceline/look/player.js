@@ -14,6 +14,13 @@ let position = 0, target = 0, playing = false, before = null;
 let where = () => `step ${Math.floor(position + 1e-9)} of ${most}`;
 
 class Steps {
+  constructor(s) {
+    this.s = s;
+    this.last = s.steps.length - 1;
+    this.root = document.createElement("section");
+    this.root.className = "panel";
+  }
+
   // the step that is complete at a position, and the share of the next one that is over
   at(position) {
     for (let step = this.last; step > 0; step--) {

@@ -96,11 +96,7 @@ function point([a, b, c, d, e, f], share) {
 
 class Panel extends Steps {
   constructor(s, number) {
-    super();
-    this.s = s;
-    this.last = s.steps.length - 1;
-    this.root = document.createElement("section");
-    this.root.className = "panel";
+    super(s);
     const groups = s.groups.map((g) => `<polygon class="group" points="${g.join(" ")}"`
       + ` stroke-width="${s.size[1] + 14}"/>`).join("");
     const links = s.links.map(([a, b, c, d]) =>

@@ -3,12 +3,8 @@
 let followed = false; // whether a person has moved the clock
 
 class Panel extends Steps {
-  constructor(s, number) {
-    super();
-    this.s = s;
-    this.last = s.steps.length - 1;
-    this.root = document.createElement("section");
-    this.root.className = "panel";
+  constructor(s) {
+    super(s);
     this.root.dataset.name = s.name;
     const [wide, high] = s.size, [side, left] = s.side;
     const svg = (width, inner, more) => `<svg class="${more}" viewBox="0 0 ${width} ${high}"
@@ -83,7 +79,7 @@ class Panel extends Steps {
 
 if (data.unit !== "step")
   where = () => `${data.unit} ${round(position)} of ${round(end())}`;
-begin(data.scenes.map((s, number) => new Panel(s, number)));
+begin(data.scenes.map((s) => new Panel(s)));
 start(data.begin === "end" ? end() : 0);
 followed = true;
 for (const one of panels)
