@@ -156,7 +156,7 @@ def print_timetables(shown: Explained, names: tuple[str, ...], stages: int, micr
                 span = f"time {low / facts.each:g} to {high / facts.each:g}"
                 console.print(span, style="bold cyan", highlight=False)
             for rank, row in enumerate(rows):
-                line = Text(f"{rank:>{side - 1}} ", "bold")
+                line = Text.assemble((f"{rank:>{side - 1}} ", "bold"))
                 for words, task in row:
                     colour = shade(task, facts.workers, facts.each) if task else ""
                     line.append(words, f"{ink_on(colour)} on {colour}" if task else "")
