@@ -646,6 +646,52 @@ def test_explain_draws_every_step_into_a_folder(cli, tmp_path: Path) -> None:
     assert (code, left) == (0, ["step-00.svg", "step-01.svg", "step-02.svg"])
 
 
+def test_explain_a_timetable(cli, tmp_path: Path) -> None:
+    code, out, _ = cli("explain", "1f1b", "--stages", "4", "--micro", "8")
+    assert code == 0
+    assert "1 " + 2 * " " + "F0F1F2" + 8 * " " + "B0--F3B1--F4B2--" in out
+    assert "idle 27.3%, formula (p-1)/(m+p-1) = 27.3%; time 33; 48 messages" in out
+    assert "activations kept, by worker: 4 3 2 1" in out
+    assert re.search(r"zero-bubble +27 +11\.1% +\(p-1\)/\(3m\+p-1\) = 11\.1% +4 each +48", out)
+    code, out, _ = cli("explain", "interleaved:each=2", "gpipe", "--stages", "4", "--micro", "8")
+    assert code == 0
+    assert "time 19.5 to 28.5" in out
+    assert max(map(len, out.splitlines())) <= 80
+    files = ("--svg", "a.svg", "--png", "a.png", "--html", "a.html")
+    code, _, _ = cli("explain", "1f1b", "gpipe", "--stages", "2", "--micro", "2", *files)
+    assert code == 0
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "a.html").read_text()
+    assert "paceline explain 1f1b gpipe --stages 2 --micro 2" in page
+    code, _, err = cli("explain", "1f1b", "--stages", "2", "--micro", "2", "--svg", "slides/")
+    assert (code, "slides/step-00.svg to 07" in err) == (0, True)
+
+
+def test_explain_split_models(cli, tmp_path: Path) -> None:
+    code, out, _ = cli("explain", "halo", "--model", "cnn", "--workers", "3")
+    assert code == 0
+    assert "step 1: 0 Conv2d 5x5: 28 -> 24 rows" in out
+    assert "1 -> 0: rows 9-11, 336 B" in out
+    assert re.search(r"1 +9-17 +8-19 +8-15 *\n", out)
+    assert re.search(r"all +25 +12\.2 kB +7\.17 kB", out)
+    code, out, _ = cli("explain", "halo", "--rows", "40", "--workers", "2")
+    assert (code, "40 -> 36 rows" in out) == (0, True)
+    code, out, _ = cli("explain", "halo", "--model", "alexnet", "--input", "3x64x48")
+    assert (code, "64 -> 64 rows" in out) == (0, True)
+    code, out, _ = cli("explain", "tensor", "--model", "mlp", "--workers", "2")
+    assert code == 0
+    assert re.search(r"1 +Linear 784->256 +by outputs", out)
+    assert re.search(r"3 +Linear 256->128 +by inputs +sum 512 B", out)
+    assert "Worker 0 has 118,282 of 235,146 weights" in " ".join(out.split())
+    for name in ("halo", "tensor"):
+        files = ("--svg", f"{name}.svg", "--png", f"{name}.png", "--html", f"{name}.html")
+        assert cli("explain", name, "--workers", "2", *files)[0] == 0
+        assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / f"{name}.html").read_text().startswith("<!doctype html>")
+
+
 def test_explain_opens_a_browser(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     import webbrowser
 
@@ -699,6 +745,24 @@ def test_explain_answers_bad_input_in_one_sentence(cli, tmp_path: Path) -> None:
         (["ring", "--size", "0"], "1 byte or more"),
         (["hierarchical:group=0"], "it must be 1 or more"),
         (["fine", "--plugin", "own.py", "--html", "x.html"], "99 chunks: up to 16"),
+        (["nosuch"], "1f1b, all-gather"),
+        (["ring", "--stages", "4"], "--stages is an option of timetables; ring takes --workers"),
+        (["1f1b", "--workers", "4"], "1f1b takes --stages, --micro"),
+        (["1f1b", "--size", "4MB"], "--size is an option of collectives"),
+        (["1f1b", "--micro", "0"], "--micro 0: it must be 1 or more"),
+        (["interleaved", "--micro", "6"], "micro=6 is not a multiple of 4"),
+        (["1f1b", "--stages", "17"], "up to 16 stages"),
+        (["1f1b", "--micro", "65"], "up to 64 micro-batches"),
+        (["1f1b:each=2"], "has no option 'each'"),
+        (["1f1b", "ring"], "1f1b and ring cannot be shown together"),
+        (["halo", "tensor"], "name two collectives, or two timetables"),
+        (["halo:model=cnn"], "use --model, --workers, --input, --rows"),
+        (["halo", "--model", "mlp"], "domain splits images"),
+        (["halo", "--input", "3x5x"], "such as 3x512x512"),
+        (["halo", "--rows", "0"], "--rows 0: it must be 1 or more"),
+        (["tensor", "--rows", "9"], "--rows is an option of halo"),
+        (["tensor", "--model", "linear"], "none of this model's layers"),
+        (["tensor", "--model", "resnet50", "--input", "3x4x4"], "resnet50 needs images"),
     ):
         code, _, err = cli("explain", *arguments)
         assert code == 2, arguments

@@ -70,6 +70,24 @@ def look(page: str, clicks: str, folder: Path, width: int = 1280) -> dict[str, A
     return found
 
 
+def look_in_a_frame(page: str, clicks: str, folder: Path) -> dict[str, Any]:
+    """Open a page in a frame as wide as a phone: a browser's window is wider."""
+    source = json.dumps(page).replace("</", "<\\/")  # inside a script element
+    return look(
+        "<html><body><script>const $ = 0, before = null;</script>"
+        "<iframe id=f style='width:390px;height:800px' srcdoc=''></iframe></body></html>",
+        f"""
+        const f = document.getElementById("f"); f.srcdoc = {source};
+        await new Promise((done) => (f.onload = done));
+        const inner = f.contentDocument;
+        found.wide = [inner.documentElement.scrollWidth, f.contentWindow.innerWidth];
+        found.controls = inner.querySelector("#play").getBoundingClientRect().bottom;
+        {clicks}
+        """,
+        folder,
+    )
+
+
 def cells(schedule: Schedule, step: int) -> list[list[str]]:
     return [[contributions(chunk) for chunk in rank] for rank in states(schedule)[step]]
 
@@ -213,18 +231,11 @@ def test_one_rank_has_nothing_to_play(tmp_path: Path) -> None:
 def test_sixteen_ranks_fit_a_phone(tmp_path: Path) -> None:
     """The page in a frame of 390 pixels: a browser's window is wider."""
     page = html(schedule_of("ring", 16), schedule_of("hierarchical:group=4", 16))
-    source = json.dumps(page).replace("</", "<\\/")  # inside a script element
-    found = look(
-        "<html><body><script>const $ = 0, before = null;</script>"
-        "<iframe id=f style='width:390px;height:800px' srcdoc=''></iframe></body></html>",
-        f"""
-        const f = document.getElementById("f"); f.srcdoc = {source};
-        await new Promise((done) => (f.onload = done));
-        const inner = f.contentDocument;
-        found.wide = [inner.documentElement.scrollWidth, f.contentWindow.innerWidth];
+    found = look_in_a_frame(
+        page,
+        """
         found.texts = [...inner.querySelectorAll(".name")]
           .map((t) => t.getBoundingClientRect().height);
-        found.controls = inner.querySelector("#play").getBoundingClientRect().bottom;
         """,
         tmp_path,
     )

@@ -22,6 +22,7 @@ from paceline.parallel.cut import Layer, layers_of
 from paceline.parallel.dropout import Place, PlacedDropout, with_placed_dropout
 from paceline.parallel.exchange import Exchange
 from paceline.parallel.rows import Halo, Window, even, halo
+from paceline.parallel.shapes import shapes_of
 from paceline.registry import forms
 
 POINTWISE = (
@@ -99,26 +100,8 @@ class Step:
 
 def heights_of(model: nn.Module, layers: Sequence[Layer], inputs: Any) -> dict[str, int]:
     """The rows of each module's input, by running the model once on a sample."""
-    heights: dict[str, int] = {}
-    handles = []
-    for name, module in model.named_modules():
-
-        def note(_: nn.Module, given: tuple[Any, ...], name: str = name) -> None:
-            if given and isinstance(given[0], Tensor) and given[0].dim() == 4:
-                heights[name] = given[0].shape[2]
-
-        handles.append(module.register_forward_pre_hook(note))
-    modes = [(m, m.training) for m in model.modules()]
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(inputs[:1])
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes:
-            module.training = mode
-    return heights
+    shapes = shapes_of(model, inputs[:1])
+    return {name: given[2] for name, (given, _) in shapes.items() if len(given) == 4}
 
 
 def steps_of(

@@ -32,11 +32,20 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Formula:
+    """What the literature says about the idle share, in words and as a number."""
+
+    words: str  # p: ranks, m: micro-batches, v: stages per rank
+    value: float
+
+
+@dataclass(frozen=True)
 class Timetable:
     name: str
     stages: int
     micros: int
     ranks: tuple[tuple[Task, ...], ...]  # what each rank does, in this order
+    formula: Formula | None = None  # of the idle share, if there is one
 
     @cached_property
     def place(self) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ Path("ring.svg").write_text(svg(schedule_of("ring", 4)))
 
 from paceline.collectives.draw.frames import Frame, contributions, describe, frames, title
 from paceline.collectives.draw.page import html
-from paceline.collectives.draw.picture import png, step_pictures, svg
+from paceline.collectives.draw.picture import step_pictures, svg
 from paceline.collectives.draw.scene import MOST_CHUNKS, MOST_RANKS
+from paceline.look.picture import png
 
 __all__ = [
     "MOST_CHUNKS",

@@ -1,15 +1,7 @@
-"use strict";
-// The picture is a function of one clock. `position` is in rounds, or in seconds of the cost model;
-// a panel at time t = k + f shows the state after step k and, for f > 0, round k + 1 under way.
-const data = JSON.parse(document.getElementById("data").textContent);
-const $ = (id) => document.getElementById(id);
-const safe = (text) => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
-const round = (x) => Math.round(x * 100) / 100;
-const STEP_MS = 1100; // a round, or the mean round of the slower algorithm
-const still = matchMedia("(prefers-reduced-motion: reduce)");
+// The page of schedules. Its clock counts rounds, or seconds of the cost model; a panel at time
+// t = k + f shows the state after step k and, for f > 0, round k + 1 under way.
 const chosen = { ...data.chosen };
-let clock = data.scenes.length > 1 ? "seconds" : "rounds";
-let position = 0, target = 0, playing = false, before = null;
+clock = data.scenes.length > 1 ? "seconds" : "rounds";
 
 // --- cost: the sum of cost.py over the loads that Python computed
 
@@ -102,31 +94,20 @@ function point([a, b, c, d, e, f], share) {
   return [x * a + y * c + z * e, x * b + y * d + z * f];
 }
 
-class Panel {
+class Panel extends Steps {
   constructor(s, number) {
-    this.s = s;
-    this.last = s.steps.length - 1;
-    this.root = document.createElement("section");
-    this.root.className = "panel";
+    super(s);
     const groups = s.groups.map((g) => `<polygon class="group" points="${g.join(" ")}"`
       + ` stroke-width="${s.size[1] + 14}"/>`).join("");
     const links = s.links.map(([a, b, c, d]) =>
       `<line class="link" x1="${a}" y1="${b}" x2="${c}" y2="${d}"/>`).join("");
-    const phases = [];
-    s.steps.forEach((step, i) => {
-      if (!phases.length || phases.at(-1)[0] !== step.phase) phases.push([step.phase, []]);
-      phases.at(-1)[1].push(i);
-    });
     this.root.innerHTML = `<div>${data.scenes.length > 1 ? `<h2>${safe(s.name)}</h2>` : ""}<p class="soft">${safe(s.summary)}</p>
       <svg class="picture" role="img" viewBox="0 0 ${s.width} ${round(s.height)}"
         aria-label="${safe(s.name)}, ${s.ranks} ranks"><defs><marker id="head${number}"
         viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" orient="auto">
         <path class="head" d="M0 0L8 4L0 8z"/></marker></defs>${groups}${links}
         <g class="arrows"></g><g class="ranks"></g><g class="messages"></g></svg></div>
-      <div><div class="steps" role="group" aria-label="steps of ${safe(s.name)}">${phases.map(([p, all]) =>
-        `<span><i>${safe(p)}</i><span>${all.map((i) =>
-          `<button data-step="${i}" title="step ${i}">${i}</button>`).join("")}</span></span>`
-        ).join("")}</div>
+      <div>${step_buttons(s.name, s.steps.map((step) => step.phase))}
       <div class="rule"><p class="phase"></p><p class="words"></p></div>
       <ul class="sent"></ul>
       <details><summary>State as a table: whose contributions each chunk holds</summary>
@@ -134,25 +115,12 @@ class Panel {
     this.head = `head${number}`;
     this.part = Object.fromEntries(["arrows", "ranks", "messages", "phase", "words", "sent", "state"]
       .map((name) => [name, this.root.querySelector(`.${name}`)]));
-    this.buttons = [...this.root.querySelectorAll("[data-step]")];
-    for (const button of this.buttons)
-      button.onclick = () => { stop(); jump(this.when(Number(button.dataset.step))); };
+    this.listen();
     this.shown = "";
   }
 
   // the clock's position at which a step is complete
   when(step) { return clock === "rounds" ? step : seconds(this.s.loads.slice(0, step)); }
-
-  // the step that is complete at a position, and the share of the next round that is over
-  at(position) {
-    for (let step = this.last; step > 0; step--) {
-      const end = this.when(step);
-      if (position >= end * (1 - 1e-9)) return [step, 0];
-      const start = this.when(step - 1);
-      if (position > start * (1 + 1e-9)) return [step - 1, (position - start) / (end - start)];
-    }
-    return [0, 0];
-  }
 
   draw(position) {
     const [step, share] = this.at(position), s = this.s, part = this.part;
@@ -162,8 +130,7 @@ class Panel {
       part.arrows.innerHTML = arrows(s, shown.messages, !moving, this.head);
       part.ranks.innerHTML = ranks(s, step, !moving);
       part.messages.innerHTML = moving ? shown.messages.map((m) => message(s, m)).join("") : "";
-      for (const [i, button] of this.buttons.entries())
-        button.setAttribute("aria-current", String(i === now));
+      this.press(now);
       const name = data.scenes.length > 1 ? `${s.name}, ` : "";
       part.phase.textContent = now === 0 ? `${name}step 0: start`
         : `${name}step ${now} of ${this.last}: ${shown.phase}, r = ${shown.place}`;
@@ -186,98 +153,8 @@ class Panel {
 
 // --- the clock
 
-const panels = data.scenes.map((s, number) => new Panel(s, number));
-const most = Math.max(...panels.map((p) => p.last));
-const end = () => Math.max(...panels.map((p) => p.when(p.last)));
-// every position at which a round of a panel ends
-function marks() {
-  const all = panels.flatMap((p) => p.s.steps.map((_, step) => p.when(step))).sort((a, b) => a - b);
-  return all.filter((at, i) => i === 0 || at - all[i - 1] > 1e-9 * at);
-}
-
-function draw() {
-  for (const panel of panels) panel.draw(position);
-  $("scrub").value = end() ? Math.round((1000 * position) / end()) : 0;
-  $("where").textContent = clock === "seconds" ? `${time(position)} of ${time(end())}`
-    : `step ${Math.floor(position + 1e-9)} of ${most}`;
-  $("play").textContent = playing ? "❚❚ pause" : "▶ play";
-}
-function jump(to) {
-  position = target = Math.max(0, Math.min(end(), to));
-  draw();
-}
-function stop() { playing = false; }
-function tick(now) {
-  if (before === null) return;
-  const passed = Math.max(0, now - before) * Number($("speed").value);
-  before = now;
-  position = Math.min(target, position + (passed / STEP_MS) * (end() / Math.max(1, most)));
-  if (target - position < 1e-9 * end()) {
-    position = target;
-    playing = false;
-    before = null;
-  }
-  draw();
-  if (before !== null) requestAnimationFrame(tick);
-}
-function run(to) {
-  target = to;
-  if (still.matches && !playing) return jump(to);
-  if (before === null && target > position) {
-    before = performance.now();
-    requestAnimationFrame(tick);
-  }
-}
-function settle() { // end a step that is under way at once
-  if (before !== null && !playing) jump(target);
-  before = null;
-}
-function next() {
-  settle();
-  stop();
-  const to = marks().find((at) => at > position * (1 + 1e-9) + 1e-15);
-  if (to !== undefined) run(to);
-  else draw();
-}
-function back() {
-  before = null;
-  stop();
-  jump(marks().filter((at) => at < position * (1 - 1e-9)).at(-1) ?? 0);
-}
-function play() {
-  if (!end()) return;
-  if (playing) {
-    stop();
-    before = null;
-    target = position;
-    return draw();
-  }
-  settle();
-  if (position >= end() * (1 - 1e-9)) position = 0;
-  playing = true;
-  run(end());
-  draw();
-}
-function ends(to) {
-  before = null;
-  stop();
-  jump(to);
-}
-
-$("first").onclick = () => ends(0);
-$("last").onclick = () => ends(end());
-$("next").onclick = next;
-$("back").onclick = back;
-$("play").onclick = play;
-$("scrub").oninput = () => ends((Number($("scrub").value) / 1000) * end());
-document.addEventListener("keydown", (event) => {
-  const typing = event.target instanceof HTMLElement && event.target.matches("input, select");
-  const does = { ArrowLeft: back, ArrowRight: next, " ": play,
-    Home: () => ends(0), End: () => ends(end()) }[event.key];
-  if (!does || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  event.preventDefault();
-  does();
-});
+const rounds = where;
+where = () => (clock === "seconds" ? `${time(position)} of ${time(end())}` : rounds());
 
 function use(name) {
   const steps = panels.map((p) => p.at(position));
@@ -290,6 +167,7 @@ function use(name) {
 }
 for (const button of document.querySelectorAll("[data-clock]"))
   button.onclick = () => use(button.dataset.clock);
+begin(data.scenes.map((s, number) => new Panel(s, number)));
 $("clocks").hidden = panels.length < 2;
 for (const what of ["latency", "bandwidth", "size"]) {
   $(what).max = data.choices[what].length - 1;
@@ -301,10 +179,7 @@ for (const what of ["latency", "bandwidth", "size"]) {
     ends(clock === "seconds" ? share * end() : position);
   };
 }
-$("panels").className = panels.length > 1 ? "two" : "one";
-$("panels").append(...panels.map((p) => p.root));
 if (panels.length === 1) panels[0].root.lastElementChild.append($("costs"));
 tabulate();
 use(clock);
-const wanted = parseFloat(location.hash.slice(1));
-if (wanted) jump(clock === "rounds" ? wanted : (wanted / Math.max(1, most)) * end());
+start(position);

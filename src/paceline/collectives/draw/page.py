@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from html import escape
 from importlib.resources import files
 from typing import Any
 
 from paceline.collectives.base import SCHEDULES
 from paceline.collectives.cost import loads, sent_shares
 from paceline.collectives.draw.frames import counted
-from paceline.collectives.draw.picture import ink_on
 from paceline.collectives.draw.scene import LABEL, MESSAGE_HEIGHT, MOST_RANKS, scene
 from paceline.collectives.schedule import Schedule
 from paceline.errors import BadRequest
-from paceline.look import css
+from paceline.look import worker
+from paceline.look.picture import ink_on
+from paceline.look.player import player
 from paceline.registry import operations
 
 LATENCY_S, BANDWIDTH, SIZE_BYTES = 50e-6, 1e9, 4e6
 MOST_SCHEDULES = 2
 DIGITS = (1, 2, 5)
+LEAD = """Each colour is one rank's contribution. A chunk shows the contributions
+that it holds; a <span class="good">green frame or line</span> means all. The receiver adds what a
+solid arrow brings; what a dashed arrow brings replaces its own."""
+CLOCKS = """<span id="clocks" class="clocks" role="group" aria-label="clock">clock:
+<button data-clock="seconds">seconds</button><button data-clock="rounds">rounds</button></span>
+"""
 
 
 def html(
@@ -59,24 +64,21 @@ def html(
         "choices": choices,
         "chosen": chosen,
         "s_per_byte_added": s_per_byte_added,
-        "inks": [ink_on(rank) for rank in range(MOST_RANKS)],
+        "inks": [ink_on(worker(rank)) for rank in range(MOST_RANKS)],
         "label": LABEL,
         "message_height": MESSAGE_HEIGHT,
     }
     names = [schedule.name for schedule in schedules]
-    page = _read("page.html")
-    for mark, text in {
-        "TITLE": f"{' and '.join(names)}, {counted(schedules[0].ranks, 'rank')}",
-        "COMMAND": f"paceline explain {' '.join(names)} --workers {schedules[0].ranks}",
-    }.items():
-        page = page.replace(f"@{mark}@", escape(text))
-    for mark, text in {
-        "CSS": css() + _read("page.css"),
-        "SCRIPT": _read("page.js"),
-        "DATA": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-    }.items():
-        page = page.replace(f"@{mark}@", text)
-    return page
+    return player(
+        f"{' and '.join(names)}, {counted(schedules[0].ranks, 'rank')}",
+        f"paceline explain {' '.join(names)} --workers {schedules[0].ranks}",
+        data,
+        script=_read("page.js"),
+        style=_read("page.css"),
+        lead=LEAD,
+        clocks=CLOCKS,
+        body=_read("page.html"),
+    )
 
 
 def comparable(schedules: tuple[Schedule, ...]) -> dict[str, Schedule]:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import textwrap
-from html import escape
 from typing import Any
 
 from paceline.collectives.draw.frames import counted, title
 from paceline.collectives.draw.layout import Arrow
 from paceline.collectives.draw.scene import LABEL, MESSAGE_HEIGHT, Scene, scene
 from paceline.collectives.schedule import Schedule
-from paceline.errors import PacelineError
 from paceline.look import LIGHT, worker
+from paceline.look.picture import columns_for, ink_on, sheet, text, wrapped
 
-FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-GAP = 36.0
 HEAD = 62.0  # above a panel: its step and its phase
 RULE_HEIGHT, RULE_CHARACTERS = 17.0, 78
 NARROW = 6.0  # a chunk in which a frame would hide the colours
-SCALE = 2.0  # pixels of a PNG per unit
 
 
 def svg(*schedules: Schedule) -> str:
     """Return an SVG with all steps. Two schedules stand side by side, a step per row."""
     scenes = [scene(schedule) for schedule in schedules]
     last = max(len(s["steps"]) for s in scenes)
-    columns = len(scenes) if len(scenes) > 1 else min(4, math.ceil(math.sqrt(last)))
+    columns = len(scenes) if len(scenes) > 1 else columns_for(last)
     panels = [(s, step) for step in range(last) for s in scenes]
     return _sheet(panels, columns, " and ".join(map(title, schedules)))
 
@@ -39,40 +33,14 @@ def step_pictures(*schedules: Schedule) -> list[str]:
     return [_sheet([(s, step) for s in scenes], len(scenes), heading) for step in range(last)]
 
 
-def png(picture: str, scale: float = SCALE) -> bytes:
-    """Return an SVG as PNG."""
-    try:
-        import vl_convert
-    except ImportError as error:
-        raise PacelineError(
-            f"PNG needs vl-convert-python: pip install vl-convert-python ({error})"
-        ) from None
-    return bytes(vl_convert.svg_to_png(picture, scale=scale))
-
-
 def _sheet(panels: list[tuple[Scene, int]], columns: int, heading: str) -> str:
     """Panels in rows, below a heading."""
     scenes = [s for s, _ in panels]
-    width = columns * scenes[0]["width"] + (columns + 1) * GAP
     rules = [rule for s in scenes for rule in s["rules"].values()]
-    lines = max((len(_wrapped(rule)) for rule in rules), default=0)
+    lines = max((len(wrapped(rule, RULE_CHARACTERS)) for rule in rules), default=0)
     tall = max(s["height"] for s in scenes) + HEAD + lines * RULE_HEIGHT + 16
-    rows = math.ceil(len(panels) / columns)
-    height = 56 + rows * (tall + GAP)
-    parts = [_text(GAP, 36, heading, 20, weight=700)]
-    for number, (s, step) in enumerate(panels):
-        row, column = divmod(number, columns)
-        x, y = GAP + column * (scenes[0]["width"] + GAP), 56 + row * (tall + GAP)
-        parts.append(f'<g transform="translate({x:g} {y:g})">{panel(s, step)}</g>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
-        f' viewBox="0 0 {width:g} {height:g}" font-family="{FONT}">'
-        f'<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7"'
-        f' markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="{LIGHT["soft"]}"/>'
-        f'</marker></defs><rect width="100%" height="100%" fill="{LIGHT["paper"]}"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    drawn = [panel(s, step) for s, step in panels]
+    return sheet(drawn, columns, (scenes[0]["width"], tall), heading)
 
 
 def panel(s: Scene, step: int) -> str:
@@ -82,8 +50,8 @@ def panel(s: Scene, step: int) -> str:
     shown = s["steps"][min(step, last)]
     phase = "done" if after else shown["phase"]
     parts = [
-        _text(0, 18, f"step {min(step, last)}: {phase}", 16, weight=700),
-        _text(0, 38, _where(s, step), 12, LIGHT["soft"]),
+        text(0, 18, f"step {min(step, last)}: {phase}", 16, weight=700),
+        text(0, 38, _where(s, step), 12, LIGHT["soft"]),
     ]
     inner = [_group(points, s["size"]) for points in s["groups"]]
     inner += [
@@ -97,20 +65,10 @@ def panel(s: Scene, step: int) -> str:
     inner += [_message(s, message) for message in messages]
     parts.append(f'<g transform="translate(0 {HEAD - 6:g})">{"".join(inner)}</g>')
     rule = s["rules"].get(shown["phase"], "") if step and not after else ""
-    lines = _wrapped(rule)
+    lines = wrapped(rule, RULE_CHARACTERS)
     top = HEAD + s["height"] + 16
-    parts += [_text(0, top + i * RULE_HEIGHT, line, 13) for i, line in enumerate(lines)]
+    parts += [text(0, top + i * RULE_HEIGHT, line, 13) for i, line in enumerate(lines)]
     return "".join(parts)
-
-
-def _wrapped(words: str) -> list[str]:
-    """Lines of about the same length: the narrowest that need no line more."""
-    most = len(textwrap.wrap(words, RULE_CHARACTERS))
-    for width in range(20, RULE_CHARACTERS):
-        lines = textwrap.wrap(words, width)
-        if len(lines) <= most:
-            return lines
-    return textwrap.wrap(words, RULE_CHARACTERS)
 
 
 def _where(s: Scene, step: int) -> str:
@@ -130,7 +88,7 @@ def _rank(s: Scene, shown: dict[str, Any], rank: int, changed: set[tuple[int, ..
         f' fill="{LIGHT["panel"]}" stroke="{LIGHT["line"]}"/>',
         f'<rect x="{left + 5:g}" y="{top + 5:g}" width="8" height="8" rx="2"'
         f' fill="{worker(rank)}"/>',
-        _text(left + 17, top + 13, s["names"][rank], 11, weight=600),
+        text(left + 17, top + 13, s["names"][rank], 11, weight=600),
     ]
     pitch = (width - 8) / s["chunks"]
     gap = min(3.0, pitch * 0.2)
@@ -162,7 +120,14 @@ def _bands(
         )
         if tall >= 9 and width >= 7 * len(str(rank)):
             parts.append(
-                _text(x + width / 2, y + (i + 0.5) * tall + 3, str(rank), 9, ink_on(rank), "middle")
+                text(
+                    x + width / 2,
+                    y + (i + 0.5) * tall + 3,
+                    str(rank),
+                    9,
+                    ink_on(worker(rank)),
+                    "middle",
+                )
             )
     narrow = width < NARROW
     stroke, thick = LIGHT["ink"], 0.3 if narrow else 0.4
@@ -207,7 +172,7 @@ def _message(s: Scene, message: dict[str, Any]) -> str:
         for i, kind in enumerate(message["kinds"])
     ]
     if s["ranks"] <= 8:
-        parts.append(_text(x, top - 5, message["label"], 10, LIGHT["ink"], "middle"))
+        parts.append(text(x, top - 5, message["label"], 10, LIGHT["ink"], "middle"))
     return "".join(parts)
 
 
@@ -216,25 +181,4 @@ def _group(points: list[list[float]], size: list[float]) -> str:
     return (
         f'<polygon points="{around}" fill="{LIGHT["line"]}" stroke="{LIGHT["line"]}" opacity="0.5"'
         f' stroke-width="{size[1] + 14:g}" stroke-linejoin="round" stroke-linecap="round"/>'
-    )
-
-
-def ink_on(rank: int) -> str:
-    """Black or white: the colour of text on a worker's colour."""
-    red, green, blue = (int(worker(rank)[i : i + 2], 16) for i in (1, 3, 5))
-    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "#ffffff"
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    size: float,
-    ink: str = LIGHT["ink"],
-    anchor: str = "start",
-    weight: int = 400,
-) -> str:
-    return (
-        f'<text x="{x:.5g}" y="{y:.5g}" font-size="{size:g}" font-weight="{weight}"'
-        f' text-anchor="{anchor}" fill="{ink}">{escape(words)}</text>'
     )

@@ -5,7 +5,7 @@ Idle share (p-1)/(m+p-1); every rank keeps the activations of all m micro-batche
 
 from __future__ import annotations
 
-from paceline.parallel.timetable import Task, Timetable
+from paceline.parallel.timetable import Formula, Task, Timetable
 from paceline.registry import timetables
 
 
@@ -20,4 +20,5 @@ def gpipe(ranks: int, micros: int) -> Timetable:
             tuple(Task(kind, stage, m) for kind in ("F", "B") for m in range(micros))
             for stage in range(ranks)
         ),
+        Formula("(p-1)/(m+p-1)", (ranks - 1) / (micros + ranks - 1)),
     )

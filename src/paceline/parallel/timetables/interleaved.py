@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from paceline.errors import BadRequest
-from paceline.parallel.timetable import Task, Timetable
+from paceline.parallel.timetable import Formula, Task, Timetable
 from paceline.registry import timetables
 
 
@@ -43,4 +43,5 @@ def interleaved(
             made.append(task("B", rank, k))
         return tuple(made)
 
-    return Timetable("interleaved", ranks * each, micros, tuple(map(tasks, range(ranks))))
+    formula = Formula("(p-1)/(vm+p-1)", (ranks - 1) / (total + ranks - 1))
+    return Timetable("interleaved", ranks * each, micros, tuple(map(tasks, range(ranks))), formula)

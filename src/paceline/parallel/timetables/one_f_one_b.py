@@ -5,7 +5,7 @@ The idle share is GPipe's, (p-1)/(m+p-1), but stage s keeps only p - s activatio
 
 from __future__ import annotations
 
-from paceline.parallel.timetable import Task, Timetable
+from paceline.parallel.timetable import Formula, Task, Timetable
 from paceline.registry import timetables
 
 
@@ -22,4 +22,5 @@ def one_f_one_b(ranks: int, micros: int) -> Timetable:
             made.append(Task("B", stage, m))
         return tuple(made)
 
-    return Timetable("1f1b", ranks, micros, tuple(tasks(stage) for stage in range(ranks)))
+    formula = Formula("(p-1)/(m+p-1)", (ranks - 1) / (micros + ranks - 1))
+    return Timetable("1f1b", ranks, micros, tuple(map(tasks, range(ranks))), formula)

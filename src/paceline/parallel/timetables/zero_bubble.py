@@ -8,7 +8,7 @@ as many micro-batches as ranks, the idle share is (p-1)/(3m+p-1).
 
 from __future__ import annotations
 
-from paceline.parallel.timetable import Task, Timetable
+from paceline.parallel.timetable import Formula, Task, Timetable
 from paceline.registry import timetables
 
 
@@ -28,4 +28,6 @@ def zero_bubble(ranks: int, micros: int) -> Timetable:
         made += [Task("W", stage, m) for m in range(max(0, micros - stage), micros)]
         return tuple(made)
 
-    return Timetable("zero-bubble", ranks, micros, tuple(map(tasks, range(ranks))))
+    formula = Formula("(p-1)/(3m+p-1)", (ranks - 1) / (3 * micros + ranks - 1))
+    holds = formula if micros >= ranks else None
+    return Timetable("zero-bubble", ranks, micros, tuple(map(tasks, range(ranks))), holds)
