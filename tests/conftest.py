@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if MULTIPROCESS in item.path.parents:
             item.add_marker(pytest.mark.processes)
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is not None:
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % sampled.args[0] and item.get_closest_marker("slow") is None:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
     # Tests whose libraries start threads come last: no process is forked beside those threads.
     items.sort(key=lambda item: item.get_closest_marker("native_threads") is not None)
 

@@ -50,6 +50,7 @@ QUICK = [
     ("strategy", "codec"),
     [p if p in QUICK else pytest.param(*p, marks=pytest.mark.slow) for p in PAIRS],
 )
+@pytest.mark.sampled(2)
 def test_everything_composes_and_learns(run_inproc: RunInproc, strategy: str, codec: str) -> None:
     run = run_inproc(strategy=strategy, workers=3, codec=codec, epochs=6, lr=0.05, momentum=0.5)
     assert run.test_accuracy > 0.8
@@ -61,6 +62,7 @@ def test_everything_composes_and_learns(run_inproc: RunInproc, strategy: str, co
     "strategy", ["stepwise", "stepwise:exchange=gradients", "stepwise:full_every=4", "ring-reduce"]
 )
 @pytest.mark.parametrize("codec", HOPS)
+@pytest.mark.sampled(2)
 def test_hop_codecs_compose_with_what_passes_sums_on(
     run_inproc: RunInproc, strategy: str, codec: str
 ) -> None:
@@ -187,6 +189,7 @@ def test_the_record_says_what_a_message_costs(run_inproc: RunInproc, codec: str)
     [("allreduce", c) for c in LOSSY]
     + [("local-sgd:every=2", c) for c in ("sign", "qsgd", "powersgd:rank=2")],
 )
+@pytest.mark.sampled(2)
 def test_a_compressed_run_resumes_bit_for_bit(
     run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str
 ) -> None:
@@ -204,6 +207,7 @@ def resumes_exactly(run_inproc: RunInproc, tmp_path: Path, strategy: str, codec:
 
 @pytest.mark.parametrize("strategy", ["ps", "gossip"])
 @pytest.mark.parametrize("codec", ["qsgd", "topk:ratio=0.2,warmup=9", "powersgd", "sign"])
+@pytest.mark.sampled(3)
 def test_pairs_resume_bit_for_bit(
     run_inproc: RunInproc, tmp_path: Path, strategy: str, codec: str
 ) -> None:
@@ -249,6 +253,7 @@ def two_kinds() -> torch.nn.Module:
 
 @pytest.mark.parametrize("codec", ["threshold:times=1", "int8"])
 @pytest.mark.parametrize("strategy", ["allreduce", "ps", "gossip", "local-sgd:every=2"])
+@pytest.mark.sampled(3)
 def test_models_of_several_dtypes(run_inproc: RunInproc, strategy: str, codec: str) -> None:
     run = run_inproc(model=two_kinds, strategy=strategy, workers=3, codec=codec, epochs=6, lr=0.05)
     assert run.test_accuracy > 0.8

@@ -212,6 +212,7 @@ def test_batch_norm_in_a_pipeline_is_that_of_micro_batches(
     ids=lambda options: next(iter(options)),
 )
 @pytest.mark.parametrize("form", ["pipeline:micro=2", "tensor", "domain"])
+@pytest.mark.sampled(2)
 def test_options_mean_the_same(
     train: Callable[..., paceline.Run],
     one_piece: Callable[..., paceline.Run],

@@ -107,6 +107,7 @@ def picky() -> Iterator[None]:
         ("allreduce:when=epoch", "none"),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(3)
 def test_only_own_memory_is_exchanged(
     run_inproc: RunInproc, picky: None, name: str, codec: str
 ) -> None:

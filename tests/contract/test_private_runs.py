@@ -32,6 +32,7 @@ STATED = [
 
 
 @pytest.mark.parametrize("strategy", STATED)
+@pytest.mark.sampled(2)
 def test_every_strategy_with_a_guarantee(run_inproc, strategy: str) -> None:
     workers = 1 if strategy == "serial" else 3
     run = run_inproc(

@@ -93,6 +93,7 @@ def notices(run: Any, about: str = "going on from step") -> list[str]:
 
 
 @pytest.mark.parametrize(("spec", "codec"), [*((s, "none") for s in SPECS), *CODECS])
+@pytest.mark.sampled(2)
 def test_with_the_same_workers(
     run_inproc: RunInproc, tmp_path: Path, spec: str, codec: str
 ) -> None:
@@ -112,6 +113,7 @@ def test_with_the_same_workers(
 @pytest.mark.parametrize(
     ("spec", "codec"), [*((s, "none") for s in SPECS if s != "serial"), *CODECS]
 )
+@pytest.mark.sampled(3)
 def test_with_other_workers(run_inproc: RunInproc, tmp_path: Path, spec: str, codec: str) -> None:
     run_inproc(
         **options(spec, codec, 3), steps=STOP, checkpoint_every=STOP, out=str(tmp_path / "2")
@@ -128,6 +130,7 @@ def test_with_other_workers(run_inproc: RunInproc, tmp_path: Path, spec: str, co
 
 
 @pytest.mark.parametrize(("spec", "codec"), [*((s, "none") for s in SPECS), *CODECS[:3]])
+@pytest.mark.sampled(2)
 def test_with_a_damaged_newest_checkpoint(
     run_inproc: RunInproc, tmp_path: Path, spec: str, codec: str
 ) -> None:

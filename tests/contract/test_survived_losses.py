@@ -94,6 +94,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("spec", "faults"), CASES)
+@pytest.mark.sampled(2)
 def test_the_others_go_on(run_inproc: RunInproc, tmp_path: Path, spec: str, faults: str) -> None:
     out, killed = tmp_path / "run", [1, 2] if "rank=2" in faults else [1]
     run = run_inproc(
@@ -120,6 +121,7 @@ def test_the_others_go_on(run_inproc: RunInproc, tmp_path: Path, spec: str, faul
 @pytest.mark.parametrize("now", [2, 3])
 @pytest.mark.parametrize("at", ["set-up", "save,messages=3"])
 @pytest.mark.parametrize("spec", SPECS[::2])
+@pytest.mark.sampled(2)
 def test_its_checkpoints_resume(
     run_inproc: RunInproc, tmp_path: Path, spec: str, at: str, now: int
 ) -> None:

@@ -179,7 +179,9 @@ def plain() -> tuple[float, Tensor, dict[str, Tensor]]:
     return float(loss.detach()), model(x).detach(), model.state_dict()
 
 
-@pytest.mark.parametrize("form", ["pipeline:micro=4", "tensor"])
+@pytest.mark.parametrize(
+    "form", ["pipeline:micro=4", pytest.param("tensor", marks=pytest.mark.slow)]
+)
 def test_a_loop_of_ones_own(tmp_path: Path, form: str) -> None:
     script = textwrap.dedent(LOOP).replace("FORM", repr(form))
     (tmp_path / "loop.py").write_text(script)

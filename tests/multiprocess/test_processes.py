@@ -56,6 +56,7 @@ BOTH = pytest.mark.parametrize("transport", ["gloo", "shm"])
 @BOTH
 @pytest.mark.parametrize("strategy", ["allreduce", "ddp"])
 @pytest.mark.parametrize("batch_size", ["7,6", "6,2,5"])
+@pytest.mark.sampled(3)
 def test_processes_follow_serial(
     tmp_path: Path, strategy: str, batch_size: str, transport: str
 ) -> None:
@@ -166,6 +167,7 @@ class Fails(nn.Module):
         ("nan", NotFinite, r"worker 1: the loss is nan at step 4"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_failing_worker_ends_the_run_with_its_reason(
     tmp_path: Path, strategy: str, transport: str, how: str, error: type, message: str
 ) -> None:
@@ -409,6 +411,7 @@ print(max(w["rss_peak_bytes"] for w in done.record["workers"]))
         for at, kind in enumerate(("gloo", "shm"))
     ],
 )
+@pytest.mark.sampled(2)
 def test_every_collective_follows_serial(tmp_path: Path, collective: str, transport: str) -> None:
     serial = run(tmp_path / "serial", batch_size=12, steps=8)
     many = run(

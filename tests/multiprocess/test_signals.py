@@ -177,6 +177,7 @@ main()
         pytest.param("paceline.strategies.gossip", signal.SIGTERM, 1, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_signal_during_an_import(
     tmp_path: Path, module: str, how: signal.Signals, times: int
 ) -> None:

@@ -44,6 +44,7 @@ def run(out: Path, **options: object) -> paceline.Run:
 @pytest.mark.parametrize(
     "name", [*SEVERAL, "ps:consistency=async", "ps:consistency=ssp", "gossip:mode=async"]
 )
+@pytest.mark.sampled(3)
 def test_every_strategy_learns(tmp_path: Path, name: str, transport: str) -> None:
     if name == "hogwild" and transport == "gloo":
         pytest.skip("hogwild needs shared memory")
@@ -195,6 +196,7 @@ def test_a_dead_worker_is_named_and_the_checkpoint_is_usable(tmp_path: Path, nam
 
 @pytest.mark.parametrize("transport", ["shm", "gloo", "inproc"])
 @pytest.mark.parametrize("name", ["ps:consistency=async", "gossip", "gossip:mode=async"])
+@pytest.mark.sampled(2)
 def test_the_others_go_on(tmp_path: Path, name: str, transport: str) -> None:
     if name == "gossip:mode=async" and transport == "inproc":
         pytest.skip("it needs processes")

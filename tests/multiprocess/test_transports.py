@@ -210,6 +210,7 @@ def test_a_killed_rank_is_lost_before_the_deadline(name: str, collective: str) -
 
 @pytest.mark.parametrize("call", ["message", "collective"])
 @EACH
+@pytest.mark.sampled(2)
 def test_a_wait_ends_after_give_up_s_and_names_the_slow_rank(name: str, call: str) -> None:
     """The call blocks inside gloo: a thread shuts its connections down. All name the same rank."""
 
