@@ -331,3 +331,19 @@ def test_workers_hold_a_part_each(train: Callable[..., paceline.Run]) -> None:
         assert sum(held) >= whole
         if form == "tensor":
             assert max(held) <= 0.55 * whole
+
+
+@pytest.mark.parametrize("form", ["pipeline:micro=2", "tensor", "domain"])
+def test_bf16_is_near_the_whole_model_in_bf16(
+    train: Callable[..., paceline.Run], form: str
+) -> None:
+    def net() -> nn.Module:
+        return model("cnn:dropout=0")().float()
+
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(24, *SHAPE, generator=generator)
+    data = (inputs, torch.randint(0, 5, (24,), generator=generator))
+    options = {"data": (data, data), "precision": "bf16", "steps": 4}
+    whole = train(net, parallel="layers:stages=1", **options)
+    split = train(net, parallel=form, workers=2, **options)
+    assert apart(whole, split) < 2e-3  # sums in another order, of numbers with 8 bits

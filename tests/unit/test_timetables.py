@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from paceline.errors import BadRequest
+from paceline.parallel.later import Later, compute_later
 from paceline.parallel.prove import prove, room
 from paceline.parallel.timetable import Task, Timetable, alone, listed, timing
 from paceline.registry import timetables
@@ -123,3 +126,39 @@ def test_pytorch_interleaves_in_the_same_order(p: int, m: int, each: int) -> Non
             if op is not None
         ]
         assert theirs == [str(task) for task in table.ranks[rank]]
+
+
+# --- weight gradients apart
+
+
+def test_products_are_made_once_and_later() -> None:
+    """B makes no gradient of a weight; W makes one product for each layer and micro-batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4 * 4, 5)
+    ).double()
+    inputs = torch.randn(6, 1, 8, 8, dtype=torch.float64)
+    targets = torch.randint(0, 5, (6,))
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    later = Later()
+    assert compute_later(model, later) == 2
+    later.active = True
+    waiting = []
+    for rows in (slice(0, 2), slice(2, 6)):
+        loss = nn.functional.cross_entropy(model(inputs[rows]), targets[rows])
+        (loss * len(targets[rows]) / 6).backward()
+        waiting.append(later.taken())
+    assert all(p.grad is None for p in model.parameters())
+    assert [len(products) for products in waiting] == [2, 2]
+    assert later.products == 0
+    for products in waiting:
+        later.make(products)
+    assert later.products == 4
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(parameter.grad, gradient, atol=1e-14)
+    later.active = False
+    assert torch.equal(model(inputs), model(inputs.clone()))
+    assert later.waiting == []

@@ -74,7 +74,7 @@ def number(value: float | None, form: str) -> str:
 
 
 def seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} s"
+    return "-" if value is None else f"{value + 0.0 if abs(value) >= 0.005 else 0.0:.2f} s"
 
 
 def headline(config: dict[str, Any], threads: Any) -> str:
