@@ -162,7 +162,7 @@ def test_grids_are_serial_training_on_the_union(
 
 @pytest.mark.parametrize(
     "strategy",
-    ["local-sgd:every=3", "diloco:every=2", pytest.param("psgd", marks=pytest.mark.slow)],
+    ["local-sgd:every=3", "diloco:every=2"],
 )
 def test_strategies_along_the_copies_are_those_of_whole_models(
     train: Callable[..., paceline.Run], strategy: str
@@ -302,6 +302,7 @@ def tied() -> nn.Module:
         (MODELS["cnn"], {"parallel": "layers", "workers": 2, "cut": "3,6"}, "need 1 cuts"),
         (MODELS["cnn"], {"parallel": "layers", "workers": 3, "cut": "4,5"}, "no weights to train"),
         (MODELS["cnn"], {"parallel": "tensor", "workers": 2, "strategy": "ps"}, "keep in step"),
+        (MODELS["cnn"], {"parallel": "tensor", "workers": 2, "strategy": "psgd"}, "keep in step"),
         (MODELS["cnn"], {"parallel": "tensor", "workers": 2, "ema": 0.9}, "ema cannot be used"),
         (
             MODELS["cnn"],

@@ -38,7 +38,7 @@ def check_form(job: Job, strategy: Strategy, model: nn.Module) -> None:
         )
     traits = strategy.traits
     if traits.serves is not None or not traits.in_step or not traits.flat or traits.survives:
-        fitting = "allreduce, ring-reduce, stepwise, local-sgd, diloco or psgd"
+        fitting = "allreduce, ring-reduce, stepwise, local-sgd or diloco"
         raise BadRequest(
             f"strategy {strategy.name} cannot be used with parallel={name}: the copies of a model"
             f" that is split keep in step; use {fitting}"
