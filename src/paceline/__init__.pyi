@@ -136,8 +136,7 @@ def train(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
-        parallel: split the model over workers: layers, pipeline:stages=2,micro=8, tensor,
-            domain
+        parallel: split the model over workers, as pipeline:stages=2,micro=8
         grid: copies of a model that is split: data=2,pipeline=2
         cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)
@@ -309,8 +308,7 @@ def ray_train(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
-        parallel: split the model over workers: layers, pipeline:stages=2,micro=8, tensor,
-            domain
+        parallel: split the model over workers, as pipeline:stages=2,micro=8
         grid: copies of a model that is split: data=2,pipeline=2
         cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)
@@ -480,8 +478,7 @@ def study(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
-        parallel: split the model over workers: layers, pipeline:stages=2,micro=8, tensor,
-            domain
+        parallel: split the model over workers, as pipeline:stages=2,micro=8
         grid: copies of a model that is split: data=2,pipeline=2
         cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)

@@ -24,21 +24,12 @@ import yaml
 
 from paceline.launch.kubernetes import KEY
 from tests.commands import PACELINE, ROOT, run
+from tests.engines.containers import CONTAINERS_CONF
 from tests.engines.engine import needs, same_weights, until, used
 from tests.engines.test_kubernetes import OPTIONS, _expanded, reference
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 INSTALL = "apt-get install podman runc iptables netavark aardvark-dns"
-# crun refuses cgroups of both versions at once; without systemd there is no journal.
-CONTAINERS_CONF = """
-[containers]
-default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
-log_driver = "k8s-file"
-[engine]
-runtime = "runc"
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-"""
 STORAGE_CONF = '[storage]\ndriver = "overlay"\ngraphroot = "{0}/images"\nrunroot = "{0}/running"\n'
 
 

@@ -27,7 +27,8 @@ from paceline.parallel.draw.lines import blocks, mark
 from paceline.parallel.draw.scene import Explained
 from paceline.parallel.exchange import Exchange
 from paceline.parallel.prove import prove, room
-from paceline.parallel.rows import Halo, Window, chain, proved
+from paceline.parallel.rows import Halo, Window, even, proved
+from paceline.parallel.rows import halo as moved_rows
 from paceline.parallel.timetable import Task, timing
 from paceline.registry import models, timetables
 
@@ -169,10 +170,15 @@ def test_the_terminal_shows_every_task_once(name: str, columns: int) -> None:
 # --- rows of images
 
 
-def test_rows_are_those_of_the_chain() -> None:
+def test_rows_are_those_of_the_layers() -> None:
     found = halo.moves(build("cnn", IMAGE), 3)
     windows = [Window(5), Window(2, 2), Window(5), Window(2, 2)]
-    assert tuple(m.movement for m in found[:-1]) == chain(28, windows, 3)
+    rows, expected = 28, []
+    for window in windows:
+        made = even(window.outputs(rows), 3)
+        expected.append(moved_rows(even(rows, 3), [window.needs(span, rows) for span in made]))
+        rows = window.outputs(rows)
+    assert [m.movement for m in found[:-1]] == expected
     assert all(proved(m.movement, m.rows) == () for m in found)
     assert found[-1].layer == "head (7 to 11)"
     assert found[-1].movement.held == ((0, 4),) * 3

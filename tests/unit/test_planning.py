@@ -96,8 +96,13 @@ def test_local_sgd_by_hand() -> None:
 # --- arrays
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16])
+FEW = [(schedule, ranks) for schedule in SCHEDULES for ranks in (2, 3, 4, 7, 16)]
+MANY = [(schedule, ranks) for schedule in RINGS for ranks in (33, 64)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks"), [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in MANY)]
+)
 def test_schedules_as_arrays_are_those_as_objects(schedule: str, ranks: int) -> None:
     found = [
         sorted(zip(r.source.tolist(), r.target.tolist(), r.start.tolist(), r.stop.tolist(),
@@ -109,13 +114,6 @@ def test_schedules_as_arrays_are_those_as_objects(schedule: str, ranks: int) -> 
         for round_ in schedule_of(schedule, ranks).rounds
     ]
     assert found == made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", RINGS)
-@pytest.mark.parametrize("ranks", [33, 64])
-def test_schedules_of_many_ranks_as_arrays(schedule: str, ranks: int) -> None:
-    test_schedules_as_arrays_are_those_as_objects(schedule, ranks)
 
 
 @given(

@@ -85,7 +85,7 @@ class Part:
         """Which pieces of the whole model's tensors this part holds."""
         return {name: Piece() for name in self.model.state_dict()}
 
-    def given(self, name: str) -> bool:
+    def gives(self, name: str) -> bool:
         """Whether this rank gives a tensor to the whole model; of equal ones, one rank does."""
         return True
 
@@ -100,7 +100,7 @@ class Part:
         own = {
             name: pieces[base]
             for name in state
-            if (base := name.partition("/")[0]) in pieces and self.given(base)
+            if (base := name.partition("/")[0]) in pieces and self.gives(base)
         }
         return gathered(self.group, own, state)
 
@@ -135,14 +135,6 @@ class Form(ABC):
     def parts(self) -> int | None:
         """How many ranks hold the model together; None: as many as there are."""
         return None
-
-
-def held_bytes(model: nn.Module) -> int:
-    """The bytes of parameters that a model holds, each counted once."""
-    seen: dict[int, int] = {}
-    for parameter in model.parameters():
-        seen[id(parameter)] = parameter.numel() * parameter.element_size()
-    return sum(seen.values())
 
 
 def device_of(model: nn.Module) -> torch.device:

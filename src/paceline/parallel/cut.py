@@ -119,7 +119,7 @@ def balanced(
             f"{stages} stages for {sum(trained)} layers with weights to train: a stage needs one"
         )
     edges = [0.0, *(messages or [0.0] * count)]
-    edges[count] = 0.0  # nobody gets the last output
+    edges[count] = 0.0  # no stage gets the last output
     sums, found = [0.0], [0]
     for cost, has in zip(costs, trained, strict=True):
         sums.append(sums[-1] + cost)

@@ -214,7 +214,7 @@ class DomainPart(Part):
         counted = self.exchange.group.counted("train")
         return 0 if counted is None else int(counted.sent_bytes)
 
-    def given(self, name: str) -> bool:
+    def gives(self, name: str) -> bool:
         return self.rank == 0
 
     def described(self) -> dict[str, Any]:

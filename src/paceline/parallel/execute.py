@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,7 +51,6 @@ class Waited:
 
     busy_s: float = 0.0
     idle_s: float = 0.0
-    spans: list[tuple[Task, float, float]] = field(default_factory=list)
 
 
 class Executor:
@@ -121,7 +120,6 @@ class Executor:
                 self.later.make(products.pop(key))
             done = now()
             waited.busy_s += done - ready
-            waited.spans.append((task, ready, done))
         self.later.active = False
         line.finish()
         return value

@@ -1,4 +1,4 @@
-"""Proof of a timetable by symbolic execution: every pass is made once, and nobody waits forever.
+"""Proof of a timetable by symbolic execution: every pass is made once, no rank waits forever.
 
 The ranks make their tasks in order. A message waits in the buffer of its pair of ranks until the
 task that needs it begins; a rank whose buffer is full waits until there is room.

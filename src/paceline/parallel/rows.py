@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.errors import BadRequest
-
 Span = tuple[int, int]  # the rows [low, high)
 
 
@@ -84,18 +82,6 @@ def even(rows: int, ranks: int) -> tuple[Span, ...]:
     return tuple(pairwise(ends))
 
 
-def weighted(rows: int, weights: Sequence[float]) -> tuple[Span, ...]:
-    """Rows in spans in proportion to weights."""
-    whole = sum(weights)
-    if not weights or whole <= 0 or min(weights) < 0:
-        raise BadRequest(f"weights {list(weights)}: they must be 0 or more, and not all 0")
-    ends, sum_ = [0], 0.0
-    for weight in weights:
-        sum_ += weight
-        ends.append(round(rows * sum_ / whole))
-    return tuple(pairwise(ends))
-
-
 def halo(owned: Sequence[Span], needed: Sequence[Span]) -> Halo:
     """The transfers after which each rank holds the rows that it needs."""
     transfers = []
@@ -141,22 +127,3 @@ def proved(movement: Halo, rows: int) -> tuple[str, ...]:
                 wrong.append(f"rank {rank} does not get row {row} once")
         wrong += [f"rank {rank} gets row {row}, which it does not need" for row in got]
     return tuple(wrong)
-
-
-def chain(
-    rows: int, windows: Sequence[Window], ranks: int, shares: Sequence[float] | None = None
-) -> tuple[Halo, ...]:
-    """The movement before each of several layers, one after the other.
-
-    Each rank owns an even part of the rows of every layer's output (or parts by `shares`).
-    """
-    cut = even if shares is None else lambda count, _: weighted(count, shares)
-    owned, movements = cut(rows, ranks), []
-    for number, window in enumerate(windows):
-        outputs = window.outputs(rows)
-        if outputs < 1:
-            raise BadRequest(f"layer {number} has no output: its kernel is larger than {rows} rows")
-        made = cut(outputs, ranks)
-        movements.append(halo(owned, [window.needs(span, rows) for span in made]))
-        owned, rows = made, outputs
-    return tuple(movements)

@@ -213,7 +213,7 @@ class TensorPart(Part):
     def pieces(self) -> Mapping[str, Piece]:
         return self._pieces
 
-    def given(self, name: str) -> bool:
+    def gives(self, name: str) -> bool:
         return self.rank == 0 or not self._pieces[name].whole
 
     def norm(self) -> float | None:
@@ -230,7 +230,7 @@ def whole_norm(part: Part, parameters: Iterable[tuple[str, nn.Parameter]]) -> fl
     assert part.group is not None
     squares = torch.zeros(1, dtype=torch.float64)
     for name, parameter in parameters:
-        if parameter.grad is not None and part.given(name):
+        if parameter.grad is not None and part.gives(name):
             squares += parameter.grad.detach().double().square().sum().cpu()
     part.group.uncounted().control.all_reduce(squares)
     return float(squares.sqrt())

@@ -19,6 +19,7 @@ from typing import Literal
 from paceline.errors import BadRequest
 
 Kind = Literal["F", "B", "W"]
+KINDS: tuple[Kind, Kind] = ("F", "B")  # of timetables whose weight gradients are not apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,14 @@ class Timetable:
             and (after := self.after(task)) is not None
             and self.place[after.stage] == target
         )
+
+
+def in_turns(forward: Sequence[Task], backward: Sequence[Task], first: int) -> Iterator[Task]:
+    """Some forward passes, then one forward and one backward pass in turns (1F1B)."""
+    yield from forward[:first]
+    for number, back in enumerate(backward):
+        yield from forward[first + number : first + number + 1]
+        yield back
 
 
 def alone(place: Sequence[int]) -> Timetable:

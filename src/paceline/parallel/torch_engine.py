@@ -93,13 +93,13 @@ class TorchEngine:
         args = (inputs,) if first else ()
         kwargs = {"target": targets, "losses": losses} if last else {}
         self._kept[key].step(*args, **kwargs, return_outputs=False)
-        self._note(timetable, len(micros))
+        self._note(timetable)
         return float(torch.stack(losses).detach().mean()) if losses else 0.0
 
     def _current_loss(self, outputs: Tensor, targets: Any) -> Tensor:
         return self._loss(outputs, targets)
 
-    def _note(self, timetable: Timetable, micros: int) -> None:
+    def _note(self, timetable: Timetable) -> None:
         """PyTorch sends what our executor would send, but nothing here sees it: messages only."""
         me = self.group.rank
         sent = sum(len(timetable.sends(me, other)) for other in range(self.group.size))

@@ -64,7 +64,7 @@ class Config:
     parallel: Any = option(
         None,
         str,
-        "split the model over workers: layers, pipeline:stages=2,micro=8, tensor, domain",
+        "split the model over workers, as pipeline:stages=2,micro=8",
         "How",
     )
     grid: str | None = option(

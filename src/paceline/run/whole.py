@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.base import Part
+from paceline.parallel.pieces import Piece, gathered
 
 NUMBER = "#"  # marks what is no tensor of its parameter's shape
 
@@ -57,14 +58,12 @@ def whole_optimizer(
 
 
 def _gather_numbers(part: Part, numbers: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    from paceline.parallel.pieces import Piece, gathered
-
     if part.group is None or part.size == 1:
         return dict(numbers)
     given = {
         name: Piece()
         for name in numbers
-        if part.given(name.removeprefix(NUMBER).rpartition("/")[0])
+        if part.gives(name.removeprefix(NUMBER).rpartition("/")[0])
     }
     return gathered(part.group, given, numbers)
 

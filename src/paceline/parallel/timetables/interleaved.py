@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from paceline.errors import BadRequest
-from paceline.parallel.timetable import Formula, Task, Timetable
+from paceline.parallel.timetable import KINDS, Formula, Kind, Task, Timetable, in_turns
 from paceline.registry import timetables
 
 
@@ -27,21 +27,17 @@ def interleaved(
         raise BadRequest(f"schedule interleaved: each={each}: at least one stage per worker")
     total = micros * each
 
-    def task(kind: str, rank: int, number: int) -> Task:
+    def task(kind: Kind, rank: int, number: int) -> Task:
         """The number-th forward or backward pass of a rank."""
         group, within = divmod(number, ranks * each)
         chunk = within // ranks if kind == "F" else each - 1 - within // ranks
         micro = group * ranks + within % ranks
-        return Task(kind, chunk * ranks + rank, micro)  # type: ignore[arg-type]
+        return Task(kind, chunk * ranks + rank, micro)
 
     def tasks(rank: int) -> tuple[Task, ...]:
+        forward, backward = ([task(kind, rank, k) for k in range(total)] for kind in KINDS)
         first = min(total, 2 * (ranks - rank - 1) + (each - 1) * ranks)
-        made = [task("F", rank, k) for k in range(first)]
-        for k in range(total):
-            if first + k < total:
-                made.append(task("F", rank, first + k))
-            made.append(task("B", rank, k))
-        return tuple(made)
+        return tuple(in_turns(forward, backward, first))
 
     formula = Formula("(p-1)/(vm+p-1)", (ranks - 1) / (total + ranks - 1))
     return Timetable("interleaved", ranks * each, micros, tuple(map(tasks, range(ranks))), formula)

@@ -1,6 +1,6 @@
 """Zero bubble, form H1 (Qi et al., 2023): the gradients of weights fill a part of 1F1B's bubble.
 
-A backward pass is cut in two: B, for which the stage before waits, and W, for which nobody waits.
+A backward pass is cut in two: B, for which the stage before waits, and W, for which no stage waits.
 Stage s makes W of a micro-batch s backward passes after its B. So every rank keeps at most p
 activations, as the first rank of 1F1B does. If F, B and W take equally long, and there are at least
 as many micro-batches as ranks, the idle share is (p-1)/(3m+p-1).

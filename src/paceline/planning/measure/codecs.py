@@ -23,7 +23,7 @@ from paceline.registry import codecs
 from paceline.transport.alone import Alone
 from paceline.types import Layout
 
-LEAST_ROUNDS = 3  # measured, whatever the time
+LEAST_ROUNDS = 3  # at least, also where they take longer than planned
 PARTS_OF_HOPS = (16, 4, 1)  # a hop codec encodes these parts of the gradients
 
 Seconds = tuple[float, float]  # of encoding and of decoding

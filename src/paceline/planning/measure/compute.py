@@ -26,7 +26,7 @@ from paceline.types import Batch
 
 BLOCK_S = 0.25  # the aim for a block: many steps, and several rounds within the time
 MOST_STEPS = 64  # of a block
-LEAST_ROUNDS = 2  # measured, whatever the time
+LEAST_ROUNDS = 2  # at least, also where they take longer than planned
 READY_STEPS = 10
 MOST_SKIPPED = 1000  # batches of another size than was asked for
 ROUNDS_AIMED_AT = 8

@@ -24,7 +24,7 @@ from paceline.transport.base import Rendezvous, Transport
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)  # bytes of a message
 STREAM_BYTES = 1 << 22  # a stream of messages moves about this much
 MOST_MESSAGES = 64  # of a stream, and of the exchanges of one size in a round
-LEAST_ROUNDS = 2  # measured, whatever the time
+LEAST_ROUNDS = 2  # at least, also where they take longer than planned
 
 Hear = Callable[[str, dict[str, Any]], None]
 
