@@ -11,8 +11,8 @@ from tests.conftest import identical
 def test_public_names() -> None:
     assert sorted(paceline.__all__) == [
         "BadRequest", "Callback", "Pace", "PacelineError", "Run", "RunFailed", "SplitModel",
-        "compare", "join", "load", "load_data", "prepare", "ray_train", "render", "split", "study",
-        "train",
+        "compare", "join", "load", "load_data", "plan", "prepare", "profile", "ray_train", "render",
+        "split", "study", "train",
     ]  # fmt: skip
     for name in paceline.__all__:
         assert inspect.getdoc(getattr(paceline, name)), f"{name} is not documented"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from paceline.errors import BadRequest, PacelineError, RunFailed
     from paceline.launch.join import join
     from paceline.launch.split import SplitModel, split
+    from paceline.planning.ask import plan, profile
     from paceline.run.own_loop import Pace
 
     __version__: str
@@ -27,7 +28,9 @@ __all__ = [
     "join",
     "load",
     "load_data",
+    "plan",
     "prepare",
+    "profile",
     "ray_train",
     "render",
     "split",
@@ -48,6 +51,8 @@ _HOMES = {
     "prepare": "data.prepare.anything",
     "Pace": "run.own_loop",
     "join": "launch.join",
+    "plan": "planning.ask",
+    "profile": "planning.ask",
     "split": "launch.split",
     "SplitModel": "launch.split",
     "BadRequest": "errors",

@@ -25,6 +25,8 @@ from paceline.launch.split import SplitModel as SplitModel
 from paceline.launch.split import split as split
 from paceline.objectives.metrics import Metric
 from paceline.optim.schedules import LRSchedule
+from paceline.planning.ask import plan as plan
+from paceline.planning.ask import profile as profile
 from paceline.report.lines import Study
 from paceline.run.own_loop import Pace as Pace
 from paceline.strategies.base import Strategy

@@ -330,7 +330,7 @@ def test_every_option_says_what_it_is_for() -> None:
 def test_help_shows_choices(cli) -> None:
     out = " ".join(cli("train", "--help")[1].split())
     for shown in (
-        "--transport [auto|gloo|inproc|mpi|nccl|shm|simulated]",
+        "--transport [auto|emulated|gloo|inproc|mpi|nccl|shm|simulated]",
         "--partition [iid|by-label]",
         "--init [broadcast|seed]",
         "--overlap [auto|on|off]",
@@ -471,7 +471,8 @@ def test_a_study_measures_fairly_reports_and_goes_on(cli, tmp_path: Path) -> Non
     )
     files = {p.name for p in (tmp_path / "s").iterdir()}
     assert files == {
-        "study.json", "results.csv", "workers.csv", "report.html", "figures", "runs", ".lock"
+        "study.json", "results.csv", "workers.csv", "report.html", "figures", "runs", ".lock",
+        "predicted.json",
     }  # fmt: skip
     assert {p.suffix for p in (tmp_path / "s" / "figures").iterdir()} == {".png", ".svg"}
     runs = {f: json.loads(f.read_text()) for f in (tmp_path / "s" / "runs").glob("*/run.json")}

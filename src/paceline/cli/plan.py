@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:
-    from paceline.planning.answer import Plan, Row
+from paceline.cli.plan_check import CHECKED_WORKERS, check_by_runs, check_by_table
 
-STRATEGIES = ("allreduce", "ps", "local-sgd", "gossip")
-LOST = {
-    "latency": "the latency of the network",
-    "bandwidth": "the limit of the bandwidth",
-    "waiting": "waiting for slower workers",
-    "coding": "encoding and adding",
-}
-MOST_ROWS = 24  # of a table without --all
+if TYPE_CHECKING:
+    from paceline.planning.answer import Plan
 
 
 @click.command()
@@ -30,17 +24,22 @@ MOST_ROWS = 24  # of a table without --all
     "strategies",
     multiple=True,
     metavar="NAME[:key=value,...]",
-    help=f"a strategy; may be given several times  [default: {', '.join(STRATEGIES)}]",
+    help="a strategy; may be given several times  [default: allreduce, ps, local-sgd, gossip]",
 )
 @click.option(
     "--codec", "codecs", multiple=True, metavar="NAME", help="a codec  [default: none and fp16]"
 )
 @click.option(
+    "--parallel",
+    multiple=True,
+    metavar="FORM[:key=value,...]",
+    help="split the model: layers, pipeline:micro=8, tensor, domain; runs it in virtual time",
+)
+@click.option(
     "--workers",
-    default="1,2,4,8,16",
-    show_default=True,
+    default=None,
     metavar="1,2,4|1-16",
-    help="numbers of workers to predict",
+    help="numbers of workers to predict  [default: 1,2,4,8,16; with --check 3,4]",
 )
 @click.option(
     "--network",
@@ -64,6 +63,14 @@ MOST_ROWS = 24  # of a table without --all
 @click.option("--samples", default=None, type=click.IntRange(1), help="of the data, for epochs")
 @click.option("--seed", default=0, show_default=True, type=int, help="of the drawn step times")
 @click.option("--all", "whole", is_flag=True, help="show all rows, not only the best")
+@click.option("--check", is_flag=True, help="measure drawn settings, and compare them")
+@click.option("--settings", default=6, show_default=True, type=click.IntRange(1), help="of --check")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="of --check")
+@click.option("--out", default=None, metavar="DIR", help="a folder for the page, or for --check")
+@click.option(
+    "--measured", default=None, metavar="DIR", help="a study, runs or a check: points on the page"
+)
+@click.option("--data-dir", default=None, metavar="DIR", help="where data sets are looked for")
 @click.option("--json", "as_json", is_flag=True, help="print the plan as JSON")
 @click.option("--plugin", multiple=True, metavar="FILE", help="a Python file that registers more")
 @click.option("--debug", is_flag=True, help="show tracebacks")
@@ -71,7 +78,8 @@ def plan(
     profile: str,
     strategies: tuple[str, ...],
     codecs: tuple[str, ...],
-    workers: str,
+    parallel: tuple[str, ...],
+    workers: str | None,
     network: str,
     inside: str | None,
     hosts: str | None,
@@ -84,6 +92,12 @@ def plan(
     samples: int | None,
     seed: int,
     whole: bool,
+    check: bool,
+    settings: int,
+    repeats: int,
+    out: str | None,
+    measured: str | None,
+    data_dir: str | None,
     as_json: bool,
     plugin: tuple[str, ...],
     debug: bool,
@@ -101,56 +115,72 @@ def plan(
       paceline plan profile.json --hosts 16x4 --cores 4 --price 1.20 --workers 4,16,64
       paceline plan profile.json --strategy ps:consistency=async --servers 2 --network wan
       paceline plan profile.json --global-batch-size 512 --codec none --codec topk --json
+      paceline plan profile.json --parallel pipeline:micro=8 --parallel tensor --workers 2,4
+      paceline plan profile.json --network lan --out plan                # plan/plan.html
+      paceline plan profile.json --check --network 100mbit --out check   # needs root
     """
+    import torch
+
     from paceline.errors import BadRequest
-    from paceline.planning.answer import Request
-    from paceline.planning.answer import plan as planned
-    from paceline.planning.cluster import (
-        MEMORY,
-        Cluster,
-        read_hosts,
-        read_link,
-        read_speeds,
-        read_workers,
-    )
+    from paceline.planning.answer import map_of
+    from paceline.planning.ask import CODECS, STRATEGIES, WORKERS, answer, cluster_of, request_of
+    from paceline.planning.cluster import read_workers
     from paceline.planning.stored import read_profile
     from paceline.planning.workers import worker_of
     from paceline.registry import load_plugin
+    from paceline.results.measured_points import measured_points
+    from paceline.terminal.plan import show_plan
 
+    if measured is not None and out is None:
+        raise BadRequest("--measured shows points on the page: give --out DIR, too")
     for file in plugin:
         load_plugin(file)
-    if batch_size is not None and global_batch_size is not None:
-        raise BadRequest("give --batch-size or --global-batch-size, not both")
-    if price is not None and not 0 <= price < float("inf"):
-        raise BadRequest(f"price={price}: it must be a number, 0 or more")
     known = read_profile(profile)
-    count, per_host = read_hosts(hosts) if hosts is not None else (None, 1)
-    cluster = Cluster(
-        read_link(network),
-        MEMORY if inside is None else read_link(inside),
-        count,
-        per_host,
-        cores,
-        read_speeds(speeds) if speeds is not None else (1.0,),
-        price,
-    )
-    request = Request(
-        strategies or STRATEGIES,
-        codecs or ("none", "fp16"),
-        read_workers(workers),
+    cluster = cluster_of(network, inside, hosts, cores, speeds, price)
+    if check and known.source == "measurements":
+        check_by_table(known, strategies, cluster, seed, as_json)
+        return
+    if check:
+        check_by_runs(
+            profile,
+            known,
+            strategies or STRATEGIES,
+            codecs or CODECS,
+            read_workers(workers or CHECKED_WORKERS),
+            network,
+            batch_size or known.compute.batch_sizes[0],
+            settings,
+            repeats,
+            seed,
+            out or "plan-check",
+            data_dir,
+            as_json,
+        )
+        return
+    request = request_of(
+        known,
         cluster,
-        batch_size or (None if global_batch_size else known.compute.batch_sizes[-1]),
+        strategies or STRATEGIES,
+        codecs or CODECS,
+        workers or WORKERS,
+        batch_size,
         global_batch_size,
         servers,
         samples,
         seed,
+        parallel,
     )
-    found = planned(request, worker_of(known), _progress())
-    found = replace(found, notices=(*found.notices, *known.missing))
+    if parallel:
+        torch.set_num_threads(1)
+    found = answer(known, request, network, data_dir, _progress())
     if as_json:
         click.echo(json.dumps(found.described(), indent=2))
-        return
-    _show(found, network, whole, known.model.name)
+    else:
+        show_plan(found, network, whole, known.model.name)
+    if out is not None:
+        points = measured_points(measured) if measured else []
+        cells = map_of(request, found, worker_of(known))
+        _write_page(found, cells, points, network, known.model.name, Path(out))
 
 
 def _progress() -> Callable[[int, int], None]:
@@ -165,82 +195,39 @@ def _progress() -> Callable[[int, int], None]:
     return say
 
 
-def _show(found: Plan, network: str, whole: bool, model: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _write_page(
+    found: Plan,
+    cells: list[dict[str, Any]],
+    points: list[dict[str, Any]],
+    network: str,
+    model: str,
+    folder: Path,
+) -> None:
+    """Write plan.json and plan.html into a folder."""
+    from paceline.common.files import write_whole
+    from paceline.errors import BadRequest
+    from paceline.report.plan_page import plan_page
+    from paceline.report.render import library
+    from paceline.terminal.plan import sentences
 
-    priced = found.cheapest is not None
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("strategy, codec", overflow="fold")
-    names = ("workers", "samples/s", "95% interval", "speedup", *(("price",) if priced else ()))
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    rows = sorted(found.rows, key=lambda row: -row.prediction.samples_per_s)
-    for row in rows if whole else rows[:MOST_ROWS]:
-        p = row.prediction
-        table.add_row(
-            row.name,
-            str(row.workers),
-            f"{p.samples_per_s:,.0f}",
-            f"{p.low:,.0f} to {p.high:,.0f}",
-            f"{row.speedup:.2f}x",
-            *((f"{row.price:.4g}",) if row.price is not None else ()),
-        )
-    Console(width=None if sys.stdout.isatty() else 100).print(table)
-    if len(rows) > MOST_ROWS and not whole:
-        click.echo(f"{len(rows) - MOST_ROWS} slower settings are left out: --all shows them")
-    click.echo()
-    for sentence in sentences(found, network, model):
-        click.echo(sentence)
-
-
-def sentences(found: Plan, network: str, model: str) -> list[str]:
-    """The answer in words."""
-    best = found.fastest
-    told = [
-        f"Predicted for {model} on {network}: the fastest is {_told(best)},"
-        f" {best.prediction.samples_per_s:,.0f} samples/s"
-        f" ({best.prediction.low:,.0f} to {best.prediction.high:,.0f}),"
-        f" {best.speedup:.2f}x one worker."
-    ]
-    lost = {name: share for name, share in found.limits.items() if name != "computing"}
-    worst = max(lost, key=lambda name: lost[name])
-    limit = f"Computing takes {100 * found.limits['computing']:.0f}% of its step"
-    told.append(
-        f"{limit}; without {LOST[worst]} a step would be {100 * lost[worst]:.0f}% shorter."
-        if lost[worst] >= 0.01
-        else f"{limit}; nothing else limits it."
+    described = {**found.described(), "map": cells, "measured": points}
+    best = found.soonest or found.fastest
+    codec = "" if best.codec == "none" else f" --codec {best.codec}"
+    way = "--parallel" if best.splits else "--strategy"
+    command = f"paceline train --model {model} {way} {best.strategy}{codec}"
+    text = plan_page(
+        described,
+        f"A plan for {model}",
+        f"Predicted for links of {html.escape(network)} between hosts; nothing here was measured"
+        + (" but the points." if points else "."),
+        sentences(found, network, model),
+        f"{command} --workers {best.workers}",
+        library(),
     )
-    if found.knee is not None:
-        told.append(
-            f"Beyond {found.knee} workers, an added worker of {best.name} adds less than half of"
-            " one worker's speed."
-        )
-    if found.cheapest is not None:
-        told.append(
-            f"The cheapest is {_told(found.cheapest)}: {found.cheapest.price:.4g} per million"
-            " samples."
-        )
-    for (strategy, codec), rate in found.pays.items():
-        told.append(_pays(strategy, codec, rate, best.workers))
-    told += [f"note: {notice}" for notice in dict.fromkeys(found.notices)]
-    told += [f"left out: {reason}" for reason in found.refused[:4]]
-    told.append(
-        "A plan predicts speed. How many steps an accuracy takes depends on the batch and the"
-        " strategy: measure it by paceline study."
-    )
-    return told
-
-
-def _told(row: Row) -> str:
-    return f"{row.name} with {row.workers} worker{'s' if row.workers > 1 else ''}"
-
-
-def _pays(strategy: str, codec: str, rate: float | None, workers: int) -> str:
-    where = f"{strategy} with {workers} workers"
-    if rate is None:
-        return f"Codec {codec} does not make {where} 1% faster at any bandwidth."
-    if rate == float("inf"):
-        return f"Codec {codec} pays for {where} at any bandwidth."
-    unit, scale = ("Gbit/s", 1e9) if rate >= 1e9 else ("Mbit/s", 1e6)
-    return f"Codec {codec} pays for {where} below {rate / scale:.3g} {unit}."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "plan.json", json.dumps(described, indent=1) + "\n")
+        write_whole(folder / "plan.html", text)
+    except OSError as error:
+        raise BadRequest(f"out={folder} cannot be written: {error.strerror}") from None
+    click.echo(f"page: {(folder / 'plan.html').resolve().as_uri()}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -67,6 +68,24 @@ COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}  # of parameters
     help="measure the links of these  [default: all that this machine has]",
 )
 @click.option(
+    "--accuracy",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=None,
+    help="count the steps to this test accuracy, too: a few minutes",
+)
+@click.option(
+    "--follow",
+    multiple=True,
+    metavar=NAME_WITH_OPTIONS,
+    help="with --accuracy: count the steps of this strategy, in virtual time (may be repeated)",
+)
+@click.option(
+    "--follow-workers",
+    default=None,
+    metavar="N,N,...",
+    help="with --follow: the numbers of workers, up to 32  [default: 2,4,8]",
+)
+@click.option(
     "--measurements",
     default=None,
     metavar="FILE",
@@ -98,6 +117,9 @@ def profile(
     seconds: float | None,
     workers: int | None,
     transports: str | None,
+    accuracy: float | None,
+    follow: tuple[str, ...],
+    follow_workers: str | None,
     measurements: str | None,
     parameters: str | None,
     out: str,
@@ -113,6 +135,7 @@ def profile(
       paceline profile --model cnn --data mnist --out profile.json
       paceline profile --model mlp:hidden=512x256 --data fashion-mini --batch-sizes 32,128
       paceline profile --data fashion-mini --set optimizer=adam --transports shm,gloo
+      paceline profile --accuracy 0.95 --follow local-sgd --follow ps:consistency=async
       paceline profile runs/a --out profile.json
       paceline profile --measurements steps.csv --parameters 25.6M
     """
@@ -132,6 +155,9 @@ def profile(
         "seconds": seconds,
         "workers": workers,
         "transports": transports,
+        "accuracy": accuracy,
+        "follow": follow,
+        "follow_workers": follow_workers,
     }
     _refuse_mixing(run, measurements, parameters, measured)
     refuse_place(out)
@@ -169,6 +195,10 @@ def _refuse_mixing(
         raise BadRequest(
             "--measurements needs the number of the model's parameters: --parameters 25.6M, say"
         )
+    if measured["follow"] and measured["accuracy"] is None:
+        raise BadRequest("--follow counts the steps to an accuracy: give --accuracy 0.9, say")
+    if measured["follow_workers"] and not measured["follow"]:
+        raise BadRequest("--follow-workers goes with --follow STRATEGY")
     if parameters is not None and measurements is None:
         raise BadRequest("--parameters goes with --measurements; models here are counted")
 
@@ -184,12 +214,12 @@ def _count(text: str) -> int:
     return round(found)
 
 
-def _sizes(text: str) -> list[int]:
+def _sizes(text: str, option: str = "--batch-sizes", like: str = "16,64,256") -> list[int]:
     from paceline.errors import BadRequest
 
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < int(part) < 10**9 for part in parts):
-        raise BadRequest(f"--batch-sizes {text}: give integers of 1 or more, like 16,64,256")
+        raise BadRequest(f"{option} {text}: give integers of 1 or more, like {like}")
     return sorted({int(part) for part in parts})
 
 
@@ -198,6 +228,7 @@ def _measure(asked: dict[str, Any]) -> Any:
 
     from paceline.common.cores import cores
     from paceline.common.warned import warnings_once
+    from paceline.planning.measure.accuracy import measure_accuracy
     from paceline.planning.measure.whole import BATCH_SIZES, SHARES, Wishes, measure
     from paceline.request.settings import apply_settings
     from paceline.terminal.profile import ProfileBar
@@ -212,5 +243,26 @@ def _measure(asked: dict[str, Any]) -> Any:
         asked["workers"] or min(2, cores()),
         [part.strip() for part in named.split(",")] if named is not None else None,
     )
+    options = apply_settings(values, list(asked["set"]))
+    question = _question(asked, wishes.batch_sizes[0])
     with warnings_once(), ProfileBar(SHARES) as bar:
-        return measure(apply_settings(values, list(asked["set"])), wishes, bar.hear)
+        found = measure(options, wishes, bar.hear)
+    if question is None:
+        return found
+    with warnings_once():
+        return replace(found, accuracy=measure_accuracy(options, question, _say))
+
+
+def _question(asked: dict[str, Any], batch_size: int) -> Any:
+    """What is asked about the steps to an accuracy; None: nothing."""
+    from paceline.planning.measure.accuracy import Question
+
+    if asked["accuracy"] is None:
+        return None
+    given = asked["follow_workers"] or "2,4,8"
+    workers = _sizes(given, "--follow-workers", "2,4,8") if asked["follow"] else []
+    return Question(asked["accuracy"], batch_size, asked["follow"], workers)
+
+
+def _say(text: str) -> None:
+    click.echo(f"counting steps: {text}", err=True)

@@ -87,6 +87,12 @@ if TYPE_CHECKING:
     metavar="slower=P%",
     help="with --against: exit with 1 if this version is slower by more than P percent",
 )
+@click.option(
+    "--plan",
+    default=None,
+    metavar="PROFILE",
+    help="predict the settings from a profile before they run, and show both in the report",
+)
 @click.option("--retry-failed", is_flag=True, help="repeat failed runs")
 @click.option(
     "--figures/--no-figures",
@@ -113,6 +119,7 @@ def study(
     dry_run: bool,
     against: str | None,
     fail_if: str | None,
+    plan: str | None,
     retry_failed: bool,
     figures: bool,
     quiet: bool,
@@ -132,6 +139,7 @@ def study(
       paceline study studies/stragglers.toml
       paceline study studies/optimizers.toml --set workers=2 --seeds 3
       paceline study my.toml --budget 20min
+      paceline study my.toml --plan profile.json
       paceline study --dry-run
     """
     import torch
@@ -139,8 +147,11 @@ def study(
 
     from paceline.api import on_a_cluster
     from paceline.errors import BadRequest, RunFailed
+    from paceline.record.formats import PREDICTED
+    from paceline.report.predicted import beside_measured, error_sentence
     from paceline.report.reading import read_study
     from paceline.report.render import render
+    from paceline.results.foretold import foretell_cores, foretell_settings
     from paceline.studies.grid import BUILTIN, StudySpec
     from paceline.studies.plan import rounds_of
     from paceline.studies.runner import run_study
@@ -170,6 +181,8 @@ def study(
     if against is not None or fail_if is not None:
         check_against(spec, against, fail_if, folder, quiet)
         return
+    if plan is not None and not (folder / PREDICTED).exists():
+        foretell_settings(spec.settings(), plan, folder)
     began = time.monotonic()
     try:
         with (
@@ -190,9 +203,13 @@ def study(
             " report",
             highlight=False,
         )
+    foretell_cores(read_study(folder))
     page = render(folder, figures=figures)
     if not quiet:
-        show_study(read_study(folder), console)
+        done = read_study(folder)
+        show_study(done, console)
+        if plan is not None and (beside := beside_measured(done)):
+            console.print(error_sentence(beside), highlight=False)
         console.print(
             f"report: {page.resolve().as_uri()}", highlight=False, soft_wrap=True, markup=False
         )

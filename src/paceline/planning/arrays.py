@@ -151,6 +151,7 @@ class Clocks:
         self._ways = Ways(ranks), Ways(ranks)
         self._inside = Ways(ranks), Ways(ranks)
         self.sent_bytes: Ints = np.zeros(ranks, dtype=np.int64)
+        self.messages = 0
 
     def sum(self, run: Sum, ranks: int) -> None:
         """Run a schedule on the clocks of the first `ranks` ranks."""
@@ -201,6 +202,7 @@ class Clocks:
         latest = _window_maximum(behind, ranks) + places[ranks:] * more
         self.now[:ranks] = latest + (ranks - 1) * stay
         self.sent_bytes[:ranks] += round((ranks - 1) * size)
+        self.messages += (ranks - 1) * ranks
 
     def _round(self, round_: Round, sizes: Ints, added: bool) -> None:
         some = sizes > 0
@@ -232,6 +234,7 @@ class Clocks:
         """Post messages at the clocks of their sources; when each has left and has arrived."""
         a, b = self.hosts[source], self.hosts[target]
         np.add.at(self.sent_bytes, source, sizes)
+        self.messages += len(source)
         outside = a != b
         network, posted = self.network, self.now[source]
         if outside.all():

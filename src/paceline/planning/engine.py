@@ -71,13 +71,14 @@ class Engine:
     clocks: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)  # by rank: what `Spend` added up to
     posted_bytes: list[int] = field(default_factory=list)  # by rank
+    messages: int = 0
 
     def run(self, programs: Sequence[Program]) -> list[float]:
         """Return each rank's clock at its end."""
         ranks = len(programs)
         self._traffic, self._programs = Traffic(self.network), list(programs)
         self.clocks, self.busy_s = [0.0] * ranks, [0.0] * ranks
-        self.posted_bytes = [0] * ranks
+        self.posted_bytes, self.messages = [0] * ranks, 0
         self._inboxes = [_Inbox() for _ in range(ranks)]
         self._awaited: dict[int, int | None] = {}  # by rank that waits: the source; None: any
         self._queue: list[tuple[float, int, bool]] = [(0.0, rank, False) for rank in range(ranks)]
@@ -124,6 +125,7 @@ class Engine:
     def _post(self, rank: int, message: Post, clock: float) -> float:
         left, arrived = self._traffic.post(clock, rank, message.target, message.size_bytes)
         self.posted_bytes[rank] += message.size_bytes
+        self.messages += 1
         if self.keeps:
             size = message.size_bytes
             self.sent.append(Sent(rank, message.target, size, clock, left, arrived))

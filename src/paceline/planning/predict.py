@@ -25,8 +25,13 @@ from paceline.transport.virtual import Link
 from paceline.types import Layout
 
 EXACTLY_UP_TO = 64  # workers; above, the clocks are arrays (arrays.py)
-LEAST_STEPS = 12
+LEAST_STEPS, LEAST_STEPS_APART = 12, 48  # the second: of a few workers that drift apart
+FEW = 16
 REPLICAS = 4  # predictions with different draws
+# TCP connections that send through one way at the same time share it, neither one after the other
+# nor quite equally: a server's replies are predicted both ways, in so many slices, and the answer
+# is between the two.
+SLICES = 8
 # What a profile cannot know of another machine (the interval includes it), as a relative deviation.
 UNSEEN = 0.05
 WORTH_SAYING = 0.01  # a codec pays where a step becomes shorter by this share
@@ -66,38 +71,51 @@ class Prediction:
     high_s: float
     compute_s: float  # the mean of a worker's computing in a step
     sent_bytes: float  # of all ranks, in a step
+    messages: float  # the same
     hosts: int
 
     @property
+    def samples(self) -> int:
+        """Of all workers, in a step."""
+        return self.workers * self.batch_size
+
+    @property
     def samples_per_s(self) -> float:
-        return self.workers * self.batch_size / self.step_s
+        return self.samples / self.step_s
 
     @property
     def low(self) -> float:
         """Samples per second, the lower end of the interval."""
-        return self.workers * self.batch_size / self.high_s
+        return self.samples / self.high_s
 
     @property
     def high(self) -> float:
-        return self.workers * self.batch_size / self.low_s
+        return self.samples / self.low_s
 
 
 def predict(setting: Setting, worker: Worker, cluster: Cluster, seed: int = 0) -> Prediction:
     """Predict one setting. The same request gives the same answer."""
     lineup = _lineup(setting, worker, cluster)
     cluster.check(setting.workers)
-    period = _period(lineup)
+    repeats = _period(lineup)
     # The slowest of very many draws hardly differs from step to step.
-    few = setting.workers > EXACTLY_UP_TO
-    steps = period * max(1, -(-(3 if few else LEAST_STEPS) // period))
-    logs, computes, sent = [], [], 0.0
-    for replica in range(2 if few else REPLICAS):
+    many = setting.workers > EXACTLY_UP_TO
+    few = setting.workers <= FEW and _drift_apart(lineup)
+    least = 3 if many else LEAST_STEPS_APART if few else LEAST_STEPS
+    steps = repeats * max(1, -(-least // repeats))
+    shared = _replies_at_once(lineup)
+    logs, apart, computes, sent, messages = [], [0.0], [], 0.0, 0.0
+    for replica in range(2 if many else REPLICAS):
         times = _times(setting, worker, cluster, steps, seed + replica)
-        step_s, sent = _run(lineup, cluster, times)
+        step_s, sent, messages = _run(lineup, cluster, times)
         logs.append(math.log(step_s))
         computes.append(float(times.mean()))
-    middle = statistics.fmean(logs)
-    deviation = math.hypot(statistics.stdev(logs), UNSEEN)
+        if shared and not replica:
+            equally, _, _ = _run(replace(lineup, slices=SLICES), cluster, times)
+            apart = [math.log(equally / step_s)]
+    middle = statistics.fmean(logs) + apart[0] / 2
+    # The two ways of sharing are the ends of a 95% interval.
+    deviation = math.hypot(statistics.stdev(logs), UNSEEN, apart[0] / 2 / 1.96)
     return Prediction(
         setting.workers,
         worker.batch_size,
@@ -106,6 +124,7 @@ def predict(setting: Setting, worker: Worker, cluster: Cluster, seed: int = 0) -
         math.exp(middle + 1.96 * deviation),
         statistics.fmean(computes),
         sent,
+        messages,
         cluster.hosts_used(setting.workers, setting.servers),
     )
 
@@ -170,6 +189,26 @@ def fastest(workers: int, size_bytes: int, cluster: Cluster) -> str:
     return min(seconds, key=lambda name: seconds[name])
 
 
+def _drift_apart(lineup: Lineup) -> bool:
+    """Whether workers do not wait for all others: their first steps are not like later ones."""
+    return any(
+        isinstance(exchange, Swap) or (isinstance(exchange, PushPull) and exchange.ahead > 0)
+        for exchange in lineup.strategy.pattern(0, lineup.setting)
+    )
+
+
+def _replies_at_once(lineup: Lineup) -> bool:
+    """Whether a server replies to several workers at the same time."""
+    exchanges = lineup.strategy.pattern(0, lineup.setting) if lineup.servers else ()
+    waits = any(isinstance(e, PushPull) and e.ahead == 0 for e in exchanges)
+    return waits and 1 < lineup.workers <= EXACTLY_UP_TO
+
+
+def period(setting: Setting, worker: Worker) -> int:
+    """Steps after which the exchanges of a setting repeat."""
+    return _period(_lineup(setting, worker, Cluster(Link())))
+
+
 def _period(lineup: Lineup) -> int:
     """Steps after which the exchanges repeat: the first step that has the most of them."""
     if lineup.workers == 1 and not lineup.servers:
@@ -192,15 +231,16 @@ def _times(setting: Setting, worker: Worker, cluster: Cluster, steps: int, seed:
     return np.asarray(drawn * np.exp(own) / np.array(speeds))
 
 
-def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float]:
-    """Seconds per step, and the bytes that all ranks send in a step."""
+def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float, float]:
+    """Seconds per step, and the bytes and the messages that all ranks send in a step."""
     steps = len(times)
     network = cluster.network(lineup.workers, lineup.servers)
     pushes = any(isinstance(e, PushPull) for e in lineup.strategy.pattern(0, lineup.setting))
     if lineup.workers <= EXACTLY_UP_TO or pushes:
         engine = Engine(network)
         clocks = engine.run(lineup.programs(lambda w, step: float(times[step, w]), steps))
-        return _per_step(clocks[: lineup.workers], steps), sum(engine.posted_bytes) / steps
+        sent = sum(engine.posted_bytes) / steps
+        return _per_step(clocks[: lineup.workers], steps), sent, engine.messages / steps
     clock = Clocks(network, lineup.costs.s_per_byte_added)
     for step in range(steps):
         clock.now += times[step]
@@ -209,7 +249,8 @@ def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float]
                 _reduce(clock, lineup, exchange)
             elif isinstance(exchange, Swap):
                 _swap(clock, lineup, exchange)
-    return _per_step(clock.now.tolist(), steps), float(clock.sent_bytes.sum()) / steps
+    sent = float(clock.sent_bytes.sum()) / steps
+    return _per_step(clock.now.tolist(), steps), sent, clock.messages / steps
 
 
 def _reduce(clock: Clocks, lineup: Lineup, exchange: Reduction) -> None:

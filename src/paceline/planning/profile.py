@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.errors import BadRequest
+from paceline.planning.accuracy import Accuracy
 from paceline.planning.compute import Compute
 from paceline.planning.fit import Line
 from paceline.planning.measurements import Row, read_rows, steps_of
@@ -143,6 +144,7 @@ class Profile:
     memory: Memory | None = None
     links: tuple[LinkCost, ...] = ()
     measurements: tuple[Row, ...] = ()  # rows with several workers, for a fit of the network
+    accuracy: Accuracy | None = None  # steps to an accuracy; None: not measured
     missing: tuple[str, ...] = ()  # what it cannot say, in sentences
 
     def codec(self, name: str) -> CodecCost | None:

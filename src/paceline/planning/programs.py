@@ -47,6 +47,9 @@ class Lineup:
     seed: int = 0
     costs: Costs = Costs()
     fastest: str = "ring"  # what `collective=auto` means
+    # A server's replies to several workers, cut into so many slices that take turns: 1 is one reply
+    # after the other, many are replies that share the server's way out equally.
+    slices: int = 1
     _moves: dict[tuple[str, int, int, bool, int], list[Moves]] = field(
         default_factory=dict, repr=False
     )
@@ -168,7 +171,7 @@ class Lineup:
             for size in self.message(self.codec, part):
                 lefts.append((yield Post(server, size)))
         for server, part in zip(ranks, self.parts, strict=True):
-            for _ in ("note", *self.message(self.codec.plain, part)):
+            for _ in ("note", *self._sliced(self.message(self.codec.plain, part))):
                 yield Take(server)
         yield Until(max(lefts))
         if not self.codec.lossless:
@@ -202,13 +205,27 @@ class Lineup:
             pending.clear()
             for client in allowed:
                 waiting.remove(client)
-                if not self.codec.lossless:
-                    yield Spend(size * costs.encode_s_per_byte)
-                yield Tell(client)
-                lefts = []
-                for each in reply:
-                    lefts.append((yield Post(client, each)))
-                yield Until(max(lefts))
+            for some in [allowed] if self.slices > 1 else [[client] for client in allowed]:
+                yield from self._reply(some, reply, size)
+
+    def _reply(self, clients: Sequence[int], reply: Sequence[int], size: int) -> Program:
+        """Reply to clients at once: the slices of their messages take turns."""
+        for client in clients:
+            if not self.codec.lossless:
+                yield Spend(size * self.costs.encode_s_per_byte)
+            yield Tell(client)
+        lefts = []
+        for each in self._sliced(reply):
+            for client in clients:
+                lefts.append((yield Post(client, each)))
+        yield Until(max(lefts))
+
+    def _sliced(self, sizes: Sequence[int]) -> list[int]:
+        return [
+            size * (n + 1) // self.slices - size * n // self.slices
+            for size in sizes
+            for n in range(self.slices)
+        ]
 
     def _ahead(self) -> int:
         found = [e for e in self.strategy.pattern(0, self.setting) if isinstance(e, PushPull)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.common.files import write_whole
 from paceline.errors import BadRequest
+from paceline.planning.accuracy import Accuracy, Branch, Followed
 from paceline.planning.compute import MEDIANS, Compute, Steps
 from paceline.planning.fit import QUANTILES, Line
 from paceline.planning.measurements import Row
@@ -78,6 +79,18 @@ SHAPE: dict[str, Any] = {
     "measurements": [
         {"workers": positive, "hosts": positive, "batch_size": positive, "step_s": speed}
     ],
+    "accuracy": Maybe(
+        {
+            "target": speed,
+            "branched_at": whole,
+            "lr_scaling": text,
+            "branches": [{"batch_size": positive, "steps": [positive]}],
+            "noise_scale": OrNull(speed),
+            "followed": [
+                {"strategy": text, "workers": positive, "batch_size": positive, "steps": [positive]}
+            ],
+        }
+    ),
     "missing": [text],
 }
 
@@ -159,6 +172,7 @@ def read_profile(path: str | Path) -> Profile:
             Row(r["workers"], r["hosts"], r["batch_size"], r["step_s"])
             for r in plain["measurements"]
         ),
+        accuracy=_accuracy(plain.get("accuracy")),
         missing=tuple(plain["missing"]),
     )
 
@@ -211,6 +225,12 @@ def _contradiction(plain: dict[str, Any]) -> str | None:
         return "compute.ready has a fraction above 1"
     if compute["ready"] and len(compute["ready"]) != len(tensors):
         return f"compute.ready has {len(compute['ready'])} numbers for {len(tensors)} tensors"
+    branches = (plain.get("accuracy") or {"branches": ()})["branches"]
+    sizes = [branch["batch_size"] for branch in branches]
+    if branches and (len(sizes) < 2 or sizes != sorted(set(sizes))):
+        return "accuracy.branches are not two batch sizes or more, in their order"
+    if any(not branch["steps"] for branch in branches):
+        return "a branch of accuracy has no steps"
     if any(len(point) != 2 for link in plain["links"] for point in link["points"]):
         return "a point of a link is not a pair of bytes and seconds"
     return None
@@ -219,6 +239,22 @@ def _contradiction(plain: dict[str, Any]) -> str | None:
 def _steps(plain: dict[str, Any]) -> Steps:
     parts = {part: plain.get(part) for part in MEDIANS}
     return Steps(plain["batch_size"], tuple(plain["quantiles_s"]), plain["count"], **parts)
+
+
+def _accuracy(plain: dict[str, Any] | None) -> Accuracy | None:
+    if plain is None:
+        return None
+    return Accuracy(
+        plain["target"],
+        plain["branched_at"],
+        plain["lr_scaling"],
+        tuple(Branch(b["batch_size"], tuple(b["steps"])) for b in plain["branches"]),
+        plain["noise_scale"],
+        tuple(
+            Followed(f["strategy"], f["workers"], f["batch_size"], tuple(f["steps"]))
+            for f in plain["followed"]
+        ),
+    )
 
 
 def _line(plain: dict[str, float]) -> Line:

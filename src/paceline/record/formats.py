@@ -21,6 +21,7 @@ from paceline.record.shapes import (
     whole,
 )
 
+PREDICTED = "predicted.json"  # in a study's folder: what a plan says (results/foretold.py)
 COUNTERS = (
     "cpu_percent",
     "cpu_user_s",
@@ -319,4 +320,24 @@ CHECKPOINT: dict[str, Any] = {
     "privacy": Maybe([Values(anything)]),
     "members": IfThere([whole]),
     "files": IfThere(Values(text)),
+}
+
+
+# --- predicted.json
+
+_FORETOLD: dict[str, Any] = {
+    "strategy": text,
+    "workers": positive,
+    "batch_size": positive,
+    "samples_per_s": speed,
+    "low": speed,
+    "high": speed,
+}
+PREDICTIONS: dict[str, Any] = {
+    "written": text,
+    "profile": IfThere(text),
+    "settings": IfThere([{"label": text, **_FORETOLD}]),
+    "own_cores": IfThere(
+        {"network": text, "rows": [{"where": text, "speedup": speed, **_FORETOLD}]}
+    ),
 }

@@ -33,3 +33,9 @@ def _rate(steps: Sequence[dict[str, Any]]) -> float | None:
     seconds = steps[-1]["train_s"] - began_s
     samples = sum(step["n"] for step in steps[first:])
     return samples / seconds if seconds > 0 else None
+
+
+def speed_of(record: dict[str, Any]) -> float:
+    """The samples per second of a run: after its first steps, where it made enough."""
+    result = record["result"]
+    return float(result.get("steady_samples_per_s") or result["samples_per_s"] or 0.0)

@@ -312,9 +312,12 @@ def _notices(job: Job, strategy: Strategy) -> list[str]:
     notices = [data.notice] if data.notice else []
     notices += [*without_effect(config, strategy), *sizes.notices(config, data)]
     notices += sizes.loader_notices(config, data)
-    if transports.entry(job.transport).make.traits.virtual_time:
+    traits = transports.entry(job.transport).make.traits
+    if traits.virtual_time:
         given = any(Spec.of(fault).name == "compute" for fault in config.faults)
         free = "" if given else "; computing takes no time without --faults compute:seconds=0.01"
+        if traits.real_compute:
+            free = ", from the processor time of its computing"
         notices.append(f"transport {job.transport}: all times of this run are simulated{free}")
     if job.protection is not None:
         assert not isinstance(data.train, Stream)

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.common.estimates import t_quantile
+from paceline.record.steady import speed_of
 from paceline.studies.grid import Setting, StudySpec
 from paceline.studies.plan import PlannedRun
 
@@ -32,7 +33,7 @@ class Candidate:
             f"{setting.label} x {setting.workers}",
             setting.slug,
             setting.options,
-            fmean(map(speed, screened)),
+            fmean(map(speed_of, screened)),
             max(0.0, min(outside)),
         )
 
@@ -53,7 +54,7 @@ def candidates(
     for setting in spec.settings():
         names = {seed: PlannedRun(setting, seed).name for seed in spec.seeds}
         own = {seed: records[name] for seed, name in names.items() if name in records}
-        if own and all(r["status"] == "completed" and speed(r) for r in own.values()):
+        if own and all(r["status"] == "completed" and speed_of(r) for r in own.values()):
             measured[f"{setting.label} x {setting.workers}"] = (setting, own)
 
     def made(setting: Setting) -> Candidate:
@@ -69,7 +70,9 @@ def candidates(
         if base is None or _is_alone(setting):
             continue
         serial, theirs = base
-        logs = [math.log(speed(own[s]) / speed(theirs[s])) for s in own.keys() & theirs.keys()]
+        logs = [
+            math.log(speed_of(own[s]) / speed_of(theirs[s])) for s in own.keys() & theirs.keys()
+        ]
         if logs:
             gains.append((logs, setting, serial))
     if not gains:
@@ -116,11 +119,6 @@ def _quality(records: Mapping[int, Record]) -> float:
         else:
             values.append(metric["value"] if metric["higher_is_better"] else -metric["value"])
     return fmean(values)
-
-
-def speed(record: Record) -> float:
-    result = record["result"]
-    return float(result.get("steady_samples_per_s") or result["samples_per_s"] or 0.0)
 
 
 def _is_plain_serial(setting: Setting) -> bool:

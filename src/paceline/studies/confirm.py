@@ -26,9 +26,10 @@ from paceline.errors import Interrupted, PacelineError
 from paceline.launch.run import run
 from paceline.record.blocks import Block
 from paceline.record.foreign import ForeignCpu
+from paceline.record.steady import speed_of
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
-from paceline.studies.candidates import Candidate, Record, speed
+from paceline.studies.candidates import Candidate, Record
 from paceline.studies.grid import StudySpec
 from paceline.studies.plan import scaled
 
@@ -114,7 +115,7 @@ class Confirmation:
         watch, speeds, seconds = ForeignCpu(), {}, 0.0
         for candidate in order:
             record = self._run(candidate, number, listen)
-            speeds[candidate.name] = speed(record)
+            speeds[candidate.name] = speed_of(record)
             seconds += record["result"]["wall_s"]
         found = watch.shares()
         return Block(

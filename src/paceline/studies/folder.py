@@ -15,7 +15,7 @@ from paceline.errors import BadRequest, RunFailed
 from paceline.privacy.accounting import epsilon_of
 from paceline.privacy.ledger import LedgerEntry, read_account
 from paceline.privacy.settings import Settings
-from paceline.record.formats import BEGUN, STUDY
+from paceline.record.formats import BEGUN, PREDICTED, STUDY
 from paceline.record.lock import LOCK
 from paceline.record.machine import environment
 from paceline.record.reader import STUDY_SCHEMA, read_record, read_run, summarise
@@ -36,7 +36,7 @@ def claim(out: Path) -> None:
         if (
             out.exists()
             and not (out / "study.json").exists()
-            and (not out.is_dir() or set(os.listdir(out)) - {LOCK})
+            and (not out.is_dir() or set(os.listdir(out)) - {LOCK, PREDICTED})
         ):
             raise BadRequest(f"out={out} is not empty and holds no study: choose another folder")
         out.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from paceline.errors import voiced
+from paceline.planning.accuracy import Accuracy
 from paceline.planning.compute import Steps
 from paceline.planning.profile import Profile
 from paceline.report.words import percent, size
@@ -132,9 +134,35 @@ def _said(profile: Profile) -> list[str]:
             f"A worker held {size(profile.memory.peak_bytes)} at most, at batch size"
             f" {profile.memory.batch_size:,}."
         )
+    if profile.accuracy is not None:
+        said += _steps_to(profile.accuracy)
     if profile.measurements:
         said.append(f"{len(profile.measurements):,} rows with several workers are kept.")
     return said
+
+
+def _steps_to(accuracy: Accuracy) -> list[str]:
+    """Return how many steps the accuracy took, by batch and by strategy."""
+    counted = "; ".join(
+        f"{_mean(branch.steps):,.0f} with batches of {branch.batch_size}"
+        for branch in accuracy.branches
+    )
+    said = [f"Steps to an accuracy of {accuracy.target:g}: {counted}."]
+    if accuracy.s_min > 0:
+        said.append(
+            f"So S(B) = {accuracy.s_min:,.0f} (1 + {accuracy.b_crit:,.0f} / B) steps, with B"
+            " samples in a step of all workers."
+        )
+    said += [
+        f"{each.strategy} with {each.workers} workers of {each.batch_size} samples:"
+        f" {_mean(each.steps):,.0f} steps."
+        for each in accuracy.followed
+    ]
+    return [*said, *([accuracy.doubt] if accuracy.doubt else [])]
+
+
+def _mean(steps: Sequence[int]) -> float:
+    return sum(steps) / len(steps)
 
 
 def _codecs(profile: Profile, console: Console) -> Any:

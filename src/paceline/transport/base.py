@@ -44,6 +44,7 @@ class Traits:
     second_channel: bool = False  # `side` works
     take_turns: bool = False  # one rank runs at a time, so times that are measured say nothing
     virtual_time: bool = False  # times are computed for a network that is only described
+    real_compute: bool = False  # in virtual time, computing takes the processor time that it took
     # Where several fit, `auto` takes the highest; None: only when the user names it.
     preference: int | None = None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -86,6 +86,10 @@ class VirtualBaton(Baton):
             del self._when[who]
             self._deadlines.pop(who, None)
 
+    def settle(self, who: int) -> None:
+        """Called before a thread shows its time to others, in a message; here it is settled."""
+        return
+
     def charge(self, who: int, seconds: float) -> None:
         """Let this thread's time pass."""
         until = self.times[who] + seconds
@@ -144,6 +148,7 @@ class SimulatedTransport(InprocTransport):
     traits = replace(
         InprocTransport.traits, devices=("cpu",), native=("broadcast",), virtual_time=True
     )
+    hub_kind: ClassVar[type[SimulatedHub]] = SimulatedHub
     _hub: SimulatedHub
     _own_control: FreeTransport | None = None
 
@@ -154,7 +159,7 @@ class SimulatedTransport(InprocTransport):
         links = links or Links()
         link = Link(links.latency_s, 8 / links.rate if links.rate else 0.0)
         network = Network(tuple(range(size)), link)  # a host per rank
-        return SimulatedHub(size, network, deadline_s=deadline_s, kind=cls)
+        return cls.hub_kind(size, network, deadline_s=deadline_s, kind=cls)
 
     @property
     def now(self) -> Callable[[], float]:
@@ -177,6 +182,7 @@ class SimulatedTransport(InprocTransport):
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         target = self._members[to]
+        self._hub.baton.settle(self._world_rank)
         self._post(tensor, target, tag)
         left_s, arrived_s = self._cost(target, tensor.nbytes)
         key = (self._place, self._world_rank, target, tag)

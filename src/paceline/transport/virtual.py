@@ -5,6 +5,9 @@
       left    = start + n * s_per_byte        both ways are busy from start to left
       arrived = left + latency_s
 
+A way that is shaped by a token bucket (`tc tbf`, as in a testbed) lets the first `burst_bytes`
+after a pause pass at once: it counts as free that many bytes before the message.
+
 A link is full duplex. The ranks of one host share its way out and its way in to other hosts;
 between two ranks of one host each rank has its own. So many workers that send to one server wait
 for each other at its way in. The transport `simulated` and the planner use this one model.
@@ -21,6 +24,7 @@ class Link:
 
     latency_s: float = 0.0
     s_per_byte: float = 0.0  # in each direction; a bandwidth of b bits per second is 8 / b
+    burst_bytes: float = 0.0  # what passes at once after a pause
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,11 @@ class Traffic:
             link, out, into = network.between, ("out", a), ("in", b)
         else:
             link, out, into = network.inside, ("rank out", source), ("rank in", target)
-        start = max(at_s, self._busy.get(out, 0.0), self._busy.get(into, 0.0))
-        left = start + size_bytes * link.s_per_byte
-        self._busy[out] = self._busy[into] = left
+        credit_s = link.burst_bytes * link.s_per_byte
+        start = max(
+            at_s - credit_s, self._busy.get(out, -credit_s), self._busy.get(into, -credit_s)
+        )
+        until = start + size_bytes * link.s_per_byte
+        self._busy[out] = self._busy[into] = until
+        left = max(at_s, until)
         return left, left + link.latency_s

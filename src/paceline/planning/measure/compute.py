@@ -53,7 +53,7 @@ class Loop:
     def __init__(self, job: Job, replica: Replica, worker: int, batch_sizes: Sequence[int]) -> None:
         self.replica = replica
         self._forward_ended = 0.0
-        self._batches = {size: iter(_batches(job, size, worker)) for size in batch_sizes}
+        self._batches = {size: iter(batches_of(job, size, worker)) for size in batch_sizes}
         if replica.step is not None:
             replica.step = self._marked(replica.step)
         else:
@@ -123,7 +123,7 @@ class Loop:
         return tuple(median(seen) for seen in fractions.values())
 
 
-def _batches(job: Job, batch_size: int, worker: int) -> Iterator[Batch]:
+def batches_of(job: Job, batch_size: int, worker: int) -> Iterator[Batch]:
     """The batches that a worker of a run with this batch size gets."""
     train, device = job.data.train, torch.device("cpu")
     if isinstance(train, Stream):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import Protocol
 
 from paceline.report.charts.base import Chart, ChartData
 from paceline.report.page.markup import options, slug
@@ -19,7 +20,17 @@ GLYPHS = {
 }
 
 
-def controls(data: ChartData) -> str:
+class Listed(Protocol):
+    """What the list of series needs: the page of a plan has one, too."""
+
+    series: list[str]
+    shown: list[str]
+    colours: dict[str, tuple[str, str]]  # colour and shape, by series
+    workers: list[int]
+    default_workers: int
+
+
+def controls(data: Listed) -> str:
     """Return the list of series, which is also the legend, and the choice of workers."""
     chips = "".join(_chip(data, series) for series in data.series)
     both = (
@@ -40,7 +51,7 @@ def controls(data: ChartData) -> str:
     )
 
 
-def _chip(data: ChartData, series: str) -> str:
+def _chip(data: Listed, series: str) -> str:
     colour, shape = data.colours[series]
     name, checked = html.escape(series), " checked" if series in data.shown else ""
     return (
@@ -63,14 +74,15 @@ def _section(data: ChartData, section: str, members: Sequence[Chart]) -> str:
     if section == "Each worker":
         ids = options([r["id"] for r in data.lines], data.default_line)
         choose = f"<div class=row><label>setting <select id=line>{ids}</select></label></div>"
-    figures = "".join(_figure(chart) for chart in members)
+    figures = "".join(figure(chart) for chart in members)
     return (
         f'<section id="{slug(section)}"><h2>{html.escape(section)}</h2>{choose}'
         f"<div class=grid>{figures}</div></section>"
     )
 
 
-def _figure(chart: Chart) -> str:
+def figure(chart: Chart) -> str:
+    """Return a chart with its title, its note and buttons to download it."""
     save = "".join(
         f"<button type=button data-save={kind} title='download as {kind.upper()}'>{kind.upper()}"
         "</button>"

@@ -19,6 +19,7 @@ from paceline.report.page.details import all_results, configuration
 from paceline.report.page.markup import document, header, links_in
 from paceline.report.page.resources import resources_section
 from paceline.report.page.summary import answer_section, comments_section
+from paceline.report.predicted import predicted_section
 from paceline.report.privacy import privacy_table
 from paceline.report.profiles import profile_tables
 from paceline.report.tables import Row, verdicts
@@ -46,6 +47,7 @@ def page(study: Study, data: ChartData, drawn: Sequence[Chart], library: str) ->
         comments_section(comments(study)),
         controls(data),
         *chart_sections(data, drawn),
+        predicted_section(study),
         data_scale_section(study),
         resources_section(study),
         messages_table(study),

@@ -1,0 +1,215 @@
+"""The settings of a check: drawn by a seed, predicted, and run with synthetic compute.
+
+A worker sleeps for a time that is drawn from the profile instead of computing (model `stand-in`,
+fault `compute`). So many workers run on this machine as if each had a core of its own, as long as
+moving the bytes leaves its cores mostly idle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.common.cores import cores
+from paceline.errors import BadRequest
+from paceline.launch.run import run
+from paceline.planning.answer import built
+from paceline.planning.check.links import LinkFound
+from paceline.planning.cluster import Cluster
+from paceline.planning.predict import Setting, period, predict
+from paceline.planning.profile import Profile
+from paceline.planning.workers import worker_of
+from paceline.record.steady import WARM_UP_SHARE, WARM_UP_STEPS, speed_of
+from paceline.request.config import Config
+from paceline.request.prepare import prepare
+
+RUN_S = 8.0  # what a run takes, about
+MOST_STEPS, STEPS_PER_EPOCH = 2000, 1 << 20
+MOVING_SHARE = 0.2  # of the machine's cores: above, moving bytes counts as computing
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting that is predicted, then measured."""
+
+    strategy: str
+    codec: str
+    workers: int
+    network: str  # 100mbit
+    model: str
+    batch_size: int  # of each worker
+
+    @property
+    def name(self) -> str:
+        codec = "" if self.codec == "none" else f" + {self.codec}"
+        return f"{self.strategy}{codec} x {self.workers}, {self.model}, {self.network}"
+
+    @property
+    def servers(self) -> int:
+        return 1 if built(self.strategy).traits.serves == "ranks" else 0
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """The prediction of a case, with a 95% interval."""
+
+    samples_per_s: float
+    low: float
+    high: float
+    step_s: float
+    moving_share: float  # of the machine's cores, for moving bytes
+    steps: int  # of the run that measures it
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether the workers slow each other down by moving bytes on the same cores."""
+        return self.moving_share > MOVING_SHARE
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run measured."""
+
+    samples_per_s: float
+    cpu_share: float  # of the machine's cores, of all ranks
+
+
+def drawn(
+    strategies: Sequence[str],
+    codecs: Sequence[str],
+    workers: Sequence[int],
+    places: Sequence[tuple[str, str, int, int]],
+    count: int,
+    seed: int,
+    more: dict[str, Any],
+) -> list[Case]:
+    """Draw different settings that Paceline accepts.
+
+    A place is (network, model, batch size, the most workers). Refused combinations are drawn
+    again. Where there are not so many, all are taken. `more` are options of `train` for the data.
+    """
+    all_ = [
+        Case(strategy, codec, number, network, model, batch)
+        for strategy in strategies
+        for codec in codecs
+        for network, model, batch, most in places
+        for number in workers
+        if number <= most
+    ]
+    random.Random(seed).shuffle(all_)
+    found: list[Case] = []
+    for case in all_:
+        if len(found) == count:
+            break
+        if _accepted(case, more):
+            found.append(case)
+    if not found:
+        raise BadRequest("none of these settings can be run: name other strategies or codecs")
+    return found
+
+
+def _accepted(case: Case, more: dict[str, Any]) -> bool:
+    try:
+        prepare(Config.make(_options(case, 1, more)), lambda _: Path("check"))
+    except BadRequest:
+        return False
+    return True
+
+
+def overhead_s(profile: Profile, model: str, batch_size: int, more: dict[str, Any]) -> float:
+    """What a step of a run takes beside its computing, with one worker: records, sleeping long."""
+    alone = Case("serial", "none", 1, "", model, batch_size)
+    mean = statistics.fmean(profile.compute.at(batch_size)[0].quantiles_s)
+    told = Foretold(0.0, 0.0, 0.0, mean, 0.0, steps_for(mean, 1))
+    found = batch_size / measure(alone, told, profile, 0, more).samples_per_s - mean
+    return max(0.0, found)
+
+
+def foretell(
+    case: Case, profile: Profile, found: LinkFound, overhead_s: float = 0.0, seed: int = 0
+) -> Foretold:
+    """Predict a case on links that were measured alone."""
+    worker, _ = worker_of(profile)(case.batch_size, case.codec)
+    worker = replace(worker, quantiles_s=[q + overhead_s for q in worker.quantiles_s])
+    setting = Setting(built(case.strategy), case.codec, case.workers, case.servers, STEPS_PER_EPOCH)
+    said = predict(setting, worker, Cluster(found.link), seed)
+    moving_s = said.sent_bytes * found.cpu_s_per_byte + said.messages * found.cpu_s_per_message
+    slower = max(1.0, moving_s / cores() / said.step_s)  # the cores move no more than that
+    step_s = said.step_s * slower
+    return Foretold(
+        said.samples_per_s / slower,
+        said.low / slower,
+        said.high / slower,
+        step_s,
+        moving_s / cores() / step_s,
+        steps_for(step_s, period(setting, worker)),
+    )
+
+
+def steps_for(step_s: float, period: int) -> int:
+    """So many steps that the measured ones, without the warm-up, are whole periods."""
+    unit = round(period / WARM_UP_SHARE)
+    if period == 1:
+        unit = round(WARM_UP_STEPS / WARM_UP_SHARE)
+    return max(1, min(math.ceil(RUN_S / step_s / unit), MOST_STEPS // unit)) * unit
+
+
+def synthetic_times(profile: Profile, case: Case) -> list[float]:
+    """The quantiles of what a worker sleeps: a step without what it really does."""
+    steps, _ = profile.compute.at(case.batch_size)
+    done = (steps.load_s or 0.0) + (steps.update_s or 0.0)
+    return [max(0.0, each - done) for each in steps.quantiles_s]
+
+
+def measure(
+    case: Case, told: Foretold, profile: Profile, repeat: int, more: dict[str, Any]
+) -> Seen:
+    """Run a case once on a testbed, with `more` options of `train`."""
+    with tempfile.TemporaryDirectory(prefix="paceline-check-") as temporary:
+        times, out = Path(temporary) / "times.json", Path(temporary) / "run"
+        times.write_text(json.dumps(synthetic_times(profile, case)))
+        options = {
+            **_options(case, told.steps, more),
+            "faults": [f"compute:times={times},seed={repeat}"],
+            "seed": repeat,
+            "out": str(out),
+        }
+        job = prepare(Config.make(options), lambda _: out)
+        record = run(job, lambda kind, content: None, clean=True)
+    result = record["result"]
+    used = sum(w["cpu_user_s"] + w["cpu_system_s"] for w in record["workers"])
+    return Seen(
+        speed_of(record),
+        used / max(1e-9, result["wall_s"]) / cores(),
+    )
+
+
+def _options(case: Case, steps: int, more: dict[str, Any]) -> dict[str, Any]:
+    place = {"network": case.network, "transport": "gloo"} if case.network else {}
+    return {
+        **more,
+        **place,
+        "model": f"stand-in:of={case.model}",
+        "strategy": case.strategy,
+        "codec": case.codec,
+        "workers": case.workers,
+        "batch_size": case.batch_size,
+        "steps": steps,
+        "epochs": 10_000,
+        "evaluate_every": str(1 << 30),
+        "evaluate_samples": 1,
+        "threads": 1,
+    }
+
+
+def interleaved(cases: Sequence[Case], repeats: int, seed: int) -> list[tuple[int, Case]]:
+    """Every case once per repeat, in a new random order each time."""
+    luck = random.Random(seed)
+    return [(repeat, case) for repeat in range(repeats) for case in luck.sample(cases, len(cases))]

@@ -1,0 +1,312 @@
+"""Checks of a plan: token buckets, drawn settings, the ledger, errors, tables, steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.test_profile import profile
+
+from paceline.errors import BadRequest
+from paceline.faults.compute import Compute
+from paceline.planning.accuracy import Accuracy, Branch, Followed
+from paceline.planning.answer import built
+from paceline.planning.check.cases import (
+    Case,
+    Foretold,
+    Seen,
+    drawn,
+    foretell,
+    interleaved,
+    steps_for,
+    synthetic_times,
+)
+from paceline.planning.check.compare import Compared, Outcome, errors_of
+from paceline.planning.check.ledger import Ledger
+from paceline.planning.check.links import LinkFound
+from paceline.planning.check.table import check_table
+from paceline.planning.check.whole import outcome
+from paceline.planning.cluster import Cluster
+from paceline.planning.measurements import Row
+from paceline.planning.predict import Setting, predict
+from paceline.planning.stored import read_profile, write_profile
+from paceline.planning.workers import worker_of
+from paceline.transport.virtual import Link, Network, Traffic
+
+DATA = {"data": "fashion-mini"}
+LINK = LinkFound("10mbit", Link(1e-4, 8e-7, 16_000), ((1000, 1e-4), (10**6, 0.8)), 1e-5, 1e-9)
+CASE = Case("allreduce:collective=ring", "none", 3, "10mbit", "cnn", 16)
+TOLD = Foretold(100.0, 90.0, 110.0, 0.1, 0.05, 100)
+
+
+# --- a token bucket
+
+
+def test_a_burst_passes_at_once_and_the_rest_at_the_rate() -> None:
+    # 1 byte per second; 10 bytes pass at once after a pause
+    traffic = Traffic(Network((0, 1), Link(0.5, 1.0, 10)))
+    assert traffic.post(100.0, 0, 1, 4) == (100.0, 100.5)  # 6 bytes of credit are left
+    assert traffic.post(100.0, 0, 1, 8) == (102.0, 102.5)  # 2 bytes too many
+    assert traffic.post(107.0, 0, 1, 6) == (108.0, 108.5)  # 5 bytes of credit have come back
+    assert traffic.post(200.0, 0, 1, 30) == (220.0, 220.5)  # never more than 10
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=20),
+    st.integers(0, 40),
+)
+def test_a_bucket_never_lets_more_pass_than_its_rate_and_burst(
+    messages: list[tuple[float, int]], burst: int
+) -> None:
+    traffic = Traffic(Network((0, 1), Link(0.0, 1.0, burst)))
+    at, sent = 0.0, []
+    for pause, size in messages:
+        at += pause
+        left, _ = traffic.post(at, 0, 1, size)
+        assert left >= at
+        sent.append((at, left, size))
+    for first, (began, _, _) in enumerate(sent):
+        total = 0
+        for posted, left, size in sent[first:]:
+            total += size
+            assert total <= burst + (left - began) + 1e-6, (posted, left)
+
+
+# --- compute times that are drawn
+
+
+def test_times_are_drawn_from_the_quantiles(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps([0.1, 0.2, 0.4]))
+    times = [
+        Compute(times=str(path)).drawn_s(rank, step) for rank in range(4) for step in range(500)
+    ]
+    assert min(times) >= 0.1
+    assert max(times) <= 0.4
+    assert sum(t < 0.2 for t in times) / len(times) == pytest.approx(0.5, abs=0.05)
+    assert Compute(times=str(path), seed=1).drawn_s(0, 1) == Compute(
+        times=str(path), seed=1
+    ).drawn_s(0, 1)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "[-1]", '["x"]', "[1e9]"])
+def test_times_that_are_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(content)
+    with pytest.raises(BadRequest, match="a list of seconds"):
+        Compute(times=str(path))
+    with pytest.raises(BadRequest, match="No such file"):
+        Compute(times=str(tmp_path / "absent.json"))
+
+
+# --- settings
+
+
+def test_drawn_settings_are_accepted_different_and_the_same_for_a_seed() -> None:
+    def draw(seed: int) -> list[Case]:
+        places = [("10mbit", "cnn", 16, 16), ("1gbit", "mlp", 16, 4)]
+        return drawn(["allreduce", "gossip"], ["none", "powersgd"], [3, 8], places, 6, seed, DATA)
+
+    found = draw(1)
+    assert len(set(found)) == len(found) > 3
+    assert draw(1) == found
+    assert draw(2) != found
+    assert all(case.workers <= 4 for case in found if case.model == "mlp")
+    with pytest.raises(BadRequest, match="none of these settings"):
+        drawn(["serial"], ["none"], [3], [("10mbit", "cnn", 16, 16)], 6, 0, DATA)
+
+
+@pytest.mark.parametrize("period", [1, 8, 16])
+@pytest.mark.parametrize("step_s", [1e-3, 0.05, 3.0])
+def test_measured_steps_are_whole_periods(period: int, step_s: float) -> None:
+    steps = steps_for(step_s, period)
+    warm_up = max(5, round(0.1 * steps))
+    assert steps % period == 0
+    assert (steps - warm_up) % period == 0
+    assert warm_up <= steps // 2
+
+
+def test_every_case_is_run_once_per_repeat() -> None:
+    cases = [replace(CASE, workers=n) for n in (3, 4, 8)]
+    found = interleaved(cases, 2, 0)
+    assert sorted(found, key=lambda pair: (pair[0], pair[1].workers)) == [
+        (repeat, case) for repeat in (0, 1) for case in cases
+    ]
+
+
+def test_a_case_is_predicted_with_the_measured_link() -> None:
+    known = profile()
+    told = foretell(CASE, known, LINK)
+    worker, _ = worker_of(known)(16, "none")
+    said = predict(Setting(built(CASE.strategy), "none", 3, 0, 1 << 20), worker, Cluster(LINK.link))
+    assert told.samples_per_s == pytest.approx(said.samples_per_s)
+    assert told.low < told.samples_per_s < told.high
+    assert not told.shares_cores
+    # where the cores cannot move the bytes as fast as the links could, they set the pace
+    busy = foretell(CASE, known, replace(LINK, cpu_s_per_byte=1e-4))
+    assert busy.moving_share == pytest.approx(1.0)
+    assert busy.samples_per_s < told.samples_per_s
+    assert busy.shares_cores
+
+
+def test_a_worker_sleeps_for_a_step_without_what_it_really_does() -> None:
+    known = profile()
+    steps, _ = known.compute.at(16)
+    times = synthetic_times(known, CASE)
+    really = (steps.load_s or 0) + (steps.update_s or 0)
+    assert times[50] == pytest.approx(max(0.0, steps.median_s - really))
+
+
+# --- the ledger
+
+
+def test_predictions_are_written_once_and_go_on(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "check")
+    request = {"seed": 1, "cases": [vars(CASE)]}
+    assert not ledger.exists
+    ledger.write(request, [LINK], [(CASE, TOLD)])
+    with pytest.raises(BadRequest, match="has predictions already"):
+        ledger.write(request, [LINK], [(CASE, TOLD)])
+    ledger.same(request)
+    with pytest.raises(BadRequest, match="another check"):
+        ledger.same({**request, "seed": 2})
+    assert ledger.predictions() == [(CASE, TOLD)]
+    assert ledger.links() == [LINK]
+    with pytest.raises(BadRequest, match="no run has been measured"):
+        outcome(ledger)
+    for repeat, speed in enumerate((95.0, 105.0, 200.0)):
+        ledger.add(repeat, CASE, Seen(speed, 0.1))
+    with (tmp_path / "check" / "measured.jsonl").open("a") as file:
+        file.write('{"repeat": 3, "ca')  # killed while it wrote
+    [row] = outcome(ledger).rows
+    assert len(row.seen) == 3
+    assert row.measured == 105.0
+    assert row.error == pytest.approx(100 / 105 - 1)
+    assert row.covered
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"schema": 9}', '{"schema": 1, "predictions": [1]}']
+)
+def test_a_damaged_ledger_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ledger.json").write_text(content)
+    with pytest.raises(BadRequest, match=r"ledger\.json"):
+        Ledger(tmp_path).predictions()
+
+
+def test_errors_of_settings() -> None:
+    rows = [
+        Compared(CASE, replace(TOLD, samples_per_s=100 * (1 + e / 100)), (Seen(100.0, 0.1),))
+        for e in (-10, -1, 0, 1, 2, 3, 4, 5, 6, 20)
+    ]
+    found = errors_of(rows)
+    assert found is not None
+    assert found.median == pytest.approx(0.035)
+    assert found.ninetieth == pytest.approx(0.11)
+    assert found.largest == pytest.approx(0.2)
+    assert errors_of([]) is None
+    busy = Compared(CASE, replace(TOLD, moving_share=0.5), (Seen(90.0, 0.7),))
+    parts = Outcome((*rows, busy), (LINK,)).described()
+    assert parts["synthetic"]["count"] == 10
+    assert parts["shared_cores"]["count"] == 1
+    assert parts["links"][0]["points"][1]["predicted_s"] == pytest.approx(1e-4 + 984_000 * 8e-7)
+
+
+# --- a table that was measured elsewhere
+
+
+def table_rows(s_per_byte: float) -> list[Row]:
+    """Rows that the planner itself makes for known links, with four workers on a host."""
+    known, cluster = profile(), Cluster(Link(5e-5, s_per_byte), Link(5e-6, s_per_byte / 10))
+    rows = []
+    for workers, hosts in ((2, 1), (2, 2), (4, 2), (4, 4), (8, 2)):
+        worker, _ = worker_of(known)(16, "none")
+        placed = replace(cluster, per_host=-(-workers // hosts))
+        setting = Setting(built("allreduce:collective=ring"), "none", workers)
+        rows.append(Row(workers, hosts, 16, predict(setting, worker, placed).step_s))
+    return rows
+
+
+def test_a_table_is_fitted_on_two_workers_and_predicts_the_rest() -> None:
+    known = replace(profile(), measurements=tuple(table_rows(1e-7)))
+    asked = Cluster(Link(5e-5, 1.0), Link(5e-6, 1.0))
+    found = check_table(known, "allreduce:collective=ring", asked)
+    assert found.cluster.between.s_per_byte == pytest.approx(1e-7, rel=1e-3)
+    assert found.cluster.inside.s_per_byte == pytest.approx(1e-8, rel=1e-3)
+    assert [each.row.workers for each in found.rows] == [4, 4, 8]
+    assert found.largest < 1e-3
+    assert found.described()["median_error"] == found.median
+
+
+def test_a_table_that_cannot_be_split() -> None:
+    rows, asked = table_rows(1e-7), Cluster(Link(), Link())
+    for kept, said in (
+        ([r for r in rows if r.workers == 2], "more than 2 workers"),
+        ([r for r in rows if r.hosts != 2 or r.workers != 2], "2 workers on 2 hosts"),
+        ([r for r in rows if r.hosts != 1], "2 workers on 1 host"),
+    ):
+        known = replace(profile(), measurements=tuple(kept))
+        with pytest.raises(BadRequest, match=said):
+            check_table(known, "allreduce:collective=ring", asked)
+
+
+# --- steps to an accuracy
+
+ACCURACY = Accuracy(
+    0.9, 40, "sqrt", (Branch(16, (1000, 1100)), Branch(128, (230, 240))), 300.0,
+    (Followed("local-sgd", 4, 16, (500,)),),
+)  # fmt: skip
+
+
+@given(st.floats(10, 1000), st.floats(1, 5000))
+def test_the_formula_is_found_again(s_min: float, b_crit: float) -> None:
+    def steps(batch: int) -> int:
+        return round(1e6 * s_min * (1 + b_crit / batch))
+
+    found = Accuracy(0.9, 0, "sqrt", (Branch(16, (steps(16),)), Branch(128, (steps(128),))))
+    assert found.s_min == pytest.approx(1e6 * s_min, rel=1e-3)
+    assert found.b_crit == pytest.approx(b_crit, rel=1e-3)
+    assert found.with_batch(1e12).steps == pytest.approx(1e6 * s_min, rel=1e-3)
+
+
+def test_steps_of_strategies() -> None:
+    ring, local = built("allreduce"), built("local-sgd")
+    known = ACCURACY.of(ring, "allreduce", "none", 8, 16)
+    assert known is not None
+    assert known.steps == pytest.approx(235)
+    assert known.low < known.steps < known.high
+    followed = ACCURACY.of(local, "local-sgd", "none", 4, 16)
+    assert followed is not None
+    assert followed.steps == 500
+    halfway = ACCURACY.of(local, "local-sgd", "none", 2, 16)
+    assert halfway is not None
+    assert halfway.steps == pytest.approx((500 + ACCURACY.with_batch(16).steps) / 2)
+    assert ACCURACY.of(local, "local-sgd", "none", 8, 16) is None  # beyond what was counted
+    assert ACCURACY.of(local, "local-sgd", "none", 4, 32) is None
+    assert ACCURACY.of(local, "local-sgd:every=2", "none", 4, 16) is None
+    assert ACCURACY.of(ring, "allreduce", "topk", 8, 16) is None
+
+
+def test_two_opinions_that_disagree_are_told() -> None:
+    assert ACCURACY.b_crit == pytest.approx(128, rel=0.2)
+    assert "disagree" in (ACCURACY.doubt or "")
+    assert replace(ACCURACY, noise_scale=ACCURACY.b_crit).doubt is None
+    falls = Accuracy(0.9, 0, "sqrt", (Branch(16, (800,)), Branch(128, (90,))))
+    assert falls.b_crit == math.inf
+    assert "guesses" in (falls.doubt or "")
+
+
+def test_steps_are_kept_in_the_profile(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    write_profile(replace(profile(), accuracy=ACCURACY), path)
+    assert read_profile(path).accuracy == ACCURACY
+    plain = json.loads(path.read_text())
+    plain["accuracy"]["branches"] = plain["accuracy"]["branches"][:1]
+    path.write_text(json.dumps(plain))
+    with pytest.raises(BadRequest, match="damaged"):
+        read_profile(path)
