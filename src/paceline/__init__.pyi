@@ -138,7 +138,7 @@ def train(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
-        parallel: split the model over workers, as pipeline:stages=2,micro=8
+        parallel: split the model over workers, as pipeline:stages=2,micro=8; none: whole copies
         grid: copies of a model that is split: data=2,pipeline=2
         cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)
@@ -310,7 +310,7 @@ def ray_train(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
-        parallel: split the model over workers, as pipeline:stages=2,micro=8
+        parallel: split the model over workers, as pipeline:stages=2,micro=8; none: whole copies
         grid: copies of a model that is split: data=2,pipeline=2
         cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)
@@ -480,7 +480,7 @@ def study(
     How:
         strategy: how the workers keep together [default: allreduce; serial with one worker]
         workers: how many workers
-        parallel: split the model over workers, as pipeline:stages=2,micro=8
+        parallel: split the model over workers, as pipeline:stages=2,micro=8; none: whole copies
         grid: copies of a model that is split: data=2,pipeline=2
         cut: the first layers of the stages, numbers or names: 3,6 [default: measured]
         servers: parameter servers beside the workers (ps: 1)

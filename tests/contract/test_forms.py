@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import paceline
 from paceline.errors import BadRequest
 from paceline.registry import models
+from paceline.run import rank
 
 Make = Callable[[], nn.Module]
 SHAPE = (1, 28, 28)
@@ -253,6 +255,53 @@ def test_a_checkpoint_of_copies_is_resumed_by_a_form(
     out = str(tmp_path / "copies")
     train(net, strategy="allreduce", workers=2, batch_size=6, steps=4, checkpoint_every=4, out=out)
     split = train(net, parallel="tensor", workers=2, steps=8, resume=out)
+    assert apart(whole, split) < 1e-12
+
+
+@pytest.mark.parametrize("form", ["tensor", "pipeline:stages=2,micro=3"])
+def test_a_checkpoint_of_a_form_is_resumed_by_copies(
+    train: Callable[..., paceline.Run], tmp_path: Path, form: str
+) -> None:
+    net, adam = model("mlp"), {"optimizer": "adam", "lr": 0.01}
+    whole = train(net, strategy="serial", steps=8, **adam)
+    out = tmp_path / "split"
+    train(net, parallel=form, workers=2, steps=4, checkpoint_every=4, out=str(out), **adam)
+    [saved] = (out / "checkpoints").glob("step-*")
+    kept = load_file(saved / "optimizer.safetensors")
+    shapes = {name: p.shape for name, p in net().named_parameters()}
+    assert {name.rpartition("/")[0] for name in kept} == shapes.keys()
+    assert all(t.shape == shapes[name.rpartition("/")[0]] for name, t in kept.items())
+    again = train(
+        net, strategy="serial", workers=1, parallel="none", steps=8, resume=str(out), **adam
+    )
+    assert apart(whole, again) < 1e-12
+
+
+def test_workers_of_a_pipeline_build_only_their_own_layers(
+    train: Callable[..., paceline.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the weights are those of a plain build, also where it initialises all at the end."""
+
+    def net() -> nn.Module:
+        layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.Tanh(), nn.Linear(8, 5)).double()
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.2)
+        return layers
+
+    built: list[int] = []
+    plain = rank.with_only
+
+    def noted(*given: Any) -> nn.Module:
+        found = plain(*given)
+        built.append(sum(p.numel() for p in found.parameters() if not p.is_meta))
+        return found
+
+    monkeypatch.setattr(rank, "with_only", noted)
+    whole = train(net, parallel="layers:stages=1", steps=4)
+    built.clear()
+    split = train(net, parallel="pipeline:stages=2,micro=3", workers=2, steps=4)
+    assert sorted(built) == [8 * 5 + 5, 784 * 8 + 8]
     assert apart(whole, split) < 1e-12
 
 

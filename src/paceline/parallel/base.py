@@ -8,7 +8,7 @@ other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -131,6 +131,14 @@ class Form(ABC):
     @abstractmethod
     def split(self, model: nn.Module, given: Given) -> Part:
         """Make this rank's part. All ranks of the group call it with equal models."""
+
+    def needs(self, model: nn.Module, given: Given) -> Callable[[str], bool] | None:
+        """Which modules of a model this rank's part is made of, by their names; None: of all.
+
+        All ranks of all copies call it, before `split`, with the same form. The model is on the
+        meta device.
+        """
+        return None
 
     def parts(self) -> int | None:
         """How many ranks hold the model together; None: as many as there are."""

@@ -6,6 +6,7 @@ are runs of layers; they are chosen by measured time, or by hand (`--cut 3,6`).
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,11 +172,24 @@ def measured(layers: Sequence[Layer], inputs: Any) -> tuple[list[float], list[fl
     return costs, messages
 
 
+def _with_memory(module: nn.Module) -> nn.Module:
+    """The module; for one on the meta device, a copy with some numbers, for as long as it runs."""
+    if not any(t.is_meta for t in (*module.parameters(), *module.buffers())):
+        return module
+    found = copy.deepcopy(module).to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.normal_(std=0.02)
+        for buffer in found.buffers():
+            buffer.fill_(1)
+    return found
+
+
 def _passed(layer: Layer, value: Any) -> Tensor:
     """One forward and backward pass of a layer; its output without a graph."""
     if isinstance(value, Tensor) and value.is_floating_point():
         value = value.detach().requires_grad_()
-    output = layer.module(value)
+    output = _with_memory(layer.module)(value)
     if not isinstance(output, Tensor):
         raise BadRequest(
             f"layer {layer.name} ({type(layer.module).__name__}) returns a"

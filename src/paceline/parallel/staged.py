@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +39,7 @@ class Staged(Form):
     stages: int = 0  # workers that hold the model together; 0: all
     cut: str = ""  # the first layers of the stages; empty: by measured time
     engine: str = "ours"  # torch: PyTorch's own schedules make the passes
+    _chosen: tuple[int, ...] | None = None  # the cuts, once they are agreed on
 
     def parts(self) -> int | None:
         return self.stages or None
@@ -60,9 +61,30 @@ class Staged(Form):
 
     def split(self, model: nn.Module, given: Given) -> StagedPart:
         model, place = with_placed_dropout(model, given.seed)
-        layers, group = layers_of(model), given.group
-        table = self.timetable(group.size)
-        everyone = given.everyone
+        layers = layers_of(model)
+        return StagedPart(self, layers, self._cuts(layers, given), given, place)
+
+    def needs(self, model: nn.Module, given: Given) -> Callable[[str], bool]:
+        layers, table = layers_of(model), self.timetable(given.group.size)
+        edges = pairwise([0, *self._cuts(layers, given), len(layers)])
+        own = {
+            layer.name
+            for stage, (low, high) in enumerate(edges)
+            if table.place[stage] == given.group.rank
+            for layer in layers[low:high]
+        }
+
+        def is_needed(name: str) -> bool:
+            words = name.split(".")
+            return any(".".join(words[:n]) in own for n in range(1, len(words) + 1))
+
+        return is_needed
+
+    def _cuts(self, layers: Sequence[Layer], given: Given) -> tuple[int, ...]:
+        """The first layers of all stages but the first: all ranks agree on them, once."""
+        if self._chosen is not None:
+            return self._chosen
+        table, everyone = self.timetable(given.group.size), given.everyone
         bounds = torch.zeros(max(1, table.stages - 1), dtype=torch.int64)
         if everyone.rank == 0 and table.stages > 1:
             if self.cut:
@@ -75,7 +97,8 @@ class Staged(Form):
             everyone.uncounted().control.broadcast(bounds, 0)
         cuts = tuple(int(b) for b in bounds[: table.stages - 1])
         refuse_ties(layers, cuts)
-        return StagedPart(self, layers, cuts, given, place)
+        self._chosen = cuts
+        return cuts
 
 
 class StagedPart(Part):

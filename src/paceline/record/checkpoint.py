@@ -2,6 +2,7 @@
 
 checkpoints/step-00000100/
   model.safetensors     the consensus weights, as the plain model's state dict
+  optimizer.safetensors the optimizer's tensors, only of a model that is split over workers
   worker-0.pt ...       per worker: optimizer, random state, place in the data, strategy's state
   checkpoint.json       step, workers, members, strategy, codec, optimizer, a checksum per file
 
@@ -17,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,17 @@ def save(
     resumed_at: int | None = None,
     keep: Keep | None = None,
     best: bool = False,
+    files: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Path:
     """Save a checkpoint. All workers call this together; only worker 0 gives `weights`.
 
     A worker that saves alone after the others died (`about["workers"]` is 0) does not replace a
     checkpoint that all workers made. `resumed_at`: the step from which the run went on; later
     checkpoints, which it has left behind, are removed when this one is whole. `best`: it is that of
-    the best evaluation so far. If a checkpoint
-    cannot be finished, each worker removes its own files, which may have filled the disk, and the
-    launcher removes the folder after the workers have ended.
+    the best evaluation so far. `files`: what several workers write together, instead of `weights`;
+    worker 0 and those that take part give the same names. If a checkpoint cannot be finished, each
+    worker removes its own files, which may have filled the disk, and the launcher removes the
+    folder after the workers have ended.
     """
     final, aside = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
     if not about["workers"] and final.is_dir():
@@ -77,6 +80,8 @@ def save(
             with usual_mode(aside / "model.safetensors"):
                 _write_weights(aside / "model.safetensors", weights)
             _leave_checksum(aside / "model.safetensors")
+        for name, write in (files or {}).items():
+            _write_together(aside / name, write, rank)
         barrier()
         collected = True
         if rank == 0:
@@ -95,7 +100,7 @@ def save(
         with contextlib.suppress(OSError):
             for name in (
                 *own_files,
-                *(("model.safetensors", "checkpoint.json") if rank == 0 else ()),
+                *(("model.safetensors", "checkpoint.json", *(files or ())) if rank == 0 else ()),
             ):
                 (aside / name).unlink(missing_ok=True)
                 (aside / f".{name}.sha256").unlink(missing_ok=True)
@@ -106,6 +111,16 @@ def save(
             ) from None
         raise
     return final
+
+
+def _write_together(path: Path, write: Callable[[Path], None], rank: int) -> None:
+    if rank:
+        write(path)
+        return
+    with usual_mode(path):
+        write(path)
+    sync(path)
+    _leave_checksum(path)
 
 
 def _put(aside: Path, final: Path) -> None:

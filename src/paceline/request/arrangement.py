@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from paceline.parallel.base import Form
 
 
+WHOLE = "none"
+
+
 @dataclass(frozen=True)
 class Arrangement:
     """Worker r holds part r % parts of copy r // parts."""
@@ -50,7 +53,12 @@ class Arrangement:
 def arranged(
     parallel: Spec | str | None, grid: str | None, cut: str | None, workers: int
 ) -> Arrangement:
-    """Return the arrangement that the options ask for. `workers` 1: as many as it needs."""
+    """Return the arrangement that the options ask for. `workers` 1: as many as it needs.
+
+    `parallel` none: whole models, whatever the run that is resumed had.
+    """
+    if parallel is not None and str(parallel) == WHOLE:
+        return Arrangement(None, workers, 1)
     if parallel is None and grid is None:
         if cut is not None:
             raise BadRequest(f"cut={cut} says where a model is split: it needs --parallel")

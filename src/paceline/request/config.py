@@ -64,7 +64,7 @@ class Config:
     parallel: Any = option(
         None,
         str,
-        "split the model over workers, as pipeline:stages=2,micro=8",
+        "split the model over workers, as pipeline:stages=2,micro=8; none: whole copies",
         "How",
     )
     grid: str | None = option(
@@ -287,6 +287,8 @@ class Config:
         if arrangement.form is not None:
             config.parallel, config.grid, config.cut = arrangement.form, str(arrangement), None
             config.workers = arrangement.workers
+        elif config.parallel is not None:  # none
+            config.parallel = config.grid = config.cut = None
         if config.strategy is None:
             config.strategy = Spec.of(strategy_for(config.workers))
         config.validate()

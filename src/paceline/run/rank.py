@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,7 +19,8 @@ from paceline.data.base import Stream
 from paceline.data.content import split, to_device
 from paceline.errors import BadRequest
 from paceline.faults.base import Fault
-from paceline.parallel.base import Given, Part
+from paceline.parallel.base import Form, Given, Part
+from paceline.parallel.piecewise import bare, with_only
 from paceline.record.machine import cpu_name
 from paceline.registry import Spec
 from paceline.replica import remembered
@@ -173,11 +177,12 @@ class Rank:
         """
         job, ctx = self.job, self.ctx
         seed_everything(job.config.seed)
-        model = job.model().to(self.device)
-        enter_training(model)
         part = None
-        if job.arrangement.form is not None:
-            part = self._part(model)
+        if job.arrangement.form is None:
+            model = job.model().to(self.device)
+            enter_training(model)
+        else:
+            part = self._part()
             model = part.model
         if self.along.worker_index != 0:
             copy = ctx.transport.rank if part is None else self.along.worker_index
@@ -199,14 +204,37 @@ class Rank:
             part=part,
         )
 
-    def _part(self, model: torch.nn.Module) -> Part:
+    def _part(self) -> Part:
         """Split the model with the workers that hold this copy of it."""
         job, arrangement = self.job, self.job.arrangement
-        self.whole_order = names_by_group(model, grouped(model, job.config.groups))
         group = self.ctx.peers.group(arrangement.ranks_of_copy(self.ctx.worker_index))
         inputs, _ = self._samples()
-        given = Given(group, inputs, job.config.seed, self.ctx.peers)
-        return arrangement.build().split(model, given)
+        given, form = Given(group, inputs, job.config.seed, self.ctx.peers), arrangement.build()
+        model = self._model_for(form, given)
+        enter_training(model)
+        self.whole_order = names_by_group(model, grouped(model, job.config.groups))
+        return form.split(model, given)
+
+    def _model_for(self, form: Form, given: Given) -> torch.nn.Module:
+        """Build the model with memory for what this rank needs, or whole where that is all of it.
+
+        A model that was given as a Module is whole already.
+        """
+        job, found, needs = self.job, None, None
+        if not isinstance(job.config.model, torch.nn.Module):
+            with suppress(Exception):  # a constructor that looks at numbers needs real ones
+                found = bare(job.model)
+        if found is not None:
+            needs = form.needs(found[0], given)
+        seed_everything(job.config.seed)
+        if found is None or needs is None:
+            return job.model().to(self.device)
+        folder = job.out if job.out.is_dir() else Path(tempfile.gettempdir())
+        model = with_only(job.model, found[1], needs, folder)
+        for name, module in model.named_modules():
+            if needs(name):
+                module.to(self.device)
+        return model
 
     def _samples(self) -> tuple[Any, Any]:
         """Some training samples, the same on all workers."""

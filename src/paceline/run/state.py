@@ -18,7 +18,13 @@ from paceline.data.base import Samples, Stream
 from paceline.errors import BadRequest
 from paceline.record import checkpoint
 from paceline.registry import Spec
-from paceline.run.whole import own_optimizer, whole_optimizer
+from paceline.run.whole import (
+    file_writers,
+    load_weights,
+    own_optimizer,
+    whole_optimizer,
+    with_tensors,
+)
 from paceline.strategies.parts.saved import Saved, on_device
 
 if TYPE_CHECKING:
@@ -32,14 +38,18 @@ def save(worker: Worker, best: bool = False) -> Path:
     replica, ctx = worker.replica, worker.ctx
     weights = worker.strategy.consensus(replica)
     consensus, split = None, worker.job.arrangement.form is not None
-    if worker.along.worker_index == 0:
-        with replica.holding(weights):
-            consensus = replica.part.gather(replica.state_dict())
-    own = own_state(worker, worker.strategy.state())
+    own, files = own_state(worker, worker.strategy.state()), {}
     if split:
         own["optimizer"] = None
-        if worker.along.worker_index == 0:
-            own["optimizer"] = whole_optimizer(replica.part, replica.optimizer, worker.whole_order)
+    if worker.along.worker_index == 0:
+        with replica.holding(weights):
+            state = replica.state_dict()
+        if split:
+            files = file_writers(replica.part, state, replica.optimizer)
+            own["optimizer"] = whole_optimizer(
+                replica.part, replica.optimizer, worker.whole_order, in_file=bool(files)
+            )
+        consensus = None if files else replica.part.gather(state)
     if not worker.strategy.traits.replicas_identical and not split:
         own["weights"] = [r.params.clone() for r in replica.regions]
     path = checkpoint.save(
@@ -53,6 +63,7 @@ def save(worker: Worker, best: bool = False) -> Path:
         worker.resumed_at,
         worker.keep,
         best,
+        files,
     )
     worker.resumed_at = None
     return path
@@ -187,8 +198,7 @@ def _load_replica(worker: Worker, memory: Memory) -> None:
     """
     replica, own = worker.replica, memory.own
     try:
-        whole = checkpoint.load_weights(memory.folder / "model.safetensors")
-        replica.load_state_dict(replica.part.own(whole))
+        replica.load_state_dict(load_weights(replica.part, memory.folder / "model.safetensors"))
     except RuntimeError as error:
         raise BadRequest(
             f"{memory.folder} was made with another model: {str(error).splitlines()[-1].strip()}"
@@ -196,8 +206,11 @@ def _load_replica(worker: Worker, memory: Memory) -> None:
     kept = own["optimizer"]
     if kept is None or worker.job.arrangement.form is not None:
         kept = checkpoint.load_own(memory.folder, 0)["optimizer"]
-    if worker.job.arrangement.form is not None:
-        kept = own_optimizer(replica.part, kept, replica.optimizer, worker.whole_order)
+    if worker.job.arrangement.form is None:
+        kept = with_tensors(kept, memory.folder)
+    else:
+        order = worker.whole_order
+        kept = own_optimizer(replica.part, kept, replica.optimizer, order, memory.folder)
     replica.load_optimizer(kept)
     several = worker.config.accumulate > 1
     place = own["batches"]

@@ -45,6 +45,7 @@ from paceline.run.step_log import (
 )
 from paceline.run.stopping import Stopping
 from paceline.run.timer import StepTimer
+from paceline.run.whole import write_weights
 from paceline.transport.activity import Activity
 from paceline.transport.base import Transport
 from paceline.types import Batch, RecorderLike
@@ -345,9 +346,8 @@ class Worker:
 
     def _save_weights(self, name: str, weights: Sequence[Tensor] | None) -> None:
         with self.replica.holding(weights):
-            state = self.replica.part.gather(self.replica.state_dict())
-        if state is not None:
-            checkpoint.save_weights(self.session.out / name, state)
+            state = self.replica.state_dict()
+        write_weights(self.replica.part, state, self.session.out / name)
 
     def _is_over(self) -> bool:
         steps, epochs = self.job.steps, self.job.epochs
