@@ -81,6 +81,7 @@ def test_a_profile_that_is_none(cli: Cli, made: str, tmp_path: Path) -> None:
 # --- the page
 
 
+@pytest.mark.native_threads
 def test_a_plan_as_a_page(cli: Cli, made: str, tmp_path: Path) -> None:
     out = tmp_path / "plan"
     asked = ["plan", made, "--workers", "1,2,4", "--strategy", "allreduce", "--out", str(out)]

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 @click.option("--price", default=None, type=float, metavar="X", help="of one host, per hour")
 @click.option("--batch-size", default=None, type=click.IntRange(1), help="of each worker")
 @click.option("--global-batch-size", default=None, type=click.IntRange(1), help="of all workers")
+@click.option("--overlap", is_flag=True, help="of allreduce: exchange inside the backward pass")
 @click.option("--samples", default=None, type=click.IntRange(1), help="of the data, for epochs")
 @click.option("--seed", default=0, show_default=True, type=int, help="of the drawn step times")
 @click.option("--all", "whole", is_flag=True, help="show all rows, not only the best")
@@ -89,6 +90,7 @@ def plan(
     price: float | None,
     batch_size: int | None,
     global_batch_size: int | None,
+    overlap: bool,
     samples: int | None,
     seed: int,
     whole: bool,
@@ -172,14 +174,14 @@ def plan(
     )
     if parallel:
         torch.set_num_threads(1)
-    found = answer(known, request, network, data_dir, _progress())
+    found = answer(known, request, network, data_dir, overlap, _progress())
     if as_json:
         click.echo(json.dumps(found.described(), indent=2))
     else:
         show_plan(found, network, whole, known.model.name)
     if out is not None:
         points = measured_points(measured) if measured else []
-        cells = map_of(request, found, worker_of(known))
+        cells = map_of(request, found, worker_of(known, overlap))
         _write_page(found, cells, points, network, known.model.name, Path(out))
 
 

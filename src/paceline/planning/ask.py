@@ -94,6 +94,7 @@ def plan(
     samples: int | None = None,
     seed: int = 0,
     parallel: Names = (),
+    overlap: bool = False,
     data_dir: str | None = None,
 ) -> Plan:
     """Predict how fast strategies would train on a cluster that is only described.
@@ -108,7 +109,7 @@ def plan(
         known, cluster, strategy, codec, workers, batch_size, global_batch_size, servers, samples,
         seed, parallel,
     )  # fmt: skip
-    return answer(known, request, network, data_dir)
+    return answer(known, request, network, data_dir, overlap)
 
 
 def cluster_of(
@@ -177,6 +178,7 @@ def answer(
     request: Request,
     network: str,
     data_dir: str | None = None,
+    overlap: bool = False,
     say: Callable[[int, int], None] = lambda done, of: None,
 ) -> Plan:
     """Predict all settings; the plan's notices hold what the profile cannot say.
@@ -190,7 +192,7 @@ def answer(
     def form_at(form: str, workers: int, batch: int) -> Prediction:
         return predict_form(form, workers, batch, known, PRESETS.get(network, network), more)
 
-    found = predict_all(request, worker_of(known), say, form_at)
+    found = predict_all(request, worker_of(known, overlap), say, form_at)
     doubt = known.accuracy.doubt if known.accuracy else None
     said = (*known.missing, *((doubt,) if doubt else ()))
     return replace(found, notices=(*found.notices, *said))

@@ -8,6 +8,7 @@ A rank is a generator that yields what it does next:
     Take(source)        wait for the next message of a rank
     TakeAny()           wait for the earliest message of any rank; the answer is its source
     Until(time_s)       wait until a moment
+    Now()               the answer is the rank's clock
 
 The rank with the earliest clock runs next, so messages are posted in the order of time, and links
 are shared as `transport/virtual.py` says. The same ranks on the transport `simulated` have the same
@@ -57,7 +58,12 @@ class Until:
     time_s: float
 
 
-Operation = Spend | Post | Tell | Take | TakeAny | Until
+@dataclass(frozen=True, slots=True)
+class Now:
+    pass
+
+
+Operation = Now | Spend | Post | Tell | Take | TakeAny | Until
 Program = Generator[Operation, Any, None]
 
 
@@ -104,6 +110,9 @@ class Engine:
                 return
             if isinstance(asked, Post):
                 answer = self._post(rank, asked, clock)
+                continue
+            if isinstance(asked, Now):
+                answer = clock
                 continue
             if isinstance(asked, Tell):
                 self._arrive(rank, asked.target, clock)

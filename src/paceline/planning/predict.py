@@ -18,7 +18,7 @@ from paceline.errors import BadRequest
 from paceline.planning.arrays import Clocks, Floats
 from paceline.planning.cluster import Cluster
 from paceline.planning.engine import Engine
-from paceline.planning.programs import Costs, Lineup
+from paceline.planning.programs import Costs, Lineup, Overlap
 from paceline.strategies.base import Strategy, codec_for
 from paceline.strategies.parts.pattern import PushPull, Reduction, Swap
 from paceline.transport.virtual import Link
@@ -36,6 +36,7 @@ SLICES = 8
 UNSEEN = 0.05
 WORTH_SAYING = 0.01  # a codec pays where a step becomes shorter by this share
 BYTES = 4  # of a float32 number
+OVERLAPPING = ("serial", "allreduce")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Worker:
     batch_size: int
     costs: Costs = Costs()
     deviation: float = 0.0  # of the workers' persistent speeds, relative
+    overlap: Overlap | None = None  # where the exchange begins inside the backward pass
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,8 @@ def _lineup(setting: Setting, worker: Worker, cluster: Cluster) -> Lineup:
             f" workers must be on one host; use --hosts 1x{setting.workers}"
         )
     codec.fits(worker.layout)
+    if worker.overlap is not None:
+        _refuse_overlap(setting, codec.lossless)
     return Lineup(
         strategy,
         codec,
@@ -172,7 +176,17 @@ def _lineup(setting: Setting, worker: Worker, cluster: Cluster) -> Lineup:
         setting.steps_per_epoch,
         costs=worker.costs,
         fastest=fastest(setting.workers, BYTES * worker.layout.numel, cluster),
+        overlap=worker.overlap if setting.workers > 1 else None,
     )
+
+
+def _refuse_overlap(setting: Setting, lossless: bool) -> None:
+    if setting.strategy.name not in OVERLAPPING or not lossless:
+        raise BadRequest(
+            f"overlap is predicted for {' and '.join(OVERLAPPING)}, without a codec: leave it out"
+        )
+    if setting.workers > EXACTLY_UP_TO:
+        raise BadRequest(f"overlap is predicted for up to {EXACTLY_UP_TO} workers")
 
 
 def fastest(workers: int, size_bytes: int, cluster: Cluster) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from paceline.codecs.base import Codec
 from paceline.collectives.moves import Moves, Sum, moves
-from paceline.planning.engine import Post, Program, Spend, Take, TakeAny, Tell, Until
+from paceline.planning.engine import Now, Post, Program, Spend, Take, TakeAny, Tell, Until
 from paceline.registry import Spec, operations
 from paceline.strategies.base import Strategy
 from paceline.strategies.parts.pattern import PushPull, Reduction, Setting, Swap
@@ -34,6 +34,17 @@ class Costs:
     update_s_per_byte: float = 0.0  # a server's optimizer
 
 
+@dataclass(frozen=True)
+class Overlap:
+    """How a step's computing is divided, for an exchange that begins inside the backward pass."""
+
+    before: float  # the share of loading and the forward pass
+    backward: float
+    # Of each bucket of gradients: its numbers, and when it is ready, as a share of the backward
+    # pass, in the order in which they are exchanged.
+    buckets: tuple[tuple[int, float], ...]
+
+
 @dataclass
 class Lineup:
     """The workers and servers of one setting: a strategy, a codec, a model, how many ranks."""
@@ -50,6 +61,7 @@ class Lineup:
     # A server's replies to several workers, cut into so many slices that take turns: 1 is one reply
     # after the other, many are replies that share the server's way out equally.
     slices: int = 1
+    overlap: Overlap | None = None
     _moves: dict[tuple[str, int, int, bool, int], list[Moves]] = field(
         default_factory=dict, repr=False
     )
@@ -85,6 +97,9 @@ class Lineup:
 
     def worker(self, me: int, compute: Callable[[int, int], float], steps: int) -> Program:
         for step in range(steps):
+            if self.overlap is not None and self.workers > 1:
+                yield from self._overlapped(me, compute(me, step), step)
+                continue
             yield Spend(compute(me, step))
             if self.workers == 1 and not self.servers:
                 continue
@@ -97,27 +112,48 @@ class Lineup:
                     yield from self.push_and_pull()
 
     def reduction(self, me: int, exchange: Reduction) -> Program:
-        costs = self.costs
         encoding, decoding = self.coding(exchange)
         if encoding:
             yield Spend(encoding)
         for run in self.sums(exchange):
-            for round_ in self._rounds(run, me):
-                lefts = []
-                for peer, size in round_.sends:
-                    lefts.append((yield Post(peer, size)))
-                if run.wire is None:
-                    for peer, size in round_.adds:
-                        yield Take(peer)
-                        yield Spend(size * costs.s_per_byte_added)
-                for peer, _ in (*(() if run.wire is None else round_.adds), *round_.takes):
-                    yield Take(peer)
-                if lefts:
-                    yield Until(max(lefts))
-                if round_.decoded_bytes:
-                    yield Spend(round_.decoded_bytes * costs.s_per_byte_added)
+            yield from self._sum(run, me)
         if decoding:
             yield Spend(decoding)
+
+    def _sum(self, run: Sum, me: int) -> Program:
+        """One rank's rounds of a schedule."""
+        added = self.costs.s_per_byte_added
+        for round_ in self._rounds(run, me):
+            lefts = []
+            for peer, size in round_.sends:
+                lefts.append((yield Post(peer, size)))
+            if run.wire is None:
+                for peer, size in round_.adds:
+                    yield Take(peer)
+                    yield Spend(size * added)
+            for peer, _ in (*(() if run.wire is None else round_.adds), *round_.takes):
+                yield Take(peer)
+            if lefts:
+                yield Until(max(lefts))
+            if round_.decoded_bytes:
+                yield Spend(round_.decoded_bytes * added)
+
+    def _overlapped(self, me: int, seconds: float, step: int) -> Program:
+        """A step whose buckets are exchanged as soon as they are ready, beside the computing.
+
+        The exchange has a thread of its own, so it takes no time from the computing here.
+        """
+        assert self.overlap is not None
+        before, backward = seconds * self.overlap.before, seconds * self.overlap.backward
+        began = yield Now()
+        for exchange in self.strategy.pattern(step, self.setting):
+            assert isinstance(exchange, Reduction)
+            schedule = self.fastest if exchange.schedule in FASTEST else exchange.schedule
+            for numbers, ready in self.overlap.buckets:
+                yield Until(began + before + ready * backward)
+                yield from self._sum(Sum(schedule, numbers, 4), me)
+        yield Until(began + before + backward)
+        yield Spend(seconds - before - backward)
 
     def _rounds(self, run: Sum, me: int) -> list[Moves]:
         key = (run.schedule, run.numbers, run.itemsize, run.wire is None, me)

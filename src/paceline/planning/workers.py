@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
+from paceline.errors import BadRequest
+from paceline.planning.compute import Steps
 from paceline.planning.predict import Worker
 from paceline.planning.profile import Profile
-from paceline.planning.programs import Costs
+from paceline.planning.programs import Costs, Overlap
 from paceline.registry import Spec
 
 # Adding what arrives is measured with each transport; all give nearly the same.
 PREFERRED = ("gloo", "shm", "mpi")
 
 
-def worker_of(profile: Profile) -> Callable[[int, str], tuple[Worker, str | None]]:
+def worker_of(
+    profile: Profile, overlap: bool = False
+) -> Callable[[int, str], tuple[Worker, str | None]]:
     """A function that gives a worker's costs for a batch size and a codec, and a notice."""
     links = [link for name in PREFERRED if (link := profile.link(name)) is not None]
     added = links[0].s_per_byte_added if links else 0.0
@@ -38,6 +43,24 @@ def worker_of(profile: Profile) -> Callable[[int, str], tuple[Worker, str | None
             summed_s_per_byte=added,
             update_s_per_byte=(steps.update_s or 0.0) / size,
         )
-        return Worker(layout, steps.quantiles_s, batch_size, costs, deviation), notice
+        whole = Worker(layout, steps.quantiles_s, batch_size, costs, deviation)
+        return (replace(whole, overlap=overlap_of(profile, steps)) if overlap else whole), notice
 
     return worker_at
+
+
+def overlap_of(profile: Profile, steps: Steps) -> Overlap:
+    """How a step is divided, and when its buckets of gradients are ready."""
+    parts = (steps.load_s, steps.forward_s, steps.backward_s, steps.update_s)
+    if any(part is None for part in parts) or not profile.compute.ready:
+        raise BadRequest(
+            "the profile does not say when gradients are ready, so overlap cannot be predicted:"
+            " make it with `paceline profile --model ... --data ...`"
+        )
+    load, forward, backward, update = (part or 0.0 for part in parts)
+    whole = load + forward + backward + update
+    return Overlap(
+        (load + forward) / whole,
+        backward / whole,
+        tuple((size // profile.model.dtype_bytes, ready) for size, ready in profile.buckets()),
+    )
