@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ from paceline.launch.ray_rank import Lines
 from paceline.launch.seat import RAY_RUN, RAY_WORKER, find
 from paceline.launch.signals import Ending
 from paceline.ray.session import check_address, not_connected
+from paceline.request.config import Config
+from paceline.request.prepare import prepare
 
 SEAT = {
     "RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
@@ -165,3 +168,11 @@ def test_a_desk_that_is_busy_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     hearing.run()
     assert heard.record == {"status": "completed"}
     assert asked == [0, 0, 0]
+
+
+@pytest.mark.parametrize("transport", ["simulated", "inproc"])
+@pytest.mark.parametrize("name", ["ray", "spark"])
+def test_ranks_of_a_cluster_are_no_threads_of_one_process(name: str, transport: str) -> None:
+    asked = {"data": "fashion-mini", "workers": 2, "launcher": name, "transport": transport}
+    with pytest.raises(BadRequest, match="has all ranks in one"):
+        prepare(Config.make(asked), lambda _: Path("out"))

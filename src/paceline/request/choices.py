@@ -18,6 +18,8 @@ from paceline.strategies.base import Strategy, traits_of
 from paceline.testbed.build import missing
 from paceline.transport.choose import best_transport
 
+ENGINES = ("spark", "ray")  # launchers that start the ranks on machines of a cluster
+
 
 def device_of(name: str) -> str:
     """Return the device that a name means: `auto` is CUDA, then MPS, then the CPU."""
@@ -148,6 +150,11 @@ def transport_of(config: Config, strategy: Strategy) -> str:
     kind = transports.entry(name).make
     if kind.traits.started_by != "mpirun" and (lacking := kind.missing()) is not None:
         raise BadRequest(f"transport {name} is not available here: {lacking}; use --transport auto")
+    if kind.traits.runs_as == "threads" and config.launcher in ENGINES:
+        raise BadRequest(
+            f"launcher={config.launcher} starts a process for each rank, and transport {name} has"
+            " all ranks in one: leave the launcher out"
+        )
     if "cpu" not in kind.traits.devices and config.workers > (gpus := len(cuda_names())):
         raise BadRequest(
             f"transport {name} needs a GPU per worker: {config.workers} workers, but this host has"
