@@ -1,6 +1,12 @@
-"""How far predictions are off: 24 settings that no profile has seen, drawn by a committed seed.
+"""How far predictions are off, and whether a plan chooses well, on settings no profile has seen.
 
-    sudo .venv/bin/python benchmarks/held_out.py --out held-out        # about an hour; it goes on
+    sudo .venv/bin/python benchmarks/held_out.py --out held-out              # about an hour
+    sudo .venv/bin/python benchmarks/held_out.py --out held-out --part groups
+    sudo .venv/bin/python benchmarks/held_out.py --out held-out --part workers
+
+`settings`: 24 settings, drawn by a committed seed. `groups`: all settings of one bandwidth and one
+number of workers, twice; is the plan's first choice the fastest? `workers`: `cnn-wide` at 100
+Mbit/s with a fixed global batch; which number of workers is best? Each goes on where it was stopped.
 
 Profiles of `cnn`, `mlp` and `cnn-wide` are made first, with one and two workers on this machine.
 Each link is measured alone. Then the predictions are written to the ledger, and only then every
@@ -13,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +27,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.planning.check.cases import Case, drawn
+from paceline.planning.check.compare import Compared
 from paceline.planning.check.ledger import Ledger, digest
 from paceline.planning.check.whole import check
 from paceline.planning.measure.whole import Wishes, measure
@@ -50,9 +58,61 @@ PLACES = (
 )
 
 
+# (network, model, workers), each with all strategies of CHOICES
+GROUPS = (("10mbit", "cnn", 4), ("100mbit", "mlp", 8))
+CHOICES = (
+    "allreduce:collective=ring",
+    "allreduce:collective=tree",
+    "ring-reduce",
+    "stepwise",
+    "ps",
+    "ps:consistency=async",
+    "local-sgd",
+    "gossip",
+)
+GLOBAL_BATCH, NUMBERS = 256, (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+def cases_of(part: str, count: int, more: dict[str, Any]) -> list[Case]:
+    """The settings of a part."""
+    if part == "settings":
+        return drawn(STRATEGIES, CODECS, WORKERS, PLACES, count, SEED, more)
+    if part == "groups":
+        return [
+            Case(strategy, "none", workers, network, model, BATCH)
+            for network, model, workers in GROUPS
+            for strategy in CHOICES
+        ]
+    ring = "allreduce:collective=ring"
+    return [
+        Case(ring, "none", number, "100mbit", "cnn-wide", round(GLOBAL_BATCH / number))
+        for number in NUMBERS
+    ]
+
+
+def verdicts(part: str, rows: Sequence[Compared]) -> list[str]:
+    """Whether the plan's first choice was the best."""
+    told = []
+    groups: dict[tuple[str, str, int], list[Compared]] = {}
+    for row in rows:
+        key = (row.case.network, row.case.model, row.case.workers if part == "groups" else 0)
+        groups.setdefault(key, []).append(row)
+    for (network, model, workers), own in groups.items():
+        chosen = max(own, key=lambda row: row.told.samples_per_s)
+        best = max(own, key=lambda row: row.measured)
+        where = f"{model} at {network}" + (f", {workers} workers" if workers else "")
+        told.append(
+            f"{where}: the plan's first choice was {chosen.case.name}, {chosen.measured:,.0f}"
+            f" samples/s, {100 * chosen.measured / best.measured:.1f}% of the best of {len(own)}"
+            f" ({best.case.name})"
+        )
+    return told
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("held-out"))
+    parser.add_argument("--part", choices=["settings", "groups", "workers"], default="settings")
     parser.add_argument("--data", default="fashion-mini")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each profile")
     parser.add_argument("--settings", type=int, default=SETTINGS)
@@ -62,19 +122,21 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     more: dict[str, Any] = {"data": asked.data}
-    cases = drawn(STRATEGIES, CODECS, WORKERS, PLACES, asked.settings, SEED, more)
+    cases = cases_of(asked.part, asked.settings, more)
     if asked.list:
         print("\n".join(case.name for case in cases))
         return 0
     profiles, digests = _profiles(asked.out, cases, asked.data, asked.seconds)
     found = check(
-        Ledger(asked.out), cases, profiles, digests, asked.repeats, SEED, more,
+        Ledger(asked.out / asked.part), cases, profiles, digests, asked.repeats, SEED, more,
         lambda said: print(said, file=sys.stderr),
     )  # fmt: skip
     if asked.json:
         print(json.dumps(found.described(), indent=2))
     else:
         show_outcome(found)
+    if asked.part != "settings":
+        print("\n".join(verdicts(asked.part, found.rows)))
     return 0
 
 
@@ -88,7 +150,7 @@ def _profiles(
         path = folder / f"{model}.profile.json"
         if not path.exists():
             print(f"profiling {model}", file=sys.stderr)
-            wishes = Wishes((BATCH, 4 * BATCH), seconds, 2, ["gloo"])
+            wishes = Wishes((BATCH, 4 * BATCH, GLOBAL_BATCH), seconds, 2, ["gloo"])
             made = measure({"model": model, "data": data}, wishes, lambda kind, content: None)
             write_profile(made, path)
         profiles[model], digests[model] = read_profile(path), digest(path)
