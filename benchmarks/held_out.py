@@ -6,7 +6,7 @@
 
 `settings`: 24 settings, drawn by a committed seed. `groups`: all settings of one bandwidth and one
 number of workers, twice; is the plan's first choice the fastest? `workers`: `cnn-wide` at 100
-Mbit/s with a fixed global batch; which number of workers is best? Each goes on where it was stopped.
+Mbit/s with a fixed global batch; which number of workers is best? Each goes on where it stopped.
 
 Profiles of `cnn`, `mlp` and `cnn-wide` are made first, with one and two workers on this machine.
 Each link is measured alone. Then the predictions are written to the ledger, and only then every
