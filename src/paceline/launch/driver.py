@@ -5,6 +5,7 @@ Rank 0 writes the record of a run that ends by itself. Where no rank could, the 
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +34,14 @@ def content(path: Path) -> bytes:
 def conclude(job: Job, out: Path, listen: Listen, failure: BaseException, before: bytes) -> None:
     """Write the record of a run that failed, unless a rank has done so.
 
-    `before` is what run.json held when the run began.
+    `before` is what run.json held when the run began. A rank that was ended by the driver's signal
+    may have lost another one first, and have written that the run failed: the driver knows better.
     """
-    if not (out / "events").is_dir() or content(out / "run.json") != before:
+    if not (out / "events").is_dir():
+        return
+    if content(out / "run.json") != before:
+        if isinstance(failure, Interrupted):
+            _say_interrupted(out / "run.json", failure)
         return
     attempt = Attempt(Session(replace(job, callbacks=()), out), listen, None)
     attempt.started = True
@@ -43,6 +49,13 @@ def conclude(job: Job, out: Path, listen: Listen, failure: BaseException, before
         held.callback(attempt.calls.close)
         attempt.tidy(failure)
         attempt.conclude(failure)
+
+
+def _say_interrupted(path: Path, failure: Interrupted) -> None:
+    with suppress(OSError, ValueError):
+        record = json.loads(path.read_text())
+        if record.get("status") == "failed":
+            write_json(path, {**record, "status": "interrupted", "error": str(failure)})
 
 
 def with_traceback(failure: PacelineError) -> PacelineError:
