@@ -270,10 +270,10 @@ def test_an_error_of_the_users_own_code_reaches_the_driver_once(up: Standing) ->
 
 
 NO_PYTHON = """
-import os, sys
+import sys
 from paceline.spark import session
-real = session.spark_environment
-session.spark_environment = lambda *a, **k: {**real(*a, **k), "PYSPARK_PYTHON": sys.argv.pop(1)}
+real, python = session.spark_environment, sys.argv.pop(1)
+session.spark_environment = lambda *a, **k: {**real(*a, **k), "PYSPARK_PYTHON": python}
 from paceline.cli.entry import main
 main()
 """
