@@ -93,6 +93,17 @@ def test_local_sgd_by_hand() -> None:
     assert found == pytest.approx([4 + 2 * 4 * 0.5] * 3)
 
 
+def test_cores_that_are_shared_are_busy_with_moving_bytes() -> None:
+    """4 workers on a host with 2 cores: 4 steps of 1 s, and 2 * 3 * 4,000 bytes at 1 ms each."""
+    busy = replace(worker(1000, 1.0), costs=Costs(moved_s_per_byte=1e-3))
+    host = Cluster(Link(), Link(), per_host=4, cores=2)
+    asked = setting("allreduce:collective=ring", 4)
+    assert predict(asked, worker(1000, 1.0), host).step_s == pytest.approx(2.0)
+    assert predict(asked, busy, host).step_s == pytest.approx((4 + 24) / 2)
+    # With a core for each the bytes move while the worker waits.
+    assert predict(asked, busy, replace(host, cores=None)).step_s == pytest.approx(1.0)
+
+
 def test_overlap_by_hand() -> None:
     """A step of 1 s: 0.2 s before the backward pass, 0.6 s backward, 0.2 s of update.
 

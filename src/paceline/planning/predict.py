@@ -116,6 +116,8 @@ def predict(setting: Setting, worker: Worker, cluster: Cluster, seed: int = 0) -
             equally, _, _ = _run(replace(lineup, slices=SLICES), cluster, times)
             apart = [math.log(equally / step_s)]
     middle = statistics.fmean(logs) + apart[0] / 2
+    busy_s = _busy_s(setting, worker, cluster, statistics.fmean(computes), sent, messages)
+    middle = max(middle, math.log(busy_s)) if busy_s else middle
     # The two ways of sharing are the ends of a 95% interval.
     deviation = math.hypot(statistics.stdev(logs), UNSEEN, apart[0] / 2 / 1.96)
     return Prediction(
@@ -201,6 +203,27 @@ def fastest(workers: int, size_bytes: int, cluster: Cluster) -> str:
         "tree": 2 * levels * (alpha + sending),
     }
     return min(seconds, key=lambda name: seconds[name])
+
+
+def _busy_s(
+    setting: Setting,
+    worker: Worker,
+    cluster: Cluster,
+    compute_s: float,
+    sent: float,
+    messages: float,
+) -> float:
+    """What the cores of a host need for a step, where a person has said how many there are.
+
+    Computing, and the processor time of moving bytes: a step cannot be shorter.
+    """
+    if cluster.cores is None:
+        return 0.0
+    hosts = -(-setting.workers // cluster.per_host)
+    crowd = cluster.speed(0, setting.workers) / cluster.speeds[0]  # 1 where each has a core
+    costs = worker.costs
+    moving = sent * costs.moved_s_per_byte + messages * costs.moved_s_per_message
+    return (setting.workers * compute_s * crowd + moving) / hosts / cluster.cores
 
 
 def _drift_apart(lineup: Lineup) -> bool:

@@ -32,6 +32,10 @@ class Costs:
     decode_s_per_byte: float = 0.0
     summed_s_per_byte: float = 0.0  # a server sums the gradients of one step
     update_s_per_byte: float = 0.0  # a server's optimizer
+    # The processor time of moving, at both ends together. It takes none of the clock of a rank that
+    # has a core for itself and waits meanwhile; cores that several ranks share are busy with it.
+    moved_s_per_message: float = 0.0
+    moved_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline.errors import BadRequest
 from paceline.planning.compute import Steps
 from paceline.planning.predict import Worker
-from paceline.planning.profile import Profile
+from paceline.planning.profile import LinkCost, Profile
 from paceline.planning.programs import Costs, Overlap
 from paceline.registry import Spec
 
@@ -42,11 +42,21 @@ def worker_of(
             decode_s_per_byte=cost.decode.slope if cost else 0.0,
             summed_s_per_byte=added,
             update_s_per_byte=(steps.update_s or 0.0) / size,
+            moved_s_per_message=_both(links, "message"),
+            moved_s_per_byte=_both(links, "byte"),
         )
         whole = Worker(layout, steps.quantiles_s, batch_size, costs, deviation)
         return (replace(whole, overlap=overlap_of(profile, steps)) if overlap else whole), notice
 
     return worker_at
+
+
+def _both(links: Sequence[LinkCost], per: str) -> float:
+    """The processor time of a sender and a receiver together."""
+    if not links:
+        return 0.0
+    ends = ("sent", "received")
+    return float(sum(getattr(links[0], f"cpu_s_per_{per}_{end}") for end in ends))
 
 
 def overlap_of(profile: Profile, steps: Steps) -> Overlap:
