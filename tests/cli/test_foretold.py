@@ -103,7 +103,7 @@ def test_steps_to_an_accuracy_are_counted(cli: Cli, tmp_path: Path) -> None:
     code, said, err = cli(
         *("profile", "--model", "mlp:hidden=32", "--data", "fashion-mini", "--seconds", "2"),
         *("--batch-sizes", "8,64", "--transports", "shm", "--accuracy", "0.65", "--out", str(out)),
-        *("--follow", "local-sgd", "--follow", "ps:consistency=async", "--follow-workers", "2,4"),
+        *("--follow", "local-sgd", "--follow", "allreduce/topk", "--follow-workers", "2,4"),
     )
     assert code == 0, err
     assert "Steps to an accuracy of 0.65" in said

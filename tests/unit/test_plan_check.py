@@ -290,6 +290,13 @@ def test_steps_of_strategies() -> None:
     assert ACCURACY.of(local, "local-sgd", "none", 4, 32) is None
     assert ACCURACY.of(local, "local-sgd:every=2", "none", 4, 16) is None
     assert ACCURACY.of(ring, "allreduce", "topk", 8, 16) is None
+    coded = replace(ACCURACY, followed=(Followed("allreduce", 8, 16, (700,), "topk"),))
+    found = coded.of(ring, "allreduce", "topk", 8, 16)
+    assert found is not None
+    assert found.steps == 700
+    plain = coded.of(ring, "allreduce", "none", 8, 16)
+    assert plain is not None
+    assert plain.steps == pytest.approx(235)
 
 
 def test_two_opinions_that_disagree_are_told() -> None:

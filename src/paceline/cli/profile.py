@@ -76,7 +76,7 @@ COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}  # of parameters
 @click.option(
     "--follow",
     multiple=True,
-    metavar=NAME_WITH_OPTIONS,
+    metavar="STRATEGY[/CODEC]",
     help="with --accuracy: count the steps of this strategy, in virtual time (may be repeated)",
 )
 @click.option(
@@ -135,7 +135,7 @@ def profile(
       paceline profile --model cnn --data mnist --out profile.json
       paceline profile --model mlp:hidden=512x256 --data fashion-mini --batch-sizes 32,128
       paceline profile --data fashion-mini --set optimizer=adam --transports shm,gloo
-      paceline profile --accuracy 0.95 --follow local-sgd --follow ps:consistency=async
+      paceline profile --accuracy 0.95 --follow local-sgd --follow allreduce/topk
       paceline profile runs/a --out profile.json
       paceline profile --measurements steps.csv --parameters 25.6M
     """

@@ -40,12 +40,13 @@ class Branch:
 
 @dataclass(frozen=True)
 class Followed:
-    """Steps to the accuracy of one strategy, one number per seed."""
+    """Steps to the accuracy of one strategy and codec, one number per seed."""
 
     strategy: str
     workers: int
     batch_size: int  # of each worker
     steps: tuple[int, ...]
+    codec: str = "none"
 
 
 @dataclass(frozen=True)
@@ -107,17 +108,20 @@ class Accuracy:
     def of(self, strategy: Strategy, spec: str, codec: str, workers: int, batch_size: int
            ) -> StepsTo | None:  # fmt: skip
         """Steps of a strategy; None where they are not known."""
-        if Spec.of(codec).name not in SAME_STEPS:
-            return None
-        if workers == 1 or (strategy.traits.in_step and strategy.traits.exchanges == "gradients"):
+        known = self._of_followed(spec, codec, workers, batch_size)
+        same = Spec.of(codec).name in SAME_STEPS
+        together = strategy.traits.in_step and strategy.traits.exchanges == "gradients"
+        if known is None and same and (workers == 1 or together):
             return self.with_batch(workers * batch_size)
-        return self._of_followed(spec, workers, batch_size)
+        return known
 
-    def _of_followed(self, spec: str, workers: int, batch_size: int) -> StepsTo | None:
+    def _of_followed(self, spec: str, codec: str, workers: int, batch_size: int) -> StepsTo | None:
         points = {
             each.workers: statistics.fmean(each.steps)
             for each in self.followed
-            if Spec.of(each.strategy) == Spec.of(spec) and each.batch_size == batch_size
+            if Spec.of(each.strategy) == Spec.of(spec)
+            and Spec.of(each.codec) == Spec.of(codec)
+            and each.batch_size == batch_size
         }
         if not points or workers > max(points):
             return None

@@ -87,7 +87,13 @@ SHAPE: dict[str, Any] = {
             "branches": [{"batch_size": positive, "steps": [positive]}],
             "noise_scale": OrNull(speed),
             "followed": [
-                {"strategy": text, "workers": positive, "batch_size": positive, "steps": [positive]}
+                {
+                    "strategy": text,
+                    "workers": positive,
+                    "batch_size": positive,
+                    "steps": [positive],
+                    "codec": text,
+                }
             ],
         }
     ),
@@ -251,7 +257,7 @@ def _accuracy(plain: dict[str, Any] | None) -> Accuracy | None:
         tuple(Branch(b["batch_size"], tuple(b["steps"])) for b in plain["branches"]),
         plain["noise_scale"],
         tuple(
-            Followed(f["strategy"], f["workers"], f["batch_size"], tuple(f["steps"]))
+            Followed(f["strategy"], f["workers"], f["batch_size"], tuple(f["steps"]), f["codec"])
             for f in plain["followed"]
         ),
     )

@@ -154,7 +154,8 @@ def _steps_to(accuracy: Accuracy) -> list[str]:
             " samples in a step of all workers."
         )
     said += [
-        f"{each.strategy} with {each.workers} workers of {each.batch_size} samples:"
+        f"{each.strategy}{'' if each.codec == 'none' else ' + ' + each.codec} with {each.workers}"
+        f" workers of {each.batch_size} samples:"
         f" {_mean(each.steps):,.0f} steps."
         for each in accuracy.followed
     ]

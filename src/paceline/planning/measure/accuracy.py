@@ -41,7 +41,7 @@ class Question:
 
     accuracy: float
     batch_size: int  # of each worker; the other is `APART` times as large
-    strategies: Sequence[str] = ()
+    strategies: Sequence[str] = ()  # each may have a codec: "allreduce/topk"
     workers: Sequence[int] = ()
     seeds: int = 3
 
@@ -65,8 +65,14 @@ def measure_accuracy(options: dict[str, Any], question: Question, say: Say) -> A
             for size in sizes
         )
         followed = tuple(
-            Followed(strategy, workers, question.batch_size, (runs.followed(strategy, workers),))
-            for strategy in question.strategies
+            Followed(
+                strategy,
+                workers,
+                question.batch_size,
+                (runs.followed(strategy, codec or "none", workers),),
+                codec or "none",
+            )
+            for strategy, _, codec in (way.partition("/") for way in question.strategies)
             for workers in question.workers
         )
         return Accuracy(
@@ -100,12 +106,13 @@ class _Runs:
         more = {"strategy": "serial", "workers": 1, "seed": seed + 1}
         return self._steps(more, batch_size, batch_size)
 
-    def followed(self, strategy: str, workers: int) -> int:
-        self.say(f"{strategy}, {workers} workers")
+    def followed(self, strategy: str, codec: str, workers: int) -> int:
+        self.say(f"{strategy}, codec {codec}, {workers} workers")
         each = self.question.batch_size
         more = {
             "strategy": strategy,
             "workers": workers,
+            "codec": codec,
             "transport": "simulated",
             "faults": ["compute:seconds=0.01,noise=0.1"],
         }
