@@ -180,7 +180,7 @@ def plan(
     else:
         show_plan(found, network, whole, known.model.name)
     if out is not None:
-        points = measured_points(measured) if measured else []
+        points = measured_points(measured, network) if measured else []
         cells = map_of(request, found, worker_of(known, overlap))
         _write_page(found, cells, points, network, known.model.name, Path(out))
 

@@ -102,7 +102,7 @@ def predict(setting: Setting, worker: Worker, cluster: Cluster, seed: int = 0) -
     repeats = _period(lineup)
     # The slowest of very many draws hardly differs from step to step.
     many = setting.workers > EXACTLY_UP_TO
-    few = setting.workers <= FEW and _drift_apart(lineup)
+    few = 1 < setting.workers <= FEW and _drift_apart(lineup)
     least = 3 if many else LEAST_STEPS_APART if few else LEAST_STEPS
     steps = repeats * max(1, -(-least // repeats))
     shared = _replies_at_once(lineup)

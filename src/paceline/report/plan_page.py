@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.report.charts import palette
 from paceline.report.charts.base import HEIGHT, Chart
-from paceline.report.charts.marks import Row, Spec, colours_of, only, quantity, tips
+from paceline.report.charts.marks import NEUTRAL, Row, Spec, colours_of, only, quantity, tips
 from paceline.report.page.chosen import controls, figure
 from paceline.report.page.markup import (
     breakable,
@@ -112,6 +112,7 @@ def _row(row: dict[str, Any]) -> Row:
         "efficiency": row["efficiency"],
         "bytes": row["sent_bytes_per_step"],
         "price": row["price_per_million_samples"],
+        "steps": row.get("steps_to_accuracy"),
         "seconds": row.get("time_to_accuracy_s"),
         "seconds_low": row.get("time_to_accuracy_low_s"),
         "seconds_high": row.get("time_to_accuracy_high_s"),
@@ -141,6 +142,20 @@ def _charts(
             curves, "seconds", "seconds", "Time to the accuracy", "seconds", ",.0f",
             "Steps to the accuracy times the seconds of a step.", [],
         ))  # fmt: skip
+    if several and any(row["steps"] is not None for row in rows):
+        chart = _curve(
+            curves,
+            "steps",
+            "steps",
+            "Steps to the accuracy",
+            "steps",
+            ",.0f",
+            "Counted, or from the formula of docs/planning.md. Dashed: one worker's steps divided"
+            " by the number of workers.",
+            [],
+        )
+        chart.spec["layer"].append(_in_proportion(rows))
+        found.append(chart)
     if several and any(row["price"] is not None for row in rows):
         found.append(_curve(
             curves, "price", "price", "Price", "per million samples", ".3~g",
@@ -149,6 +164,21 @@ def _charts(
     if map_rows:
         found.append(_map(map_rows))
     return found
+
+
+def _in_proportion(rows: list[Row]) -> Spec:
+    """A dashed line: what the steps would be if they fell as 1/P."""
+    alone = next((r["steps"] for r in rows if r["workers"] == 1 and r["steps"]), None)
+    numbers = sorted({row["workers"] for row in rows})
+    points = [{"workers": n, "steps": alone / n} for n in numbers] if alone else []
+    return {
+        "data": {"values": points},
+        "mark": {"type": "line", "strokeDash": [5, 4], "color": NEUTRAL},
+        "encoding": {
+            "x": {"field": "workers", "type": "quantitative"},
+            "y": {"field": "steps", "type": "quantitative"},
+        },
+    }
 
 
 def _row_series(row: Row) -> str:

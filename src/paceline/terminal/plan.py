@@ -74,7 +74,7 @@ def sentences(found: Plan, network: str, model: str) -> list[str]:
     told += _of_accuracy(found)
     if found.knee is not None:
         told.append(
-            f"Beyond {found.knee} workers, an added worker of {best.name} adds less than half of"
+            f"Beyond {_counted(found.knee)}, an added worker of {best.name} adds less than half of"
             " one worker's speed."
         )
     if found.cheapest is not None:
@@ -130,7 +130,11 @@ def _of_accuracy(found: Plan) -> list[str]:
 
 
 def _told(row: Row) -> str:
-    return f"{row.name} with {row.workers} worker{'s' if row.workers > 1 else ''}"
+    return f"{row.name} with {_counted(row.workers)}" if row.workers > 1 else "one worker alone"
+
+
+def _counted(workers: int) -> str:
+    return "one worker" if workers == 1 else f"{workers} workers"
 
 
 def _pays(strategy: str, codec: str, rate: float | None, workers: int) -> str:
