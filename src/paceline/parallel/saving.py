@@ -121,9 +121,7 @@ def _layout(told: list[list[list[Any]]]) -> Layout:
 
 
 def _write(layout: Layout, path: Path, own: Mapping[str, tuple[Piece, Tensor]]) -> None:
-    for name, (piece, tensor) in own.items():
-        held = tensor.detach().to("cpu")
-        layout.write(path, name, lambda whole, p=piece, t=held: p.put(t, whole))  # type: ignore[misc]
+    layout.write(path, ((n, piece.dim, piece.spans, tensor) for n, (piece, tensor) in own.items()))
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

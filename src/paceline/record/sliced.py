@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -35,6 +35,8 @@ NAMES = {
 }
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 ALIGNED = 8  # bytes
+
+Spans = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,40 @@ class Layout:
         except OSError:
             return False
 
-    def write(self, path: Path, name: str, put: Callable[[Tensor], None]) -> None:
-        """Let `put` write into a whole tensor, which is mapped into memory."""
-        place = self.places()[name]
-        low, high = place["data_offsets"]
-        if low == high:
-            return
-        mapped = np.memmap(path, np.uint8, "r+", offset=len(self.header) + low, shape=(high - low,))
-        put(torch.from_numpy(mapped).view(TYPES[place["dtype"]]).view(place["shape"]))
-        mapped.flush()
+    def write(self, path: Path, tensors: Iterable[tuple[str, int, Spans | None, Tensor]]) -> None:
+        """Write slices: of a named tensor, these spans of a dimension (None: all of it).
+
+        Bytes are written, and no page is mapped: two hosts that map one page of a network file
+        system would undo each other's work.
+        """
+        places = self.places()
+        with open(path, "r+b") as file:
+            for name, dim, spans, tensor in tensors:
+                place = places[name]
+                begin = len(self.header) + place["data_offsets"][0]
+                for at, content in _stretches(place["shape"], dim, spans, tensor):
+                    os.pwrite(file.fileno(), content, begin + at)
+            os.fsync(file.fileno())
+
+
+def _stretches(
+    shape: Sequence[int], dim: int, spans: Spans | None, tensor: Tensor
+) -> Iterator[tuple[int, memoryview]]:
+    """The stretches of bytes that a slice is made of, with their places in the whole tensor."""
+    if not tensor.numel():
+        return
+    plain = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    content = plain.numpy().data
+    if spans is None:
+        yield 0, content
+        return
+    inner = math.prod(shape[dim + 1 :]) * tensor.element_size()
+    at = 0
+    for row in range(math.prod(shape[:dim])):
+        for low, high in spans:
+            length = (high - low) * inner
+            yield (row * shape[dim] + low) * inner, content[at : at + length]
+            at += length
 
 
 class Slices:
