@@ -135,6 +135,20 @@ def test_what_is_not_needed_moves_to_a_file_as_soon_as_it_is_made(
     assert moved == [64, 8] * 5
 
 
+def test_a_model_in_files_has_the_weights_of_a_plain_one(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    plain, after = strangers(), torch.rand(3)
+    torch.manual_seed(3)
+    found = piecewise.in_file(strangers, tmp_path)
+    assert torch.equal(torch.rand(3), after)
+    assert list(tmp_path.iterdir()) == []
+    before = {name: tensor.data_ptr() for name, tensor in found.state_dict().items()}
+    piecewise.into_memory(found)
+    for name, tensor in found.state_dict().items():
+        assert torch.equal(tensor, plain.state_dict()[name]), name
+        assert tensor.data_ptr() != before[name], name
+
+
 def test_constructors_are_as_they_were_also_after_an_error() -> None:
     before = nn.Linear.__init__, nn.Module.__init__
 

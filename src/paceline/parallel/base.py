@@ -123,6 +123,7 @@ class Form(ABC):
     """One way of splitting a model; a subclass's dataclass fields are its options."""
 
     name: ClassVar[str]
+    slices: ClassVar[bool] = False  # whether a rank's part has slices of the weights, not all
 
     @abstractmethod
     def check(self, model: nn.Module, parts: int) -> None:

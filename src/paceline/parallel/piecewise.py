@@ -61,6 +61,23 @@ def with_only(
     return model
 
 
+def in_file(make: Make, folder: Path) -> nn.Module:
+    """Build a model whose tensors are all in files, for a form that takes slices of them."""
+
+    def ended(module: nn.Module) -> None:
+        for tensor in _own(module):
+            _to_file(tensor, folder)
+
+    with _watching(ended):
+        return make()
+
+
+def into_memory(model: nn.Module) -> None:
+    """Move what is still in files into memory, one tensor at a time."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
+
+
 def _own(module: nn.Module) -> Iterator[Tensor]:
     """A module's tensors, without those of its children."""
     for tensor in (*module._parameters.values(), *module._buffers.values()):

@@ -88,6 +88,8 @@ def _partner(layers: Sequence[Layer], at: int) -> int | None:
 class TensorForm(Form):
     """Weights split by outputs (stacked) or by inputs (summed); two layers cost one exchange."""
 
+    slices = True
+
     def check(self, model: nn.Module, parts: int) -> None:
         layers = layers_of(model)
         if all(role == "whole" for role in roles_of(layers, parts)):

@@ -20,7 +20,7 @@ from paceline.data.content import split, to_device
 from paceline.errors import BadRequest
 from paceline.faults.base import Fault
 from paceline.parallel.base import Form, Given, Part
-from paceline.parallel.piecewise import bare, with_only
+from paceline.parallel.piecewise import bare, in_file, into_memory, with_only
 from paceline.record.machine import cpu_name
 from paceline.registry import Spec
 from paceline.replica import remembered
@@ -213,7 +213,10 @@ class Rank:
         model = self._model_for(form, given)
         enter_training(model)
         self.whole_order = names_by_group(model, grouped(model, job.config.groups))
-        return form.split(model, given)
+        part = form.split(model, given)
+        if form.slices:
+            into_memory(part.model)
+        return part
 
     def _model_for(self, form: Form, given: Given) -> torch.nn.Module:
         """Build the model with memory for what this rank needs, or whole where that is all of it.
@@ -227,9 +230,11 @@ class Rank:
         if found is not None:
             needs = form.needs(found[0], given)
         seed_everything(job.config.seed)
+        folder = job.out if job.out.is_dir() else Path(tempfile.gettempdir())
+        if found is not None and form.slices and self.device.type == "cpu":
+            return in_file(job.model, folder)
         if found is None or needs is None:
             return job.model().to(self.device)
-        folder = job.out if job.out.is_dir() else Path(tempfile.gettempdir())
         model = with_only(job.model, found[1], needs, folder)
         for name, module in model.named_modules():
             if needs(name):
