@@ -225,6 +225,26 @@ def test_options_mean_the_same(
     assert apart(one_piece("cnn", steps=4, **options), split) < 1e-12
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "reference"),
+    [
+        ("pipeline:stages=2,micro=2", "pipeline:stages=1,micro=2"),
+        ("layers:stages=3", "layers:stages=1"),
+        ("domain", "layers:stages=1"),
+    ],
+)
+def test_resnet_50_trains_like_one_piece(
+    train: Callable[..., paceline.Run], form: str, reference: str
+) -> None:
+    net, data = model("resnet50", (3, 64, 64)), samples(12, (3, 64, 64))
+    options: dict[str, Any] = {"steps": 3, "batch_size": 6, "data": data, "lr": 0.01}
+    whole = train(net, parallel=reference, **options)
+    workers = 3 if "3" in form else 2
+    split = train(net, parallel=form, workers=workers, **options)
+    assert apart(whole, split) < 1e-10
+
+
 # --- checkpoints are those of the whole model
 
 
