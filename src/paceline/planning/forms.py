@@ -53,6 +53,7 @@ def predict_form(
         statistics.fmean(w["compute_s"] / w["steps"] for w in ranks),
         sum((w["payload_sent_bytes"] or 0) / w["steps"] for w in ranks),
         0.0,
+        0.0,
         workers,
     )
 

@@ -29,8 +29,8 @@ LEAST_STEPS, LEAST_STEPS_APART = 12, 48  # the second: of a few workers that dri
 FEW = 16
 REPLICAS = 4  # predictions with different draws
 # TCP connections that send through one way at the same time share it, neither one after the other
-# nor quite equally: a server's replies are predicted both ways, in so many slices, and the answer
-# is between the two.
+# nor quite equally: what a rank sends to several others is predicted both ways, in so many slices,
+# and the answer is between the two.
 SLICES = 8
 # What a profile cannot know of another machine (the interval includes it), as a relative deviation.
 UNSEEN = 0.05
@@ -74,6 +74,7 @@ class Prediction:
     compute_s: float  # the mean of a worker's computing in a step
     sent_bytes: float  # of all ranks, in a step
     messages: float  # the same
+    coding_s: float  # the same: processor time of encoding, decoding and adding
     hosts: int
 
     @property
@@ -105,15 +106,15 @@ def predict(setting: Setting, worker: Worker, cluster: Cluster, seed: int = 0) -
     few = 1 < setting.workers <= FEW and _drift_apart(lineup)
     least = 3 if many else LEAST_STEPS_APART if few else LEAST_STEPS
     steps = repeats * max(1, -(-least // repeats))
-    shared = _replies_at_once(lineup)
-    logs, apart, computes, sent, messages = [], [0.0], [], 0.0, 0.0
+    shared = setting.workers <= EXACTLY_UP_TO and lineup.shares_ways()
+    logs, apart, computes, sent, messages, coding = [], [0.0], [], 0.0, 0.0, 0.0
     for replica in range(2 if many else REPLICAS):
         times = _times(setting, worker, cluster, steps, seed + replica)
-        step_s, sent, messages = _run(lineup, cluster, times)
+        step_s, sent, messages, coding = _run(lineup, cluster, times)
         logs.append(math.log(step_s))
         computes.append(float(times.mean()))
         if shared and not replica:
-            equally, _, _ = _run(replace(lineup, slices=SLICES), cluster, times)
+            equally, *_ = _run(replace(lineup, slices=SLICES), cluster, times)
             apart = [math.log(equally / step_s)]
     middle = statistics.fmean(logs) + apart[0] / 2
     busy_s = _busy_s(setting, worker, cluster, statistics.fmean(computes), sent, messages)
@@ -129,6 +130,7 @@ def predict(setting: Setting, worker: Worker, cluster: Cluster, seed: int = 0) -
         statistics.fmean(computes),
         sent,
         messages,
+        coding,
         cluster.hosts_used(setting.workers, setting.servers),
     )
 
@@ -234,13 +236,6 @@ def _drift_apart(lineup: Lineup) -> bool:
     )
 
 
-def _replies_at_once(lineup: Lineup) -> bool:
-    """Whether a server replies to several workers at the same time."""
-    exchanges = lineup.strategy.pattern(0, lineup.setting) if lineup.servers else ()
-    waits = any(isinstance(e, PushPull) and e.ahead == 0 for e in exchanges)
-    return waits and 1 < lineup.workers <= EXACTLY_UP_TO
-
-
 def period(setting: Setting, worker: Worker) -> int:
     """Steps after which the exchanges of a setting repeat."""
     return _period(_lineup(setting, worker, Cluster(Link())))
@@ -268,8 +263,8 @@ def _times(setting: Setting, worker: Worker, cluster: Cluster, steps: int, seed:
     return np.asarray(drawn * np.exp(own) / np.array(speeds))
 
 
-def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float, float]:
-    """Seconds per step, and the bytes and the messages that all ranks send in a step."""
+def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float, float, float]:
+    """Seconds per step; bytes, messages and seconds of coding of all ranks in a step."""
     steps = len(times)
     network = cluster.network(lineup.workers, lineup.servers)
     pushes = any(isinstance(e, PushPull) for e in lineup.strategy.pattern(0, lineup.setting))
@@ -277,7 +272,8 @@ def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float,
         engine = Engine(network)
         clocks = engine.run(lineup.programs(lambda w, step: float(times[step, w]), steps))
         sent = sum(engine.posted_bytes) / steps
-        return _per_step(clocks[: lineup.workers], steps), sent, engine.messages / steps
+        coding = (sum(engine.busy_s) - float(times.sum())) / steps
+        return _per_step(clocks[: lineup.workers], steps), sent, engine.messages / steps, coding
     clock = Clocks(network, lineup.costs.s_per_byte_added)
     for step in range(steps):
         clock.now += times[step]
@@ -287,7 +283,7 @@ def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float,
             elif isinstance(exchange, Swap):
                 _swap(clock, lineup, exchange)
     sent = float(clock.sent_bytes.sum()) / steps
-    return _per_step(clock.now.tolist(), steps), sent, clock.messages / steps
+    return _per_step(clock.now.tolist(), steps), sent, clock.messages / steps, 0.0
 
 
 def _reduce(clock: Clocks, lineup: Lineup, exchange: Reduction) -> None:

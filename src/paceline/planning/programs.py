@@ -62,8 +62,8 @@ class Lineup:
     seed: int = 0
     costs: Costs = Costs()
     fastest: str = "ring"  # what `collective=auto` means
-    # A server's replies to several workers, cut into so many slices that take turns: 1 is one reply
-    # after the other, many are replies that share the server's way out equally.
+    # What a rank sends to several others at once, cut into so many slices that take turns: 1 is one
+    # message after the other, many are messages that share its way out equally.
     slices: int = 1
     overlap: Overlap | None = None
     _moves: dict[tuple[str, int, int, bool, int], list[Moves]] = field(
@@ -129,18 +129,26 @@ class Lineup:
         added = self.costs.s_per_byte_added
         for round_ in self._rounds(run, me):
             lefts = []
-            for peer, size in round_.sends:
-                lefts.append((yield Post(peer, size)))
+            for n in range(self.slices):
+                for peer, size in round_.sends:
+                    lefts.append((yield Post(peer, self._slice(size, n))))
             if run.wire is None:
                 for peer, size in round_.adds:
-                    yield Take(peer)
+                    yield from self._take(peer)
                     yield Spend(size * added)
             for peer, _ in (*(() if run.wire is None else round_.adds), *round_.takes):
-                yield Take(peer)
+                yield from self._take(peer)
             if lefts:
                 yield Until(max(lefts))
             if round_.decoded_bytes:
                 yield Spend(round_.decoded_bytes * added)
+
+    def _take(self, peer: int) -> Program:
+        for _ in range(self.slices):
+            yield Take(peer)
+
+    def _slice(self, size: int, n: int) -> int:
+        return size * (n + 1) // self.slices - size * n // self.slices
 
     def _overlapped(self, me: int, seconds: float, step: int) -> Program:
         """A step whose buckets are exchanged as soon as they are ready, beside the computing.
@@ -214,7 +222,7 @@ class Lineup:
             for _ in ("note", *self._sliced(self.message(self.codec.plain, part))):
                 yield Take(server)
         yield Until(max(lefts))
-        if not self.codec.lossless:
+        if not self.codec.plain.lossless:
             yield Spend(self.size_bytes * self.costs.decode_s_per_byte)
 
     def server(self, index: int, ahead: int, steps: int) -> Program:
@@ -251,7 +259,7 @@ class Lineup:
     def _reply(self, clients: Sequence[int], reply: Sequence[int], size: int) -> Program:
         """Reply to clients at once: the slices of their messages take turns."""
         for client in clients:
-            if not self.codec.lossless:
+            if not self.codec.plain.lossless:
                 yield Spend(size * self.costs.encode_s_per_byte)
             yield Tell(client)
         lefts = []
@@ -261,11 +269,21 @@ class Lineup:
         yield Until(max(lefts))
 
     def _sliced(self, sizes: Sequence[int]) -> list[int]:
-        return [
-            size * (n + 1) // self.slices - size * n // self.slices
-            for size in sizes
-            for n in range(self.slices)
-        ]
+        return [self._slice(size, n) for size in sizes for n in range(self.slices)]
+
+    def shares_ways(self) -> bool:
+        """Whether a rank sends to several others at the same time."""
+        exchanges = self.strategy.pattern(0, self.setting)
+        if any(isinstance(e, PushPull) and e.ahead == 0 for e in exchanges):
+            return self.workers > 1
+        return any(
+            len(round_.sends) > 1
+            for exchange in exchanges
+            if isinstance(exchange, Reduction)
+            for run in self.sums(exchange)
+            for me in range(self.workers)
+            for round_ in self._rounds(run, me)
+        )
 
     def _ahead(self) -> int:
         found = [e for e in self.strategy.pattern(0, self.setting) if isinstance(e, PushPull)]

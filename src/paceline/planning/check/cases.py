@@ -64,7 +64,7 @@ class Foretold:
     low: float
     high: float
     step_s: float
-    moving_share: float  # of the machine's cores, for moving bytes
+    moving_share: float  # of the machine's cores, for moving and coding bytes
     steps: int  # of the run that measures it
 
     @property
@@ -123,25 +123,36 @@ def _accepted(case: Case, more: dict[str, Any]) -> bool:
     return True
 
 
-def overhead_s(profile: Profile, model: str, batch_size: int, more: dict[str, Any]) -> float:
+@dataclass(frozen=True)
+class Beside:
     """What a step of a run takes beside its computing, with one worker: records, sleeping long."""
+
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+
+def beside(profile: Profile, model: str, batch_size: int, more: dict[str, Any]) -> Beside:
+    """Measure it on one worker."""
     alone = Case("serial", "none", 1, "", model, batch_size)
     mean = statistics.fmean(profile.compute.at(batch_size)[0].quantiles_s)
     told = Foretold(0.0, 0.0, 0.0, mean, 0.0, steps_for(mean, 1))
-    found = batch_size / measure(alone, told, profile, 0, more).samples_per_s - mean
-    return max(0.0, found)
+    seen = measure(alone, told, profile, 0, more)
+    step_s = batch_size / seen.samples_per_s
+    return Beside(max(0.0, step_s - mean), seen.cpu_share * cores() * step_s)
 
 
 def foretell(
-    case: Case, profile: Profile, found: LinkFound, overhead_s: float = 0.0, seed: int = 0
+    case: Case, profile: Profile, found: LinkFound, own: Beside | None = None, seed: int = 0
 ) -> Foretold:
     """Predict a case on links that were measured alone."""
     worker, _ = worker_of(profile)(case.batch_size, case.codec)
-    worker = replace(worker, quantiles_s=[q + overhead_s for q in worker.quantiles_s])
+    own = own or Beside()
+    worker = replace(worker, quantiles_s=[q + own.seconds for q in worker.quantiles_s])
     setting = Setting(built(case.strategy), case.codec, case.workers, case.servers, STEPS_PER_EPOCH)
     said = predict(setting, worker, Cluster(found.link), seed)
     moving_s = said.sent_bytes * found.cpu_s_per_byte + said.messages * found.cpu_s_per_message
-    slower = max(1.0, moving_s / cores() / said.step_s)  # the cores move no more than that
+    moving_s += said.coding_s + case.workers * own.cpu_s
+    slower = max(1.0, moving_s / cores() / said.step_s)  # the cores do no more than that
     step_s = said.step_s * slower
     return Foretold(
         said.samples_per_s / slower,

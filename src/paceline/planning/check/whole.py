@@ -9,12 +9,13 @@ from typing import Any
 
 from paceline.errors import BadRequest
 from paceline.planning.check.cases import (
+    Beside,
     Case,
     Seen,
+    beside,
     foretell,
     interleaved,
     measure,
-    overhead_s,
 )
 from paceline.planning.check.compare import Compared, Outcome
 from paceline.planning.check.ledger import Ledger
@@ -52,12 +53,12 @@ def check(
         for network in dict.fromkeys(case.network for case in cases):
             say(f"measuring a link of {network} alone")
             links[network] = measure_link(network)
-        beside: dict[tuple[str, int], float] = {}
+        own: dict[tuple[str, int], Beside] = {}
         for case in cases:
             key = (case.model, case.batch_size)
-            if key not in beside:
+            if key not in own:
                 say(f"one worker of {case.model}, for what a step takes beside computing")
-                beside[key] = overhead_s(profiles[case.model], *key, more)
+                own[key] = beside(profiles[case.model], *key, more)
         told = [
             (
                 case,
@@ -65,7 +66,7 @@ def check(
                     case,
                     profiles[case.model],
                     links[case.network],
-                    beside[case.model, case.batch_size],
+                    own[case.model, case.batch_size],
                     seed,
                 ),
             )
