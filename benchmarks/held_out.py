@@ -35,7 +35,7 @@ from paceline.planning.profile import Profile
 from paceline.planning.stored import read_profile, write_profile
 from paceline.terminal.plan_check import show_outcome
 
-# The seed was committed before anything was measured. The first one was 22: what its settings showed
+# The seed was committed before anything was measured. The first was 22: what its settings showed
 # changed the planner (docs/planning.md), so they are not held out any more.
 SEED, SETTINGS, REPEATS = 23, 24, 3
 STRATEGIES = (
