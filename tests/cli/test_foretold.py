@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.common.cores import cores
 from paceline.planning.stored import read_profile
 from paceline.testbed.build import missing
 
@@ -39,6 +40,8 @@ def test_a_study_shows_measured_beside_predicted(cli: Cli, made: Path, tmp_path:
     assert "The plan was off by" in " ".join(said.split())
     plan = json.loads((out / "predicted.json").read_text())
     assert {row["workers"] for row in plan["settings"]} == {1, 2}
+    assert "threads=2" not in {row["label"] for row in plan["settings"]}
+    assert any("1 thread each" in reason for reason in plan["refused"]) or cores() < 2
     assert plan["profile"] == "p.json"
     page = (out / "report.html").read_text()
     assert "Predicted before it was measured" in page

@@ -69,6 +69,8 @@ def _same_model(profile: Profile, settings: Sequence[StudySetting]) -> None:
 
 def _on_this_machine(setting: StudySetting, profile: Profile) -> Prediction:
     options, workers = setting.options, setting.workers
+    if options.get("threads") not in (None, "auto", profile.compute.threads):
+        raise BadRequest(f"the profile is of workers with {profile.compute.threads} thread each")
     batch = _batch(options, workers)
     codec = str(options.get("codec") or "none")
     worker, _ = worker_of(profile)(batch, codec)
