@@ -12,8 +12,10 @@ two runs of a round are closer together. A ratio is the geometric mean of new / 
 rounds, with a 95% t interval; beside it stands the median with its own interval, which a round
 that another program disturbed does not move. A round during which foreign processes and the host
 took more than 5% of the machine is made again, at most twice, as in a study's blocks; the table
-says how many rounds were kept although they were disturbed. Both checkouts use this Python and its
-packages; only Paceline's source differs. With `--out FILE` the rounds are kept there, and a later
+says how many rounds were kept although they were disturbed. So is one in which a figure of code that
+is not ours, Open MPI's own all-reduce, differs between the checkouts by more than 20%: this machine
+has seconds during which all that copies memory is 2 to 4 times slower, and no counter shows them.
+Both checkouts use this Python and its packages; only Paceline's source differs. With `--out FILE` the rounds are kept there, and a later
 call goes on.
 """
 
@@ -69,6 +71,7 @@ for name in ("paceline.bench.measure.strategies", "paceline.bench.strategies"):
 from paceline.cli.main import main
 main()
 """
+YARDSTICK, APART = "mpi native", math.log(1.2)  # Open MPI's own all-reduce, in both checkouts
 PEERS = ("usual loop", "stock DDP", "open-mpi")  # not our code: equal in both checkouts
 
 
@@ -142,7 +145,8 @@ def undisturbed(measure: Callable[[], dict[str, float]]) -> tuple[dict[str, floa
     for _ in range(MOST_REPEATS + 1):
         watch = ForeignCpu()
         found, shares = measure(), watch.shares()
-        if shares is None or shares.together <= DISTURBED:
+        alike = [abs(found.pop(name)) < APART for name in list(found) if name.startswith(YARDSTICK)]
+        if all(alike) and (shares is None or shares.together <= DISTURBED):
             return found, True
     return found, False
 

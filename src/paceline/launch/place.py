@@ -233,7 +233,7 @@ def _through_its_store(seat: Seat, wanted: Wanted) -> Place:
     if seat.rank == 0:
         hosted = _host(seat, wanted.waits.lost_s)
         mac = hmac.digest(seat.secret, hosted.address.encode(), "sha256").hex()
-        told = "" if secure else hosted.secret.hex()  # --insecure: anybody may read it
+        told = "" if secure else hosted.secret.hex()  # --insecure: strangers may read it
         store.set(KEY, json.dumps([hosted.address, mac, told]))
         return _reach(seat, wanted, hosted.address, hosted.secret, secure)
     until, reason = time.monotonic() + wanted.appear_s, "it did not appear"

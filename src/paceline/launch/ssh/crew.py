@@ -63,7 +63,7 @@ class Crew:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, BrokenPipeError):
-            self._show = lambda host, message: None  # nobody reads what is printed
+            self._show = lambda host, message: None  # the reader of what is printed has gone
         self.close()
 
     def pump(self, wait_s: float = LOOK_S) -> None:

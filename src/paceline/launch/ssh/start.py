@@ -95,7 +95,7 @@ def _refuse_other_versions(lines: Sequence[Line]) -> None:
 def _prepare(crew: Crew, wanted: Wanted, secret: bytes) -> Message:
     """Let the first host open the board, and the others look whether they reach it.
 
-    The secret goes over ssh's standard input, which nobody else can read.
+    The secret goes over ssh's standard input, which other users cannot read.
     """
     first, *others = crew.lines
     common: dict[str, Any] = {

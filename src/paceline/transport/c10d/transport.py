@@ -215,7 +215,7 @@ class ProcessGroupTransport(Transport):
         if self._group is not None:
             self._group.abort()
         self._group = None  # gloo closes its connections only when the group is gone
-        self._sockets.shut()  # and a message that nobody waits for any more may keep it
+        self._sockets.shut()  # and a message that no call waits for may keep it
         if self._waiters.busy:  # a thread inside a library must not outlive the interpreter
             self._waiters.wait(CLOSE_S)
         if self._label.endswith("/world"):

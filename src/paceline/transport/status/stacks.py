@@ -115,7 +115,7 @@ def ask_stacks(folder: Path, ranks: Iterable[Seen]) -> dict[int, list[Frame]]:
                     with path.open("rb") as file:
                         file.seek(size)
                         dump = file.read().decode(errors="replace")
-                    # what comes first may be the end of an answer to somebody else
+                    # what comes first may be the end of another process's answer
                     if (begins := HEADER.search(dump)) is not None:
                         found[rank] = frames_in(dump[begins.start() :])
     return found
