@@ -12,11 +12,11 @@ two runs of a round are closer together. A ratio is the geometric mean of new / 
 rounds, with a 95% t interval; beside it stands the median with its own interval, which a round
 that another program disturbed does not move. A round during which foreign processes and the host
 took more than 5% of the machine is made again, at most twice, as in a study's blocks; the table
-says how many rounds were kept although they were disturbed. So is one in which a figure of code that
-is not ours, Open MPI's own all-reduce, differs between the checkouts by more than 20%: this machine
-has seconds during which all that copies memory is 2 to 4 times slower, and no counter shows them.
-Both checkouts use this Python and its packages; only Paceline's source differs. With `--out FILE` the rounds are kept there, and a later
-call goes on.
+says how many rounds were kept although they were disturbed. So is one in which a figure of code
+that is not ours, Open MPI's own all-reduce, differs between the checkouts by more than 20%: this
+machine has seconds during which all that copies memory is 2 to 4 times slower, and no counter shows
+them. Both checkouts use this Python and its packages; only Paceline's source differs. With `--out
+FILE` the rounds are kept there, and a later call goes on.
 """
 
 from __future__ import annotations
