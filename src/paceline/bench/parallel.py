@@ -46,6 +46,8 @@ def show(result: dict[str, Any]) -> Iterator[Table | str]:
         if "idle" in case:
             yield (
                 f"{name}: idle {case['idle']['median']:.1%} ({case['idle']['min']:.1%} to"
-                f" {case['idle']['max']:.1%}); the timetable has {case['idle_in_theory']:.1%}, and"
-                f" the slower stage {case['imbalance']:.1%} more work than the mean"
+                f" {case['idle']['max']:.1%}); the timetable has {case['idle_in_theory']:.1%} if"
+                " all stages take equally long, and"
+                f" {case['idle_with_measured_tasks']['median']:.1%} with the measured times of its"
+                " tasks"
             )

@@ -6,10 +6,11 @@ each shape of a micro-batch.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from paceline.parallel.pieces import DTYPES
 from paceline.parallel.stage import Stage
 from paceline.parallel.timetable import Task, Timetable
 from paceline.transport.base import Transport, Work
+from paceline.transport.metered import Tally
 
 AHEAD = 2  # receives per rank that are posted before they are needed
 
@@ -51,6 +53,7 @@ class Waited:
 
     busy_s: float = 0.0
     idle_s: float = 0.0
+    tasks_s: list[tuple[Task, float]] = field(default_factory=list)  # of each task, in order
 
 
 class Executor:
@@ -120,6 +123,7 @@ class Executor:
                 self.later.make(products.pop(key))
             done = now()
             waited.busy_s += done - ready
+            waited.tasks_s.append((task, done - ready))
         self.later.active = False
         line.finish()
         return value
@@ -145,6 +149,17 @@ class Executor:
             value = value.contiguous()
             self.group.broadcast(value, place[last])
         return value  # type: ignore[no-any-return]
+
+    def moved(self, timetable: Timetable, micros: Sequence[Micro]) -> Tally:
+        """What this rank sends and receives in a batch, computed from its timetable."""
+        me, tally = self.group.rank, Tally()
+        shapes = [self._output_shapes(timetable, micro.inputs) for micro in micros]
+        for other in range(self.group.size):
+            out, into = timetable.sends(me, other), timetable.sends(other, me)
+            tally.messages += len(out)
+            tally.sent_bytes += sum(_size_bytes(shapes, task) for task in out)
+            tally.received_bytes += sum(_size_bytes(shapes, task) for task in into)
+        return tally
 
     def _output_shapes(self, timetable: Timetable, inputs: Any) -> dict[int, Shape]:
         """The shape of each stage's output. All ranks see the same inputs, so all agree."""
@@ -240,11 +255,20 @@ class _Line:
         while coming and (more or self._open[source] < AHEAD):
             more = False
             task = coming.popleft()
-            stage = task.stage if task.kind == "F" else task.stage - 1
-            dtype, shape = self.shapes[task.micro][stage]
+            dtype, shape = _result(self.shapes, task)
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
             self._posted[task] = (self.group.irecv(tensor, source), tensor)
             self._open[source] += 1
+
+
+def _result(shapes: Sequence[dict[int, Shape]], task: Task) -> Shape:
+    """Of what a task gives to another stage: its output, or the gradient of its input."""
+    return shapes[task.micro][task.stage if task.kind == "F" else task.stage - 1]
+
+
+def _size_bytes(shapes: Sequence[dict[int, Shape]], task: Task) -> int:
+    dtype, shape = _result(shapes, task)
+    return dtype.itemsize * math.prod(shape)
 
 
 def _single(output: Any, stage: int) -> Tensor:

@@ -149,7 +149,10 @@ class StagedPart(Part):
 
         if self.theirs is not None and self.theirs.fits(micros):
             with passes.computing():
+                moved = self.executor.moved(table, micros)  # we do not see PyTorch's messages
                 made = self.theirs.run(table, batch.inputs, batch.targets, micros, scaled)
+            assert self.group is not None
+            self.group.settle(moved, 0.0)
         else:
             made = self.executor.run(table, micros, loss, passes.computing)
             waited = self.executor.waited

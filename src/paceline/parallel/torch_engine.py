@@ -14,7 +14,6 @@ from paceline.parallel.execute import Micro
 from paceline.parallel.stage import Stage
 from paceline.parallel.timetable import Timetable
 from paceline.transport.base import Transport
-from paceline.transport.metered import Tally
 
 SCHEDULES = {
     "gpipe": "ScheduleGPipe",
@@ -93,14 +92,7 @@ class TorchEngine:
         args = (inputs,) if first else ()
         kwargs = {"target": targets, "losses": losses} if last else {}
         self._kept[key].step(*args, **kwargs, return_outputs=False)
-        self._note(timetable)
         return float(torch.stack(losses).detach().mean()) if losses else 0.0
 
     def _current_loss(self, outputs: Tensor, targets: Any) -> Tensor:
         return self._loss(outputs, targets)
-
-    def _note(self, timetable: Timetable) -> None:
-        """PyTorch sends what our executor would send, but nothing here sees it: messages only."""
-        me = self.group.rank
-        sent = sum(len(timetable.sends(me, other)) for other in range(self.group.size))
-        self.group.settle(Tally(messages=sent), 0.0)

@@ -20,9 +20,9 @@ from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
 from paceline.launch.split import SplitModel
 from paceline.parallel.base import Form, Given
-from paceline.parallel.cut import layers_of, measured
+from paceline.parallel.cut import layers_of
 from paceline.parallel.staged import StagedPart
-from paceline.parallel.timetable import timing
+from paceline.parallel.timetable import Task, timing
 from paceline.registry import forms, models, transports
 from paceline.transport.base import Rendezvous, Waits
 
@@ -91,10 +91,15 @@ def _summed_up(results: dict[int, Any]) -> dict[str, Any]:
     }
     if first["idle"]:
         idle = [statistics.fmean(p) for p in zip(first["idle"], last["idle"], strict=True)]
+        table = first["timetable"]
+        unavoidable = [
+            timing(table, dict(one + other).__getitem__).idle
+            for one, other in zip(first["tasks_s"], last["tasks_s"], strict=True)
+        ]
         found |= {
             "idle": _spread(idle),
-            "idle_in_theory": first["theory"],
-            "imbalance": first["imbalance"],
+            "idle_in_theory": timing(table).idle,
+            "idle_with_measured_tasks": _spread(unavoidable),
         }
     return found
 
@@ -112,13 +117,11 @@ def _rank(
     whole = sum(p.numel() for p in model.parameters())
     spec, loss = forms.resolve(way), nn.functional.cross_entropy
     form: Form = forms.build(spec)
-    costs: list[float] = []
     if name == "pipeline":  # the same cut for both
         layers = layers_of(model)
         cut = len(layers) // 2
         spec = forms.resolve(spec.with_option("cut", str(cut)))
         form = forms.build(spec)
-        costs, _ = measured(layers, inputs[: len(inputs) // 8])
     own, *_ = case_of(name)
     given = Given(transport, inputs, 0, transport)
     split = SplitModel(form.split(own, given), spec)
@@ -136,6 +139,7 @@ def _rank(
         contenders[THEIRS] = _theirs(cut, inputs, targets, transport.rank, store)
     taken: dict[str, list[float]] = {}
     idle: list[float] = []
+    tasks_s: list[list[tuple[Task, float]]] = []  # of the last batch of each round, as is idle
     for number in range(rounds + 1):  # the first warms up
         for contender, make in contenders.items():
             transport.barrier()
@@ -147,6 +151,7 @@ def _rank(
             if number and contender == OURS and isinstance(split.part, StagedPart):
                 waited = split.part.executor.waited
                 idle.append(waited.idle_s / (waited.idle_s + waited.busy_s))
+                tasks_s.append(waited.tasks_s)
         for contender, make in ((ONE, alone), (TWO, with_two_threads)):
             transport.barrier()
             if transport.rank == 0:  # the other waits at the next barrier
@@ -161,10 +166,8 @@ def _rank(
         "held": sum(p.numel() for p in split.parameters()),
     }  # fmt: skip
     if isinstance(split.part, StagedPart):
-        table = split.part.form.timetable(WORKERS, len(inputs))
-        stages = [sum(costs[:cut]), sum(costs[cut:])]
-        found["theory"] = timing(table).idle
-        found["imbalance"] = 1 - sum(stages) / (WORKERS * max(stages))
+        found["timetable"] = split.part.form.timetable(WORKERS, len(inputs))
+        found["tasks_s"] = tasks_s
     return found
 
 
