@@ -97,11 +97,12 @@ def _of_rank(trial: Trial, exact: bool) -> Expected:
     either = ("goes on without", "goes on", "fails")
     if trial.fault == "cut":
         alone = trial.transport == "gloo" and not setting.survives
-        return Expected(("fails",) if alone else either, GONE, exact=exact)
+        return Expected(("fails",) if alone else either, GONE, exact=exact and not mourned)
     if trial.pause_s and trial.transport == "mpi" and trial.point == "connect":
         return Expected(("goes on", "fails"), UNSTARTED, exact=exact, seconds=20.0)
     if trial.pause_s:
         return Expected(("goes on",), exact=setting.exact, seconds=trial.pause_s)
+    exact = exact and not mourned  # the others have saved what they made without it
     return Expected(either if mourned else ("fails",), GONE, exact=exact, seconds=20.0)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.conftest import make_pairs, small_net
 
 import paceline
@@ -136,6 +137,24 @@ def test_worker_0_and_the_servers_are_needed(
         for path in out.glob("checkpoints/step-*/checkpoint.json")
     ]
     assert (0 in rescued) == (rank == 4)
+
+
+@pytest.mark.parametrize("transport", [pytest.param("shm", marks=pytest.mark.slow), "gloo"])
+def test_a_servers_end_after_a_workers_death_is_no_reason_to_rescue(
+    tmp_path: Path, transport: str
+) -> None:
+    """The servers leave because worker 2 died: what resumes begins with what all had saved."""
+    options: dict[str, Any] = {"codec": "topk:ratio=0.1", "keep": "all"}
+    whole = train(tmp_path / "whole", "ps", transport, 3, **options)
+    out, options["faults"] = tmp_path / "run", "kill:rank=2,at=compute,step=5"
+    with pytest.raises(RunFailed, match="worker 2 failed: its process was killed by SIGKILL"):
+        train(out, "ps", transport, 3, **options)
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
+    again = train(
+        tmp_path / "again", "ps", transport, 3, **{**options, "faults": ()}, resume=str(out)
+    )
+    for name, values in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], values)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The board: keys and values for ranks that know the run's secret, and a notice for all others."""
 
+import errno
 import os
 import secrets
 import socket
@@ -160,6 +161,28 @@ def test_a_loaders_process_does_not_hold_its_ranks_connection(board: Hosted) -> 
     assert list(watching.gone()) == [1]
     os.close(over)
     os.close(end)
+
+
+def test_a_link_that_comes_back_is_waited_for(
+    board: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach, away = wire.reach, [errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETUNREACH]
+
+    def with_a_hole(*args: object) -> socket.socket:
+        if away:
+            raise OSError(number := away.pop(), os.strerror(number))
+        return reach(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(wire, "reach", with_a_hole)
+    rank(board).set("here", "yes")
+    assert not away
+    away += [errno.ENETUNREACH] * 1000
+    with pytest.raises(TransportError, match=r"no board .* answers at .*unreachable"):
+        rank(board, lost_s=0.5).check(["here"])
+    away[:] = [errno.ECONNREFUSED] * 2  # the host is there, and no board
+    with pytest.raises(TransportError, match="refused"):
+        rank(board).check(["here"])
+    assert len(away) == 1
 
 
 def test_what_is_asked_after_the_boards_end_is_an_error(board: Hosted) -> None:

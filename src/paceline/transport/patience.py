@@ -182,26 +182,34 @@ class Patience:
         """Why this rank's wait has failed: this error, or what made another rank leave before.
 
         A rank that gives a slow one up leaves, and its connections close. The others then report
-        the slow rank too, not the one that left.
+        the slow rank too, not the one that left. A server that has lost a worker leaves, too: the
+        worker is to blame.
         """
         if self.verdict is not None:
             return self.verdict
         with self._lock:
             agreed = self._agreed()
-            if agreed is None and isinstance(error, PeerLost) and error.rank is None:
-                return self._named(error)
+            if agreed is None and isinstance(error, PeerLost):
+                return self._first_lost(error)
             return agreed or error
 
-    def _named(self, lost: PeerLost) -> PeerLost:
-        """The loss of a rank that the transport cannot name: the board can, a moment later."""
-        until = time.monotonic() + NAME_S
+    def _first_lost(self, lost: PeerLost) -> PeerLost:
+        """The first rank whose end the board has noticed.
+
+        The transport may not be able to name a rank: then the board can, a moment later.
+        """
+        if self.tolerant and lost.rank is not None:  # the others go on
+            return lost
+        until = time.monotonic() + (NAME_S if lost.rank is None else 0.0)
         with suppress(RuntimeError):
             if self._posts is None and self._connect is not None:
                 self._posts = Posts(self._connect(), self.rank, self.size)
-            while self._posts is not None and time.monotonic() < until:
+            while self._posts is not None:
                 for rank, reason in self._posts.gone().items():
                     if rank != self.rank:
-                        return PeerLost(rank, reason)
+                        return lost if rank == lost.rank else PeerLost(rank, reason)
+                if time.monotonic() >= until:
+                    break
                 time.sleep(NAME_S / 20)
         return lost
 

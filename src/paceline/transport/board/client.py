@@ -8,6 +8,7 @@ the rank.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import socket
 import sys
@@ -25,6 +26,9 @@ from paceline.transport.board import wire
 CONNECT_S = 30.0  # for one attempt to connect and shake hands
 MOST_WAIT_S = 20.0  # of one request that waits for a key; longer waits ask again
 SUSPENDED_S, ATTEMPTS = 5.0, 5  # a handshake that took longer is tried again
+# No way leads there at the moment: a link may come back. (Refused: the host is there, no board is.)
+AWAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+AWAY_S, AGAIN_S = 10.0, 0.2  # it is tried for so long, so often
 # PyTorch's libraries hold stores without holding the Python object behind them.
 _OPEN: list[Board] = []
 
@@ -163,18 +167,23 @@ class _Lines:
 
     def _line(self, alive: bool = False) -> _Line:
         said = {"rank": self._rank, "alive": alive}
-        for attempt in range(ATTEMPTS):
+        until, late = time.monotonic() + min(self._lost_s, AWAY_S), 0
+        while True:
             began = time.monotonic()
             try:
                 return _Line(self.address, self._secret, said, self._lost_s)
             except (OSError, ValueError) as error:
+                ended = time.monotonic()
+                if getattr(error, "errno", None) in AWAY and ended < until:
+                    time.sleep(AGAIN_S)
+                    continue
                 # A process that was stopped during the handshake may have come too late.
-                if time.monotonic() - began < SUSPENDED_S or attempt == ATTEMPTS - 1:
+                late += 1
+                if ended - began < SUSPENDED_S or late == ATTEMPTS:
                     reason = getattr(error, "strerror", None) or error
                     raise TransportError(
                         f"no board of this run answers at {self.address}: {reason}"
                     ) from None
-        raise AssertionError
 
 
 class _Line:
