@@ -82,6 +82,8 @@ def _of_rank(trial: Trial, exact: bool) -> Expected:
     setting = trial.setting
     mourned = setting.survives and 0 < trial.rank < trial.workers and trial.transport != "mpi"
     exact = exact and not trial.serves  # a server's memory is lost with it
+    if trial.fault in ("memory", "cut"):  # the others may have saved what they made without it
+        exact = exact and not mourned
     if trial.fault in ("kill", "segv", "term"):
         if mourned:
             return Expected(("goes on without",), SIGNALS[trial.fault].name)
@@ -97,7 +99,7 @@ def _of_rank(trial: Trial, exact: bool) -> Expected:
     either = ("goes on without", "goes on", "fails")
     if trial.fault == "cut":
         alone = trial.transport == "gloo" and not setting.survives
-        return Expected(("fails",) if alone else either, GONE, exact=exact and not mourned)
+        return Expected(("fails",) if alone else either, GONE, exact=exact)
     if trial.pause_s and trial.transport == "mpi" and trial.point == "connect":
         return Expected(("goes on", "fails"), UNSTARTED, exact=exact, seconds=20.0)
     if trial.pause_s:
