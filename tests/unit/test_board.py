@@ -7,14 +7,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import TransportError
+from paceline.errors import PeerSlow, TransportError
 from paceline.launch.board import Hosted, listen_here
+from paceline.registry import transports
+from paceline.transport.base import Rendezvous, Waits
 from paceline.transport.board import wire
 from paceline.transport.board.client import Board
 
@@ -313,3 +316,16 @@ def test_the_secret_is_in_no_text(board: Hosted) -> None:
     found = rendezvous_for(board, None, 0, 2, WAITS)
     assert SECRET.hex() not in repr(found)
     assert repr(SECRET)[2:-1] not in repr(found)
+
+
+@pytest.mark.timeout(25)  # gloo itself would wait for 30 s more
+@pytest.mark.parametrize("ended", [None, frozenset])
+def test_a_rank_that_does_not_connect_is_given_up(board: Hosted, ended: object) -> None:
+    """gloo waits for its address on the board, where closing a connection does not free it."""
+    waits = Waits(0.1, give_up_s=0.5)
+    said: list[str] = []
+    meeting = Rendezvous(0, 2, board.address, SECRET, waits, watched=True, say=said.append)
+    with pytest.raises(PeerSlow) as told:
+        transports.entry("gloo").make.connect(replace(meeting, ended=ended))
+    assert told.value.rank == 1
+    assert "waited" in said[0]

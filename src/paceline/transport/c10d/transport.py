@@ -86,11 +86,9 @@ class ProcessGroupTransport(Transport):
     def make_group(self, store: Any) -> Any: ...
 
     def _connected(self, store: Any) -> Any:
-        """Make the group. The library waits for every rank, so a thread does that where a rank's
-        end is known, and this one gives up when a rank has ended.
+        """Make the group. The library waits for every rank, so a thread does that, and this one
+        gives up when a rank has ended, as far as that is known, or is given up.
         """
-        if self._ended is None:
-            return self.make_group(store)
         made: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def make() -> None:
@@ -104,8 +102,11 @@ class ProcessGroupTransport(Transport):
             try:
                 group, error = made.get(timeout=CONNECT_LOOK_S)
             except queue.Empty:
-                if gone := sorted(self._ended() & set(self._members)):
+                ended = self._ended() if self._ended is not None else frozenset[int]()
+                if gone := sorted(ended & set(self._members)):
                     raise PeerLost(gone[0], "it ended while the ranks connected") from None
+                if (verdict := self.patience.verdict) is not None:
+                    raise verdict from None
                 continue
             if error is not None:
                 raise error
