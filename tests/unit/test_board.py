@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -182,6 +183,13 @@ def test_a_link_that_comes_back_is_waited_for(
     away += [errno.ENETUNREACH] * 1000
     with pytest.raises(TransportError, match=r"no board .* answers at .*unreachable"):
         rank(board, lost_s=0.5).check(["here"])
+    known = rank(board)
+    away.clear()
+    assert known.check(["here"])
+    away[:] = [errno.ENETUNREACH] * 2  # a rank that was connected before is cut off: no more tries
+    with ThreadPoolExecutor(1) as other, pytest.raises(TransportError, match="unreachable"):
+        other.submit(known.check, ["here"]).result()  # each thread connects
+    assert len(away) == 1
     away[:] = [errno.ECONNREFUSED] * 2  # the host is there, and no board
     with pytest.raises(TransportError, match="refused"):
         rank(board).check(["here"])

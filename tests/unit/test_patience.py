@@ -100,6 +100,17 @@ def test_a_notice_comes_after_the_deadline_and_then_ever_more_rarely(clock: Cloc
     assert store.values["teller"] == b""
 
 
+def test_one_rank_alone_waits_for_no_other(clock: Clock) -> None:
+    """Its process was stopped inside an exchange with itself."""
+    store, said = FakeStore(), []
+    patience = make(store, size=1, give_up_s=10.0)
+    patience.say = said.append
+    with patience.waiting("an exchange") as look:
+        waits(look, clock, 600)
+    assert said == []
+    assert store.values == {}
+
+
 def test_one_rank_tells_for_all_and_another_one_when_the_teller_has_ended(clock: Clock) -> None:
     store, said = FakeStore(), []
     first, second = make(store, 0), make(store, 2)

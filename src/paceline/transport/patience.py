@@ -257,7 +257,7 @@ class Patience:
     def _look(self, wait: Wait) -> TransportError | None:
         """Post a long wait, write a notice that is due; return why the wait has to end now."""
         waited_s = wait.waited_s()
-        if waited_s < self.post_s:
+        if waited_s < self.post_s or self.size == 1:  # one rank alone: its process was stopped
             return None
         with self._lock:
             # Errors: the launcher has ended, and its store with it, so there is no one to notify.

@@ -26,7 +26,8 @@ from paceline.transport.board import wire
 CONNECT_S = 30.0  # for one attempt to connect and shake hands
 MOST_WAIT_S = 20.0  # of one request that waits for a key; longer waits ask again
 SUSPENDED_S, ATTEMPTS = 5.0, 5  # a handshake that took longer is tried again
-# No way leads there at the moment: a link may come back. (Refused: the host is there, no board is.)
+# No way leads there: at the start of a rank the link may be about to come up. (Refused: the host is
+# there, and no board is.)
 AWAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 AWAY_S, AGAIN_S = 10.0, 0.2  # it is tried for so long, so often
 # PyTorch's libraries hold stores without holding the Python object behind them.
@@ -120,6 +121,7 @@ class _Lines:
 
     def __init__(self, address: str, secret: bytes, rank: int, lost_s: float) -> None:
         self.address, self._secret, self._rank, self._lost_s = address, secret, rank, lost_s
+        self._met = False  # the board has answered once
         self._own = threading.local()
         self._held: _Line | None = None
 
@@ -167,11 +169,13 @@ class _Lines:
 
     def _line(self, alive: bool = False) -> _Line:
         said = {"rank": self._rank, "alive": alive}
-        until, late = time.monotonic() + min(self._lost_s, AWAY_S), 0
+        until, late = time.monotonic() + (0.0 if self._met else min(self._lost_s, AWAY_S)), 0
         while True:
             began = time.monotonic()
             try:
-                return _Line(self.address, self._secret, said, self._lost_s)
+                line = _Line(self.address, self._secret, said, self._lost_s)
+                self._met = True
+                return line
             except (OSError, ValueError) as error:
                 ended = time.monotonic()
                 if getattr(error, "errno", None) in AWAY and ended < until:
