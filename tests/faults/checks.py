@@ -237,7 +237,8 @@ class Conducted:
             self.check("blame", bool(re.search(wanted.reason, last)), f"no reason: {last}")
             accused = re.findall(
                 r"(?:worker (\d+) failed|rank (\d+) is gone|answer from (?:rank|worker) (\d+)"
-                r"|rank (\d+) of|server \(rank (\d+)\)|worker (\d+): no board)", last,
+                r"|rank (\d+) of|server \(rank (\d+)\)|worker (\d+): (?:no board|it is cut off))",
+                last,
             )  # fmt: skip
             named = {int(n) for found in accused for n in found if n}
             # When a connection is cut, both of its ends see the other one go.

@@ -100,6 +100,24 @@ def test_a_notice_comes_after_the_deadline_and_then_ever_more_rarely(clock: Cloc
     assert store.values["teller"] == b""
 
 
+def test_a_rank_that_is_cut_off_from_the_board_ends_its_wait(clock: Clock) -> None:
+    store = FakeStore()
+    patience = make(store, lost_s=60.0)
+
+    def unreachable() -> dict[int, str]:
+        raise TransportError("no board of this run answers: Network is unreachable")
+
+    with patience.waiting("all to come together", gives_up=False) as look:
+        waits(look, clock, 100)
+        store.gone = unreachable
+        waits(look, clock, 50)
+        store.gone = dict  # the link came back
+        waits(look, clock, 100)
+        store.gone = unreachable
+        with pytest.raises(TransportError, match="it is cut off from the run: no board"):
+            waits(look, clock, 70)
+
+
 def test_one_rank_alone_waits_for_no_other(clock: Clock) -> None:
     """Its process was stopped inside an exchange with itself."""
     store, said = FakeStore(), []

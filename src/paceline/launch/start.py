@@ -3,7 +3,7 @@
 A rank that loses another one while it connects or sets itself up closes its transport, so that
 every other rank notices. Then all ranks that are alive answer a roll call, connect again and set
 themselves up again. Rank 0 calls the roll: it waits until each rank has answered, or has ended as
-the launcher says.
+the launcher says, or has lost its connection to the board.
 """
 
 from __future__ import annotations
@@ -68,19 +68,24 @@ def _connected(kind: Any, rendezvous: Rendezvous) -> Transport:
 
 def call_roll(rendezvous: Rendezvous, attempt: int) -> tuple[int, ...]:
     """Return the ranks that are alive, the same on all of them."""
-    assert rendezvous.ended is not None
+    launcher_knows = rendezvous.ended
+    assert launcher_knows is not None
     store, rank = connect_store(replace(rendezvous, joined=True)), rendezvous.rank
     store.set(f"roll/{attempt}/{rank}", "here")
+
+    def ended() -> frozenset[int]:
+        return launcher_knows() | store.gone().keys()
+
     if rank == 0:
         awaited = set(range(1, rendezvous.size))
         while awaited:
             awaited -= {r for r in awaited if store.check([f"roll/{attempt}/{r}"])}
-            awaited -= rendezvous.ended()
+            awaited -= ended()
             time.sleep(POLL_S)
-        here = set(range(rendezvous.size)) - rendezvous.ended()
+        here = set(range(rendezvous.size)) - ended()
         store.set(f"roll/{attempt}", json.dumps(sorted(here)))
     while not store.check([f"roll/{attempt}"]):
-        if 0 in rendezvous.ended():
+        if 0 in ended():
             raise PeerLost(0, "before the run began")
         time.sleep(POLL_S)
     return tuple(json.loads(store.get(f"roll/{attempt}")))

@@ -80,9 +80,11 @@ class Patience:
         connect: Callable[[], Any] | None = None,
         watched: bool = False,
         give_up_s: float | None = None,
+        lost_s: float = 60.0,
     ) -> None:
         self.rank, self.size, self.deadline_s = rank, size, deadline_s
-        self.give_up_s = give_up_s
+        self.give_up_s, self.lost_s = give_up_s, lost_s
+        self._cut_off_at: float | None = None  # since then the board has not answered
         self.activity = Activity(rank)
         self.watched = watched  # whether the end of a rank is noticed at once
         self.tolerant = False  # the end of a rank matters only to those that wait for it
@@ -303,18 +305,27 @@ class Patience:
         what = f"{wait.what} (it is {doing})" if doing else wait.what
         return PeerSlow(slow[0] if slow else None, limit_s, what)
 
-    def _lost(self, wait: Wait) -> PeerLost | None:
-        """The end of a rank that matters to this wait, as far as the store has noticed it."""
+    def _lost(self, wait: Wait) -> TransportError | None:
+        """The end of a rank that matters to this wait, as far as the store has noticed it.
+
+        Or the end of this rank's way to the store, and so to the others.
+        """
         now = time.monotonic()
         if self._posts is None or now - wait.asked < ASK_S:
             return None
         wait.asked = now
-        with suppress(RuntimeError, TransportError):
+        try:
             gone = self._posts.gone()
-            awaited = [rank for rank in wait.peers if rank in gone]
-            others = [] if self.tolerant else [rank for rank in gone if rank != self.rank]
-            for rank in awaited + others:
-                return PeerLost(rank, gone[rank])
+        except (RuntimeError, TransportError) as error:
+            self._cut_off_at = self._cut_off_at or now
+            if now - self._cut_off_at < self.lost_s:
+                return None
+            return TransportError(f"it is cut off from the run: {error}")
+        self._cut_off_at = None
+        awaited = [rank for rank in wait.peers if rank in gone]
+        others = [] if self.tolerant else [rank for rank in gone if rank != self.rank]
+        for rank in awaited + others:
+            return PeerLost(rank, gone[rank])
         return None
 
     def _slow(self, wait: Wait) -> list[int]:

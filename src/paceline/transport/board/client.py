@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -32,6 +33,7 @@ AWAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 AWAY_S, AGAIN_S = 10.0, 0.2  # it is tried for so long, so often
 # PyTorch's libraries hold stores without holding the Python object behind them.
 _OPEN: list[Board] = []
+_LINES: weakref.WeakSet[_Line] = weakref.WeakSet()
 
 
 class Board(dist.Store):
@@ -208,6 +210,7 @@ class _Line:
                 raise ValueError("it does not know this run's secret")
             self._sealed = wire.session(secret, of_board, of_rank, board=False)
             self._socket.settimeout(None)
+            _LINES.add(self)
         except BaseException:
             self._socket.close()
             raise
@@ -226,6 +229,11 @@ class _Line:
     def __del__(self) -> None:  # a thread has ended, and its connection with it
         if hasattr(self, "_socket"):
             self._socket.close()
+
+
+def descriptors() -> set[int]:
+    """The sockets of this process that lead to a board."""
+    return {line._socket.fileno() for line in tuple(_LINES)}
 
 
 def _forget_connections() -> None:

@@ -2,7 +2,7 @@
 
 `ProcessGroupGloo.abort()` does not end a call that waits (torch 2.13). A call does end when its
 connections are shut down. gloo does not tell which are its own, so they are taken to be the
-sockets that appear while the group is made.
+sockets that appear while the group is made, without those that lead to the run's board.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import socket
 from contextlib import suppress
 from types import TracebackType
+
+from paceline.transport.board.client import descriptors
 
 
 class Sockets:
@@ -42,9 +44,9 @@ class Sockets:
 
     def shut(self) -> None:
         """Shut the connections down: calls of the library that wait for them raise."""
-        now = _sockets()
+        now, of_board = _sockets(), descriptors()
         for descriptor, name in (self._made if self._made is not None else self._new()).items():
-            if now.get(descriptor) == name:
+            if now.get(descriptor) == name and descriptor not in of_board:
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
                     own.getpeername()  # raises for a listening socket, which gloo must not lose
                     if _port(own) not in self._ports | {0}:

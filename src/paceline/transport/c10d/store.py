@@ -35,6 +35,7 @@ def patience_for(rendezvous: Rendezvous, board: Board) -> Patience:
         lambda: board.under(f"patience-{rendezvous.generation}"),
         rendezvous.watched,
         rendezvous.waits.give_up_s,
+        rendezvous.waits.lost_s,
     )
     patience.say = rendezvous.say or patience.say
     if rendezvous.status is not None:
