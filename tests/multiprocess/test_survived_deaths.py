@@ -146,13 +146,11 @@ def test_a_servers_end_after_a_workers_death_is_no_reason_to_rescue(
     """The servers leave because worker 2 died: what resumes begins with what all had saved."""
     options: dict[str, Any] = {"codec": "topk:ratio=0.1", "keep": "all"}
     whole = train(tmp_path / "whole", "ps", transport, 3, **options)
-    out, options["faults"] = tmp_path / "run", "kill:rank=2,at=compute,step=5"
+    out, fault = tmp_path / "run", "kill:rank=2,at=compute,step=5"
     with pytest.raises(RunFailed, match="worker 2 failed: its process was killed by SIGKILL"):
-        train(out, "ps", transport, 3, **options)
+        train(out, "ps", transport, 3, **options, faults=fault)
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
-    again = train(
-        tmp_path / "again", "ps", transport, 3, **{**options, "faults": ()}, resume=str(out)
-    )
+    again = train(tmp_path / "again", "ps", transport, 3, **options, resume=str(out), faults=())
     for name, values in whole.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], values)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import PeerSlow, TransportError
 from paceline.launch.board import Hosted, listen_here
+from paceline.launch.start import begin
 from paceline.registry import transports
 from paceline.transport.base import Rendezvous, Waits
 from paceline.transport.board import wire
@@ -149,6 +151,27 @@ def test_a_rank_whose_connection_ends_without_a_goodbye_is_gone(board: Hosted) -
     again.close()
     here.close()
     assert rank(board, 3).gone() == {}
+
+
+def test_a_rank_that_fails_leaves_without_a_goodbye(board: Hosted) -> None:
+    """So the others know who left first: a server leaves when it has lost a worker."""
+
+    class Connected:
+        def __init__(self, number: int) -> None:
+            self.store = rank(board, number, alive=True)
+
+        def close(self) -> None:
+            self.store.close()
+
+    def fails(_: object) -> None:
+        raise MemoryError
+
+    begin(iter([partial(Connected, 1)]), lambda _: None)
+    for number in (3, 2):
+        with pytest.raises(MemoryError):
+            begin(iter([partial(Connected, number)]), fails)
+        until(partial(lambda n: n in rank(board).gone(), number), "the board's notice")
+    assert list(rank(board).gone()) == [3, 2]
 
 
 def test_a_loaders_process_does_not_hold_its_ranks_connection(board: Hosted) -> None:

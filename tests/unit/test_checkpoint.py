@@ -37,6 +37,26 @@ def test_what_one_worker_rescues_does_not_replace_what_all_have_made(tmp_path: P
     assert names(tmp_path) == ["step-00000170", "step-00000180"]
 
 
+def test_a_run_that_is_killed_while_it_removes_a_checkpoint_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+
+    def killed(path: Path, **_: object) -> None:
+        next(iter(sorted(Path(path).iterdir()))).unlink() if Path(path).exists() else None
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    save(tmp_path, 30)
+    assert [name for name in names(tmp_path) if not name.startswith(".")] == [
+        "step-00000020",
+        "step-00000030",
+    ]
+    monkeypatch.undo()
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path) == ["step-00000020", "step-00000030"]
+
+
 def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     others = ["step-", "step-abc", "step-00000020-mine", "step--0000001"]

@@ -47,6 +47,9 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
     def monotonic(self) -> float:
         return self.now
 

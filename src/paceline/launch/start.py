@@ -19,6 +19,7 @@ from typing import Any
 from paceline.errors import PeerLost
 from paceline.run.start import NotBegun
 from paceline.transport.base import Rendezvous, Transport
+from paceline.transport.board.client import Board
 from paceline.transport.c10d.store import connect_store
 from paceline.transport.remaining import with_absent
 
@@ -36,6 +37,12 @@ def begin(attempts: Iterator[Callable[[], Transport]], run: Callable[[Transport]
             return
         except NotBegun as failed:
             lost = failed.lost
+        except PeerLost:
+            raise  # another rank is the cause: this one says goodbye
+        except Exception:
+            if isinstance(board := getattr(transport, "store", None), Board):
+                board.leave()
+            raise
         finally:
             if transport is not None:
                 with suppress(Exception):  # the process ends, or connects anew

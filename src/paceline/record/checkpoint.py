@@ -192,7 +192,16 @@ def _prune(folder: Path, keep: Keep) -> None:
         kept.add(best_of(folder))
     for old in found:
         if old not in kept:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint. A run that is killed meanwhile leaves nothing that looks like one."""
+    aside = path.with_name(f".{path.name}.part")  # `sweep` removes it
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def best_of(folder: Path) -> Path | None:
@@ -241,7 +250,7 @@ def forget_after(folder: Path, step: int, but: Path | None = None) -> None:
     """Remove the checkpoints after a step, which a run that went on from there has left behind."""
     for path in _all(folder):
         if int(path.name.removeprefix("step-")) > step and path != but:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
 
 def latest(out: Path, whole: bool = False) -> tuple[Path, str | None]:

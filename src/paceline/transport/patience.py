@@ -196,13 +196,13 @@ class Patience:
             return agreed or error
 
     def _first_lost(self, lost: PeerLost) -> PeerLost:
-        """The first rank whose end the board has noticed.
+        """The rank that has ended without a goodbye, which the board knows a moment later.
 
-        The transport may not be able to name a rank: then the board can, a moment later.
+        The transport may not be able to name a rank, or name one that has left because of another.
         """
         if self.tolerant and lost.rank is not None:  # the others go on
             return lost
-        until = time.monotonic() + (NAME_S if lost.rank is None else 0.0)
+        until = time.monotonic() + NAME_S
         with suppress(RuntimeError):
             if self._posts is None and self._connect is not None:
                 self._posts = Posts(self._connect(), self.rank, self.size)

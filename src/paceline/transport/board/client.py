@@ -70,6 +70,10 @@ class Board(dist.Store):
         """Say goodbye: the end of this rank's connection is not taken for a loss."""
         self._lines.let_go()
 
+    def leave(self) -> None:
+        """Leave without a goodbye: this rank has failed, and the board takes that for a loss."""
+        self._lines.forget()
+
     def gone(self) -> dict[int, str]:
         """The ranks that have ended without a goodbye, and how that was noticed."""
         found: dict[str, str] = self._ask("gone")
@@ -147,7 +151,10 @@ class _Lines:
             held.close()
 
     def forget(self) -> None:
-        """In a forked child: close the copies, so that the end of the parent is noticed."""
+        """Close the connections silently.
+
+        In a forked child these are copies: closed, they do not hide the end of the parent.
+        """
         if self._held is not None:
             self._held.close()
             self._held = None
