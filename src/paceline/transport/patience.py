@@ -207,11 +207,12 @@ class Patience:
             if self._posts is None and self._connect is not None:
                 self._posts = Posts(self._connect(), self.rank, self.size)
             while self._posts is not None:
-                for rank, reason in self._posts.gone().items():
-                    if rank != self.rank:
-                        return lost if rank == lost.rank else PeerLost(rank, reason)
-                if time.monotonic() >= until:
-                    break
+                gone = self._posts.gone()
+                others = [rank for rank in gone if rank != self.rank]
+                if lost.rank in gone or (not others and time.monotonic() >= until):
+                    return lost
+                if others and (lost.rank is None or time.monotonic() >= until):
+                    return PeerLost(others[0], gone[others[0]])
                 time.sleep(NAME_S / 20)
         return lost
 
