@@ -94,10 +94,14 @@ def _of_rank(trial: Trial, exact: bool) -> Expected:
         if trial.give_up_s is not None:
             return Expected(("fails",), SLOW, exact=exact, seconds=trial.give_up_s)
         # ddp waits inside the backward pass, where waiting and computing look the same.
+        # While MPI starts, no rank knows whom it waits for.
         told = setting.in_step and setting.kind != "ddp" and trial.workers > 1
+        told = told and not (trial.transport == "mpi" and trial.point == "connect")
         return Expected(("goes on",), notice=told, exact=setting.exact, seconds=trial.pause_s)
     either = ("goes on without", "goes on", "fails")
     if trial.fault == "cut":
+        if trial.point == "connect":  # there may be no connection yet
+            return Expected(either, GONE, exact=exact)
         alone = trial.transport == "gloo" and not setting.survives
         return Expected(("fails",) if alone else either, GONE, exact=exact)
     if trial.pause_s and trial.transport == "mpi" and trial.point == "connect":
