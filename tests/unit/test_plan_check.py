@@ -144,12 +144,13 @@ def test_a_case_is_predicted_with_the_measured_link() -> None:
     told = foretell(CASE, known, LINK)
     worker, _ = worker_of(known)(16, "none")
     said = predict(Setting(built(CASE.strategy), "none", 3, 0, 1 << 20), worker, Cluster(LINK.link))
-    assert told.samples_per_s == pytest.approx(said.samples_per_s)
+    # messages that wait for one of the machine's cores are a little late
+    assert told.samples_per_s == pytest.approx(said.samples_per_s, rel=1e-3)
     assert told.low < told.samples_per_s < told.high
     assert not told.shares_cores
     # where the cores cannot move the bytes as fast as the links could, they set the pace
     busy = foretell(CASE, known, replace(LINK, cpu_s_per_byte=1e-4))
-    assert busy.moving_share == pytest.approx(1.0)
+    assert 0.9 < busy.moving_share < 1.01
     assert busy.samples_per_s < told.samples_per_s
     assert busy.shares_cores
 

@@ -137,7 +137,7 @@ def test_overlap_is_refused_where_there_is_none() -> None:
 
 
 FEW = [(schedule, ranks) for schedule in SCHEDULES for ranks in (2, 3, 4, 7, 16)]
-MANY = [(schedule, ranks) for schedule in RINGS for ranks in (33, 64)]
+MANY = [(schedule, ranks) for schedule in (*RINGS, "hierarchical") for ranks in (33, 64)]
 
 
 @pytest.mark.parametrize(

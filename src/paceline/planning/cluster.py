@@ -29,6 +29,8 @@ class Cluster:
     cores: int | None = None  # of one host; None: one for each worker
     speeds: tuple[float, ...] = (1.0,)  # of the workers, repeated; 1: as fast as the profile's
     price_per_hour: float | None = None  # of one host
+    # The cores of the one machine on which all hosts are (a testbed); None: hosts are machines.
+    common_cores: int | None = None
 
     @property
     def most_workers(self) -> int | None:

@@ -10,9 +10,10 @@ A rank is a generator that yields what it does next:
     Until(time_s)       wait until a moment
     Now()               the answer is the rank's clock
 
-The rank with the earliest clock runs next, so messages are posted in the order of time, and links
-are shared as `transport/virtual.py` says. The same ranks on the transport `simulated` have the same
-clocks (tests/contract/test_patterns.py).
+The rank with the earliest clock runs next, so messages are posted in the order of time. Links are
+shared as `transport/virtual.py` says: then the same ranks on the transport `simulated` have the
+same clocks (tests/contract/test_planned_times.py). With `queues` they are shared as a switch shares
+them (`queues.py`), which is what a plan predicts.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
+from paceline.planning.queues import SOCKET_BYTES, Cores, Queues
 from paceline.transport.simulated import Sent
 from paceline.transport.virtual import Network, Traffic
 
@@ -30,17 +33,20 @@ from paceline.transport.virtual import Network, Traffic
 @dataclass(frozen=True, slots=True)
 class Spend:
     seconds: float
+    shared: bool = True  # on the cores that ranks share, where they share some
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
     target: int
     size_bytes: int
+    handling_s: float = 0.0  # processor time of both ends; within the latency where a core is free
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
     target: int
+    handling_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +73,22 @@ Operation = Now | Spend | Post | Tell | Take | TakeAny | Until
 Program = Generator[Operation, Any, None]
 
 
+class Event(IntEnum):
+    """What happens next, to a rank."""
+
+    GOES_ON = 0
+    ARRIVES = 1  # the message for which it waits
+    ENTERS = 2  # a message reaches the switch
+    HANDLED = 3  # the last part of a message's way: both ends need a core for it
+
+
 @dataclass
 class Engine:
     """Runs the programs of all ranks."""
 
     network: Network
+    queues: bool = False  # whether the switch queues
+    cores: int | None = None  # that all ranks share; None: each has what it needs
     keeps: bool = False  # whether `sent` keeps every message
     sent: list[Sent] = field(default_factory=list)
     clocks: list[float] = field(default_factory=list)
@@ -82,23 +99,36 @@ class Engine:
     def run(self, programs: Sequence[Program]) -> list[float]:
         """Return each rank's clock at its end."""
         ranks = len(programs)
-        self._traffic, self._programs = Traffic(self.network), list(programs)
+        self._programs = list(programs)
+        self._traffic = Traffic(self.network)
+        self._switch = Queues(self.network) if self.queues else None
+        self._cores = Cores(self.cores) if self.cores else None
         self.clocks, self.busy_s = [0.0] * ranks, [0.0] * ranks
         self.posted_bytes, self.messages = [0] * ranks, 0
         self._inboxes = [_Inbox() for _ in range(ranks)]
         self._awaited: dict[int, int | None] = {}  # by rank that waits: the source; None: any
-        self._queue: list[tuple[float, int, bool]] = [(0.0, rank, False) for rank in range(ranks)]
+        # (time, rank, event, what it needs to know)
+        self._queue: list[tuple[float, int, Event, tuple[float, ...]]] = []
+        for rank in range(ranks):
+            self._plan(0.0, rank, Event.GOES_ON)
         while self._queue:
-            clock, rank, arrival = heapq.heappop(self._queue)
-            if not arrival:
-                self.clocks[rank] = clock
+            now, rank, event, known = heapq.heappop(self._queue)
+            if event is Event.GOES_ON:
+                self.clocks[rank] = now
                 self._advance(rank, None)
+            elif event is Event.ENTERS:
+                self._enter(now, rank, *known)
+            elif event is Event.HANDLED:
+                self._handle(now, rank, *known)
             elif rank in self._awaited:
-                self._take(rank, clock)
+                self._take(rank, now)
         if self._awaited:
             waits = ", ".join(f"rank {r} for {s}" for r, s in sorted(self._awaited.items()))
             raise AssertionError(f"ranks wait for messages that no rank sends: {waits}")
         return self.clocks
+
+    def _plan(self, at_s: float, rank: int, event: Event, *known: float) -> None:
+        heapq.heappush(self._queue, (at_s, rank, event, known))
 
     def _advance(self, rank: int, answer: Any) -> None:
         """Run a rank's program until its clock moves or it waits."""
@@ -115,31 +145,69 @@ class Engine:
                 answer = clock
                 continue
             if isinstance(asked, Tell):
-                self._arrive(rank, asked.target, clock)
+                self._tell(rank, asked, clock)
                 answer = None
                 continue
             if isinstance(asked, Spend):
                 self.busy_s[rank] += asked.seconds
-                heapq.heappush(self._queue, (clock + asked.seconds, rank, False))
+                done = clock + asked.seconds
+                if self._cores is not None and asked.shared:
+                    done = self._cores.take(clock, asked.seconds)
+                self._plan(done, rank, Event.GOES_ON)
             elif isinstance(asked, Until):
                 if asked.time_s <= clock:
                     answer = None
                     continue
-                heapq.heappush(self._queue, (asked.time_s, rank, False))
+                self._plan(asked.time_s, rank, Event.GOES_ON)
             else:
                 self._awaited[rank] = asked.source if isinstance(asked, Take) else None
                 self._wake(rank)
             return
 
     def _post(self, rank: int, message: Post, clock: float) -> float:
-        left, arrived = self._traffic.post(clock, rank, message.target, message.size_bytes)
-        self.posted_bytes[rank] += message.size_bytes
+        size = message.size_bytes
+        self.posted_bytes[rank] += size
         self.messages += 1
-        if self.keeps:
-            size = message.size_bytes
-            self.sent.append(Sent(rank, message.target, size, clock, left, arrived))
-        self._arrive(rank, message.target, arrived)
-        return left
+        if self._switch is None:
+            left, arrived = self._traffic.post(clock, rank, message.target, size)
+            if self.keeps:
+                self.sent.append(Sent(rank, message.target, size, clock, left, arrived))
+            self._arrive(rank, message.target, arrived)
+            return left
+        begins, left = self._switch.leave(clock, rank, message.target, size)
+        self._plan(begins, message.target, Event.ENTERS, rank, size, left, message.handling_s)
+        held_s = SOCKET_BYTES * self._switch.link(rank, message.target).s_per_byte
+        return max(clock, left - held_s)
+
+    def _enter(self, now: float, target: int, *known: float) -> None:
+        source, size, left, handling_s = known
+        assert self._switch is not None
+        passed = self._switch.enter(now, int(source), target, int(size))
+        latency_s = self._switch.link(int(source), target).latency_s
+        self._delivered(now, int(source), target, max(left, passed) + latency_s, handling_s)
+
+    def _tell(self, rank: int, note: Tell, clock: float) -> None:
+        """A note is free in virtual time; a switch's network carries it as a short message."""
+        if self._switch is None:
+            self._arrive(rank, note.target, clock)
+        else:
+            arrived = clock + self._switch.link(rank, note.target).latency_s
+            self._delivered(clock, rank, note.target, arrived, note.handling_s)
+
+    def _delivered(
+        self, now: float, source: int, target: int, arrived: float, handling_s: float
+    ) -> None:
+        """A message arrives, not before both ends had a core to handle it."""
+        if self._cores is None or not handling_s:
+            self._arrive(source, target, arrived)
+        else:
+            begins = max(now, arrived - handling_s)
+            self._plan(begins, target, Event.HANDLED, source, arrived, handling_s)
+
+    def _handle(self, now: float, target: int, *known: float) -> None:
+        source, arrived, handling_s = known
+        assert self._cores is not None
+        self._arrive(int(source), target, max(arrived, self._cores.take(now, handling_s)))
 
     def _arrive(self, rank: int, target: int, arrived: float) -> None:
         self._inboxes[target].put(rank, arrived)
@@ -152,7 +220,7 @@ class Engine:
             return
         arrived = self._inboxes[rank].next_of(self._awaited[rank])
         if arrived is not None:
-            heapq.heappush(self._queue, (max(self.clocks[rank], arrived), rank, True))
+            self._plan(max(self.clocks[rank], arrived), rank, Event.ARRIVES)
 
     def _take(self, rank: int, clock: float) -> None:
         """Give a rank the message that it waits for, if one has arrived by now.

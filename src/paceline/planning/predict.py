@@ -19,6 +19,7 @@ from paceline.planning.arrays import Clocks, Floats
 from paceline.planning.cluster import Cluster
 from paceline.planning.engine import Engine
 from paceline.planning.programs import Costs, Lineup, Overlap
+from paceline.planning.queues import PIECE_BYTES
 from paceline.strategies.base import Strategy, codec_for
 from paceline.strategies.parts.pattern import PushPull, Reduction, Swap
 from paceline.transport.virtual import Link
@@ -28,10 +29,6 @@ EXACTLY_UP_TO = 64  # workers; above, the clocks are arrays (arrays.py)
 LEAST_STEPS, LEAST_STEPS_APART = 12, 48  # the second: of a few workers that drift apart
 FEW = 16
 REPLICAS = 4  # predictions with different draws
-# TCP connections that send through one way at the same time share it, neither one after the other
-# nor quite equally: what a rank sends to several others is predicted both ways, in so many slices,
-# and the answer is between the two.
-SLICES = 8
 # What a profile cannot know of another machine (the interval includes it), as a relative deviation.
 UNSEEN = 0.05
 WORTH_SAYING = 0.01  # a codec pays where a step becomes shorter by this share
@@ -106,21 +103,18 @@ def predict(setting: Setting, worker: Worker, cluster: Cluster, seed: int = 0) -
     few = 1 < setting.workers <= FEW and _drift_apart(lineup)
     least = 3 if many else LEAST_STEPS_APART if few else LEAST_STEPS
     steps = repeats * max(1, -(-least // repeats))
-    shared = setting.workers <= EXACTLY_UP_TO and lineup.shares_ways()
-    logs, apart, computes, sent, messages, coding = [], [0.0], [], 0.0, 0.0, 0.0
+    if setting.workers <= EXACTLY_UP_TO and lineup.shares_ways():
+        lineup.piece_bytes = PIECE_BYTES
+    logs, computes, sent, messages, coding = [], [], 0.0, 0.0, 0.0
     for replica in range(2 if many else REPLICAS):
         times = _times(setting, worker, cluster, steps, seed + replica)
         step_s, sent, messages, coding = _run(lineup, cluster, times)
         logs.append(math.log(step_s))
         computes.append(float(times.mean()))
-        if shared and not replica:
-            equally, *_ = _run(replace(lineup, slices=SLICES), cluster, times)
-            apart = [math.log(equally / step_s)]
-    middle = statistics.fmean(logs) + apart[0] / 2
+    middle = statistics.fmean(logs)
     busy_s = _busy_s(setting, worker, cluster, statistics.fmean(computes), sent, messages)
     middle = max(middle, math.log(busy_s)) if busy_s else middle
-    # The two ways of sharing are the ends of a 95% interval.
-    deviation = math.hypot(statistics.stdev(logs), UNSEEN, apart[0] / 2 / 1.96)
+    deviation = math.hypot(statistics.stdev(logs), UNSEEN)
     return Prediction(
         setting.workers,
         worker.batch_size,
@@ -269,7 +263,7 @@ def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float,
     network = cluster.network(lineup.workers, lineup.servers)
     pushes = any(isinstance(e, PushPull) for e in lineup.strategy.pattern(0, lineup.setting))
     if lineup.workers <= EXACTLY_UP_TO or pushes:
-        engine = Engine(network)
+        engine = Engine(network, queues=True, cores=cluster.common_cores)
         clocks = engine.run(lineup.programs(lambda w, step: float(times[step, w]), steps))
         sent = sum(engine.posted_bytes) / steps
         coding = (sum(engine.busy_s) - float(times.sum())) / steps

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
+from operator import itemgetter
 
 from paceline.codecs.base import Codec
 from paceline.collectives.moves import Moves, Sum, moves
@@ -20,6 +22,8 @@ from paceline.strategies.parts.pattern import PushPull, Reduction, Setting, Swap
 from paceline.types import Layout
 
 LENGTH_BYTES = 8  # announces a message whose length varies
+MOST_PIECES = 32  # of one message
+first = itemgetter(0)
 FASTEST = ("auto", "native")  # stand for the fastest all-reduce there is
 
 
@@ -36,6 +40,12 @@ class Costs:
     # has a core for itself and waits meanwhile; cores that several ranks share are busy with it.
     moved_s_per_message: float = 0.0
     moved_s_per_byte: float = 0.0
+    # Of a step beside its computing: records, the data. It counts where ranks share cores.
+    beside_s: float = 0.0
+
+    def handling_s(self, size_bytes: float, messages: float = 1.0) -> float:
+        """The processor time of moving a message, or a piece of one."""
+        return messages * self.moved_s_per_message + size_bytes * self.moved_s_per_byte
 
 
 @dataclass(frozen=True)
@@ -62,9 +72,9 @@ class Lineup:
     seed: int = 0
     costs: Costs = Costs()
     fastest: str = "ring"  # what `collective=auto` means
-    # What a rank sends to several others at once, cut into so many slices that take turns: 1 is one
-    # message after the other, many are messages that share its way out equally.
-    slices: int = 1
+    # What a rank sends to several others at once is cut into pieces of this size, which take turns;
+    # None: one message after the other.
+    piece_bytes: int | None = None
     overlap: Overlap | None = None
     _moves: dict[tuple[str, int, int, bool, int], list[Moves]] = field(
         default_factory=dict, repr=False
@@ -104,7 +114,9 @@ class Lineup:
             if self.overlap is not None and self.workers > 1:
                 yield from self._overlapped(me, compute(me, step), step)
                 continue
-            yield Spend(compute(me, step))
+            yield Spend(compute(me, step), shared=False)
+            if self.costs.beside_s:
+                yield Spend(self.costs.beside_s)
             if self.workers == 1 and not self.servers:
                 continue
             for exchange in self.strategy.pattern(step, self.setting):
@@ -129,26 +141,40 @@ class Lineup:
         added = self.costs.s_per_byte_added
         for round_ in self._rounds(run, me):
             lefts = []
-            for n in range(self.slices):
-                for peer, size in round_.sends:
-                    lefts.append((yield Post(peer, self._slice(size, n))))
+            for peer, size in self._in_turns(round_.sends):
+                lefts.append((yield self._post(peer, size)))
             if run.wire is None:
                 for peer, size in round_.adds:
-                    yield from self._take(peer)
+                    yield from self._take(peer, size)
                     yield Spend(size * added)
-            for peer, _ in (*(() if run.wire is None else round_.adds), *round_.takes):
-                yield from self._take(peer)
+            for peer, size in (*(() if run.wire is None else round_.adds), *round_.takes):
+                yield from self._take(peer, size)
             if lefts:
                 yield Until(max(lefts))
             if round_.decoded_bytes:
                 yield Spend(round_.decoded_bytes * added)
 
-    def _take(self, peer: int) -> Program:
-        for _ in range(self.slices):
+    def _take(self, peer: int, size: int) -> Program:
+        for _ in self._pieces(size):
             yield Take(peer)
 
-    def _slice(self, size: int, n: int) -> int:
-        return size * (n + 1) // self.slices - size * n // self.slices
+    def _post(self, peer: int, size: float) -> Post:
+        return Post(peer, int(size), self.costs.handling_s(size))
+
+    def _tell(self, peer: int) -> Tell:
+        return Tell(peer, self.costs.handling_s(0))
+
+    def _pieces(self, size: int) -> list[int]:
+        """A message as the pieces in which it takes turns with others."""
+        if self.piece_bytes is None or size <= self.piece_bytes:
+            return [size]
+        count = min(MOST_PIECES, -(-size // self.piece_bytes))
+        return [size * (n + 1) // count - size * n // count for n in range(count)]
+
+    def _in_turns(self, sends: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Messages to several ranks in pieces that take turns."""
+        turns = zip_longest(*([(peer, part) for part in self._pieces(n)] for peer, n in sends))
+        return [each for turn in turns for each in turn if each is not None]
 
     def _overlapped(self, me: int, seconds: float, step: int) -> Program:
         """A step whose buckets are exchanged as soon as they are ready, beside the computing.
@@ -200,7 +226,7 @@ class Lineup:
             yield Spend(self.size_bytes * self.costs.encode_s_per_byte)
         lefts = []
         for size in self.message(self.codec.plain, self.layout):
-            lefts.append((yield Post(partner, size)))
+            lefts.append((yield self._post(partner, size)))
         for _ in lefts:
             yield Take(partner)
         yield Until(max(lefts))
@@ -214,13 +240,19 @@ class Lineup:
         if not self.codec.lossless:
             yield Spend(self.size_bytes * self.costs.encode_s_per_byte)
         lefts = []
+        for server in ranks:
+            yield self._tell(server)
+        pushed = [
+            (s, n)
+            for s, p in zip(ranks, self.parts, strict=True)
+            for n in self.message(self.codec, p)
+        ]
+        for server, size in self._in_turns(pushed):
+            lefts.append((yield self._post(server, size)))
         for server, part in zip(ranks, self.parts, strict=True):
-            yield Tell(server)
-            for size in self.message(self.codec, part):
-                lefts.append((yield Post(server, size)))
-        for server, part in zip(ranks, self.parts, strict=True):
-            for _ in ("note", *self._sliced(self.message(self.codec.plain, part))):
-                yield Take(server)
+            yield Take(server)  # the note
+            for size in self.message(self.codec.plain, part):
+                yield from self._take(server, size)
         yield Until(max(lefts))
         if not self.codec.plain.lossless:
             yield Spend(self.size_bytes * self.costs.decode_s_per_byte)
@@ -235,8 +267,8 @@ class Lineup:
         pending: Counter[int] = Counter()  # by clock: the gradients that are not applied yet
         for _ in range(self.workers * steps):
             worker = yield TakeAny()
-            for _ in pushed:
-                yield Take(worker)
+            for each in pushed:
+                yield from self._take(worker, each)
             if not self.codec.lossless:
                 yield Spend(size * costs.decode_s_per_byte)
             clocks[worker] += 1
@@ -253,31 +285,29 @@ class Lineup:
             pending.clear()
             for client in allowed:
                 waiting.remove(client)
-            for some in [allowed] if self.slices > 1 else [[client] for client in allowed]:
+            at_once = self.piece_bytes is not None
+            for some in [allowed] if at_once else [[client] for client in allowed]:
                 yield from self._reply(some, reply, size)
 
     def _reply(self, clients: Sequence[int], reply: Sequence[int], size: int) -> Program:
-        """Reply to clients at once: the slices of their messages take turns."""
+        """Reply to clients at once: the pieces of their messages take turns."""
         for client in clients:
             if not self.codec.plain.lossless:
                 yield Spend(size * self.costs.encode_s_per_byte)
-            yield Tell(client)
+            yield self._tell(client)
         lefts = []
-        for each in self._sliced(reply):
-            for client in clients:
-                lefts.append((yield Post(client, each)))
+        for client, each in self._in_turns([(c, n) for n in reply for c in clients]):
+            lefts.append((yield self._post(client, each)))
         yield Until(max(lefts))
 
-    def _sliced(self, sizes: Sequence[int]) -> list[int]:
-        return [self._slice(size, n) for size in sizes for n in range(self.slices)]
-
     def shares_ways(self) -> bool:
-        """Whether a rank sends to several others at the same time."""
+        """Whether a rank sends to several others, or takes from several, at the same time."""
         exchanges = self.strategy.pattern(0, self.setting)
-        if any(isinstance(e, PushPull) and e.ahead == 0 for e in exchanges):
+        if any(isinstance(e, PushPull) for e in exchanges):
             return self.workers > 1
         return any(
-            len(round_.sends) > 1
+            max(len(set(map(first, some))) for some in (round_.sends, round_.adds + round_.takes))
+            > 1
             for exchange in exchanges
             if isinstance(exchange, Reduction)
             for run in self.sums(exchange)

@@ -9,8 +9,11 @@ from contextlib import contextmanager
 
 from paceline.common.links import Links
 
-QUEUE_S = 0.2  # a link queues this much traffic before it drops packets
-SMALLEST_QUEUE, SMALLEST_BURST = 256 << 10, 16 << 10  # bytes
+# A link queues this much before it drops packets: more than the ranks of a testbed send at once.
+# Where several ranks send to one, a short queue drops the ends of their messages, and TCP sends
+# these again after 0.2 s, by chance, many steps' time.
+QUEUE_BYTES = 32 << 20
+SMALLEST_BURST = 16 << 10  # bytes
 # The kernel's timer for a queue is precise to less than this. A longer burst makes short messages
 # look free: 4 ms at 1 Gbit/s are 500 kB, more than the gradients of a small model.
 BURST_S = 0.0005
@@ -27,8 +30,7 @@ def shaping(links: Links, device: str) -> list[list[str]]:
     if links.rate is not None:
         place = ["parent", "1:"] if links.latency_s else ["root"]
         burst = burst_bytes(links.rate)
-        queue = max(SMALLEST_QUEUE, int(links.rate * QUEUE_S / 8))
-        told = ["rate", f"{links.rate:.0f}bit", "burst", str(burst), "limit", str(queue)]
+        told = ["rate", f"{links.rate:.0f}bit", "burst", str(burst), "limit", str(QUEUE_BYTES)]
         commands.append(["tc", "qdisc", "add", "dev", device, *place, "tbf", *told])
     return commands
 

@@ -147,20 +147,27 @@ def foretell(
     """Predict a case on links that were measured alone."""
     worker, _ = worker_of(profile)(case.batch_size, case.codec)
     own = own or Beside()
-    worker = replace(worker, quantiles_s=[q + own.seconds for q in worker.quantiles_s])
+    # What a worker of the run does for itself while it does not sleep needs a core.
+    busy_s = min(own.cpu_s, own.seconds + really_done_s(profile, case))
+    costs = replace(
+        worker.costs,
+        moved_s_per_message=found.cpu_s_per_message,
+        moved_s_per_byte=found.cpu_s_per_byte,
+        beside_s=busy_s,
+    )
+    sleeping = [max(0.0, q + own.seconds - busy_s) for q in worker.quantiles_s]
+    worker = replace(worker, quantiles_s=sleeping, costs=costs)
     setting = Setting(built(case.strategy), case.codec, case.workers, case.servers, STEPS_PER_EPOCH)
-    said = predict(setting, worker, Cluster(found.link), seed)
+    said = predict(setting, worker, Cluster(found.link, common_cores=cores()), seed)
     moving_s = said.sent_bytes * found.cpu_s_per_byte + said.messages * found.cpu_s_per_message
-    moving_s += said.coding_s + case.workers * own.cpu_s
-    slower = max(1.0, moving_s / cores() / said.step_s)  # the cores do no more than that
-    step_s = said.step_s * slower
+    moving_s += said.coding_s  # with what workers do for themselves
     return Foretold(
-        said.samples_per_s / slower,
-        said.low / slower,
-        said.high / slower,
-        step_s,
-        moving_s / cores() / step_s,
-        steps_for(step_s, period(setting, worker)),
+        said.samples_per_s,
+        said.low,
+        said.high,
+        said.step_s,
+        moving_s / cores() / said.step_s,
+        steps_for(said.step_s, period(setting, worker)),
     )
 
 
@@ -175,8 +182,14 @@ def steps_for(step_s: float, period: int) -> int:
 def synthetic_times(profile: Profile, case: Case) -> list[float]:
     """The quantiles of what a worker sleeps: a step without what it really does."""
     steps, _ = profile.compute.at(case.batch_size)
-    done = (steps.load_s or 0.0) + (steps.update_s or 0.0)
-    return [max(0.0, each - done) for each in steps.quantiles_s]
+    done_s = really_done_s(profile, case)
+    return [max(0.0, each - done_s) for each in steps.quantiles_s]
+
+
+def really_done_s(profile: Profile, case: Case) -> float:
+    """What a worker of a run does really in a step, instead of sleeping."""
+    steps, _ = profile.compute.at(case.batch_size)
+    return (steps.load_s or 0.0) + (steps.update_s or 0.0)
 
 
 def measure(
