@@ -24,6 +24,7 @@ from paceline.planning.cluster import (
     read_workers,
 )
 from paceline.planning.engine import Engine
+from paceline.planning.fit import Line
 from paceline.planning.predict import Setting, Worker, fastest, limits, pays_below, predict
 from paceline.planning.programs import Costs, Lineup, Overlap
 from paceline.registry import strategies
@@ -323,7 +324,7 @@ def test_vgg_16_scales_worse_than_resnet_101() -> None:
 
 def test_compression_pays_on_slow_links_only() -> None:
     """Encoding at 1 GB/s and decoding at 1 GB/s, as a codec on a processor does."""
-    costs = Costs(encode_s_per_byte=1e-9, decode_s_per_byte=1e-9)
+    costs = Costs(encode=Line(0.0, 1e-9), decode=Line(0.0, 1e-9))
     asked = setting("allreduce:collective=ring", 4)
     below = pays_below(asked, "int8", replace(resnet_101(), costs=costs), GBIT)
     assert below is not None

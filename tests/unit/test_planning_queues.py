@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.codecs.feedback import build_codec
 from paceline.planning.engine import Engine, Post, Program, Spend, Take, Until
+from paceline.planning.fit import Line
 from paceline.planning.programs import Costs, Lineup
 from paceline.planning.queues import SOCKET_BYTES, Cores, Queues
 from paceline.registry import strategies
@@ -155,3 +156,16 @@ def test_messages_wait_for_a_core_that_handles_them() -> None:
 def test_a_steps_other_work_counts_where_cores_are_shared() -> None:
     asked = lineup("local-sgd:every=8,collective=ring", 3, costs=Costs(beside_s=0.5))
     assert clocks(asked, one_second, cores=1) == pytest.approx([1.5, 2.0, 2.5])
+
+
+def test_a_hop_codec_takes_its_fixed_seconds_for_each_chunk() -> None:
+    """A ring of 3 has 4 rounds: in each a worker packs one chunk and unpacks another."""
+    layout = Layout((Slot("w", (300,), (1,), 0, 300, 0),))
+    made = strategies.build("allreduce:collective=ring")
+
+    def end(costs: Costs) -> float:
+        asked = Lineup(made, build_codec("int8"), layout, 3, costs=costs)
+        return max(clocks(asked, one_second))
+
+    fixed = Costs(encode=Line(0.25, 0.0), decode=Line(0.5, 0.0))
+    assert end(fixed) == pytest.approx(end(Costs()) + 4 * (0.25 + 0.5))

@@ -294,7 +294,7 @@ def _swap(clock: Clocks, lineup: Lineup, exchange: Swap) -> None:
         return
     target = np.array([p for p in exchange.partners if p is not None])
     size = sum(lineup.message(lineup.codec.plain, lineup.layout))
-    coding = 0.0 if lineup.codec.lossless else lineup.size_bytes * lineup.costs.encode_s_per_byte
+    coding = 0.0 if lineup.codec.lossless else lineup.costs.encode.at(lineup.size_bytes)
     clock.now += coding
     left, arrived = clock.post(source, target, np.full(len(source), size))
     np.maximum.at(clock.now, target, arrived)

@@ -16,6 +16,7 @@ from operator import itemgetter
 from paceline.codecs.base import Codec
 from paceline.collectives.moves import Moves, Sum, moves
 from paceline.planning.engine import Now, Post, Program, Spend, Take, TakeAny, Tell, Until
+from paceline.planning.fit import Line
 from paceline.registry import Spec, operations
 from paceline.strategies.base import Strategy
 from paceline.strategies.parts.pattern import PushPull, Reduction, Setting, Swap
@@ -23,6 +24,7 @@ from paceline.types import Layout
 
 LENGTH_BYTES = 8  # announces a message whose length varies
 MOST_PIECES = 32  # of one message
+FREE = Line(0.0, 0.0)
 first = itemgetter(0)
 FASTEST = ("auto", "native")  # stand for the fastest all-reduce there is
 
@@ -32,8 +34,9 @@ class Costs:
     """What ranks spend beside computing, in seconds; per byte of float32 numbers."""
 
     s_per_byte_added: float = 0.0
-    encode_s_per_byte: float = 0.0
-    decode_s_per_byte: float = 0.0
+    # Over the bytes of the numbers. A hop codec works on chunks: the fixed seconds are of each.
+    encode: Line = FREE
+    decode: Line = FREE
     summed_s_per_byte: float = 0.0  # a server sums the gradients of one step
     update_s_per_byte: float = 0.0  # a server's optimizer
     # The processor time of moving, at both ends together. It takes none of the clock of a rank that
@@ -141,6 +144,8 @@ class Lineup:
         added = self.costs.s_per_byte_added
         for round_ in self._rounds(run, me):
             lefts = []
+            if run.wire is not None and round_.sends and self.costs.encode.fixed:
+                yield Spend(len(round_.sends) * self.costs.encode.fixed)
             for peer, size in self._in_turns(round_.sends):
                 lefts.append((yield self._post(peer, size)))
             if run.wire is None:
@@ -151,8 +156,11 @@ class Lineup:
                 yield from self._take(peer, size)
             if lefts:
                 yield Until(max(lefts))
-            if round_.decoded_bytes:
-                yield Spend(round_.decoded_bytes * added)
+            decoding = round_.decoded_bytes * added
+            if run.wire is not None:
+                decoding += (len(round_.adds) + len(round_.takes)) * self.costs.decode.fixed
+            if decoding:
+                yield Spend(decoding)
 
     def _take(self, peer: int, size: int) -> Program:
         for _ in self._pieces(size):
@@ -200,14 +208,17 @@ class Lineup:
         return self._moves[key]
 
     def coding(self, exchange: Reduction) -> tuple[float, float]:
-        """Seconds in which a worker encodes and decodes. A gathered message is one per worker."""
+        """Seconds in which a worker encodes and decodes. A gathered message is one per worker.
+
+        What each chunk takes, where chunks are encoded one by one, is not in it.
+        """
         if not exchange.coded or self.codec.lossless:
             return 0.0, 0.0
+        encode, decode = self.costs.encode, self.costs.decode
+        if any(run.wire is not None for run in self.sums(exchange)):
+            return self.size_bytes * encode.slope, self.size_bytes * decode.slope
         senders = self.workers if self.codec.kind == "gather" else 1
-        return (
-            self.size_bytes * self.costs.encode_s_per_byte,
-            senders * self.size_bytes * self.costs.decode_s_per_byte,
-        )
+        return encode.at(self.size_bytes), senders * decode.at(self.size_bytes)
 
     def sums(self, exchange: Reduction) -> tuple[Sum, ...]:
         """The schedules that a reduction runs."""
@@ -223,7 +234,7 @@ class Lineup:
         if partner is None:
             return
         if not self.codec.lossless:
-            yield Spend(self.size_bytes * self.costs.encode_s_per_byte)
+            yield Spend(self.costs.encode.at(self.size_bytes))
         lefts = []
         for size in self.message(self.codec.plain, self.layout):
             lefts.append((yield self._post(partner, size)))
@@ -233,12 +244,12 @@ class Lineup:
         if self.codec.lossless:
             yield Spend(self.size_bytes * self.costs.s_per_byte_added)
         else:
-            yield Spend(self.size_bytes * self.costs.decode_s_per_byte)
+            yield Spend(self.costs.decode.at(self.size_bytes))
 
     def push_and_pull(self) -> Program:
         ranks = range(self.workers, self.workers + self.servers)
         if not self.codec.lossless:
-            yield Spend(self.size_bytes * self.costs.encode_s_per_byte)
+            yield Spend(self.costs.encode.at(self.size_bytes))
         lefts = []
         for server in ranks:
             yield self._tell(server)
@@ -255,7 +266,7 @@ class Lineup:
                 yield from self._take(server, size)
         yield Until(max(lefts))
         if not self.codec.plain.lossless:
-            yield Spend(self.size_bytes * self.costs.decode_s_per_byte)
+            yield Spend(self.costs.decode.at(self.size_bytes))
 
     def server(self, index: int, ahead: int, steps: int) -> Program:
         """A server: it replies to every worker that may go on, after it has applied what came."""
@@ -270,7 +281,7 @@ class Lineup:
             for each in pushed:
                 yield from self._take(worker, each)
             if not self.codec.lossless:
-                yield Spend(size * costs.decode_s_per_byte)
+                yield Spend(costs.decode.at(size))
             clocks[worker] += 1
             waiting.add(worker)
             pending[clocks[worker]] += 1
@@ -293,7 +304,7 @@ class Lineup:
         """Reply to clients at once: the pieces of their messages take turns."""
         for client in clients:
             if not self.codec.plain.lossless:
-                yield Spend(size * self.costs.encode_s_per_byte)
+                yield Spend(self.costs.encode.at(size))
             yield self._tell(client)
         lefts = []
         for client, each in self._in_turns([(c, n) for n in reply for c in clients]):

@@ -11,7 +11,7 @@ from paceline.errors import BadRequest
 from paceline.planning.compute import Steps
 from paceline.planning.predict import Worker
 from paceline.planning.profile import LinkCost, Profile
-from paceline.planning.programs import Costs, Overlap
+from paceline.planning.programs import FREE, Costs, Overlap
 from paceline.registry import Spec
 
 # Adding what arrives is measured with each transport; all give nearly the same.
@@ -38,8 +38,8 @@ def worker_of(
             )
         costs = Costs(
             s_per_byte_added=added,
-            encode_s_per_byte=cost.encode.slope if cost else 0.0,
-            decode_s_per_byte=cost.decode.slope if cost else 0.0,
+            encode=cost.encode if cost else FREE,
+            decode=cost.decode if cost else FREE,
             summed_s_per_byte=added,
             update_s_per_byte=(steps.update_s or 0.0) / size,
             moved_s_per_message=_both(links, "message"),
