@@ -265,7 +265,10 @@ def test_an_error_of_the_users_own_code_reaches_the_driver_once(up: Standing) ->
     Path("slow_net.py").write_text(SLOW.replace("time.sleep(0.03)", "raise ValueError('mine')"))
     done = up.call(*line, *ON_SPARK)
     assert done.returncode == 1
-    one_sentence(done, "ValueError: mine")
+    said = [line for line in done.stderr.splitlines() if line.startswith("paceline: ")]
+    assert said == ["paceline: worker 0 failed: ValueError: mine"]
+    assert done.stderr.count("Traceback") == 1  # it shows the line of the user's file
+    assert 'slow_net.py", line' in done.stderr
     assert "Spark lost" not in done.stderr
 
 
@@ -294,16 +297,19 @@ def test_executors_that_cannot_start_python(up: Standing, tmp_path: Path) -> Non
 
 
 def test_executors_that_cannot_start_at_all(up: Standing) -> None:
-    """The reason stands in the executors' own logs only: Spark says that there are no cores."""
+    """The reason stands in the executors' own logs only: Spark says that there are no cores.
+
+    Spark starts executors with an option of Java's that makes it ignore options it does not know.
+    """
     conf = up.cluster.conf_dir / "spark-defaults.conf"
     before = conf.read_text()
-    conf.write_text(f"{before}spark.executor.extraJavaOptions -XX:+NoSuchOption\n")
+    conf.write_text(f"{before}spark.executor.extraJavaOptions -javaagent:/nowhere.jar\n")
     try:
         done = up.call(*words("there"), *ON_SPARK)
     finally:
         conf.write_text(before)
     assert done.returncode == 1, done.stderr
-    one_sentence(done, "executor", "NoSuchOption")
+    one_sentence(done, "executor", "/nowhere.jar")
 
 
 def test_a_master_that_does_not_answer(up: Standing) -> None:
