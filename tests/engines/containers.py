@@ -8,6 +8,7 @@ real file.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ log_driver = "k8s-file"
 runtime = "runc"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+[network]
+network_config_dir = "{folder}/networks"
 """
 STORAGE_CONF = """
 [storage]
@@ -56,12 +60,12 @@ def home() -> Path:
     return HOME
 
 
-def settings() -> dict[str, str]:
-    """Return the environment in which `podman` has the tests' own settings and images."""
-    folder = home()
+def settings(folder: Path | None = None) -> dict[str, str]:
+    """Return the environment in which `podman` has the tests' own settings, images and networks."""
+    folder = folder or home()
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (
-        ("containers.conf", CONTAINERS_CONF),
+        ("containers.conf", CONTAINERS_CONF.format(folder=folder)),
         ("storage.conf", STORAGE_CONF.format(folder=folder)),
     ):
         if not (folder / name).exists() or (folder / name).read_text() != content:
@@ -70,6 +74,28 @@ def settings() -> dict[str, str]:
         "CONTAINERS_CONF": str(folder / "containers.conf"),
         "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
     }
+
+
+@contextmanager
+def alone(folder: Path | None = None) -> Iterator[None]:
+    """Use this Podman in one test session at a time, and remove what a killed one has left in it.
+
+    Containers outlive the process that started them. So do the rules by which the kernel passes
+    connections on to their ports.
+    """
+    folder = folder or home()
+    env = {**os.environ, **settings(folder)}
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for words in (
+            ["rm", "--all", "--force", "--time", "0"],
+            ["network", "prune", "--force"],
+            ["volume", "prune", "--force"],
+        ):
+            subprocess.run(
+                ["podman", *words], env=env, stdout=subprocess.DEVNULL, check=True, timeout=120
+            )
+        yield
 
 
 def podman(*words: str, timeout_s: float = 120, check: bool = True, **more: Any) -> str:

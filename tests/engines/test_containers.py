@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.spark.containers import ASK
+from paceline.transport.status.line import FOLDER, read_line
 from tests.commands import free_port, run
 from tests.engines import containers
 from tests.engines.containers import ROOT, podman, stats
@@ -137,6 +138,11 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A cluster of a master and three workers, as `paceline cluster up --containers` starts it."""
     needs("Podman", containers.COMMANDS, containers.INSTALL, root=True)
+    with containers.alone():
+        yield from _up(tmp_path_factory)
+
+
+def _up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     used("containers", podman("--version"))
     containers.base_image()
     found = Place(tmp_path_factory.mktemp("containers"))
@@ -334,6 +340,25 @@ def test_a_worker_container_is_killed_and_the_run_goes_on(place: Place, tmp_path
     until("the worker is back", lambda: alive(place.name("master")) == 3, 200)
 
 
+def test_a_rank_is_killed_and_the_run_goes_on(place: Place, tmp_path: Path) -> None:
+    process = place.start(*train(**LONG, launcher="spark", out="rank"))
+    try:
+        in_the_middle(place, "rank")
+        seen = read_line(place.folder / "rank" / FOLDER / "rank-1")
+        assert seen is not None
+        podman("exec", place.name(seen.host), "kill", "-KILL", str(seen.pid))
+        out, err = process.communicate(timeout=900)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "Spark lost" in out + err
+    assert "going on from step-" in out + err
+    record = place.record("rank")
+    assert (record["status"], record["attempts"]) == ("completed", 2)
+    plain = {**LONG, "faults": "slow:rank=0"}
+    assert same_weights(place.folder / "rank", locally(tmp_path / "local", **plain))
+
+
 def alive(master: str) -> int:
     """How many workers have registered with a master."""
     said = podman("exec", master, "python", "-c", ASK, check=False)
@@ -341,7 +366,7 @@ def alive(master: str) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_command_is_ended(place: Place, number: signal.Signals) -> None:
+def test_the_command_is_ended(place: Place, number: signal.Signals, tmp_path: Path) -> None:
     """Its container ends with it, also when it is killed; the run is resumed."""
     out = f"ended-{number.name}"
     process = place.start(*train(**LONG, launcher="spark", out=out))
@@ -355,11 +380,17 @@ def test_the_command_is_ended(place: Place, number: signal.Signals) -> None:
     until("its container ends", lambda: place.drivers() == [], 200)
     assert "Traceback" not in err
     until("no rank is left", lambda: not ranks(place), 120)
-    if number == signal.SIGKILL:
-        again = ["train", "--launcher=spark", f"--resume={out}", "--faults=slow:rank=0"]
-        code, _, err = place.type(*again)
-        assert code == 0, err
-        assert place.record(out)["status"] == "completed"
+    record = place.record(out)
+    assert record["status"] == "interrupted", err
+    assert record["result"]["steps"] < LONG["steps"]
+    if number == signal.SIGTERM:
+        assert "interrupted by SIGTERM after a checkpoint at step" in err
+    again = ["train", "--launcher=spark", f"--resume={out}", "--faults=slow:rank=0"]
+    code, _, err = place.type(*again)
+    assert code == 0, err
+    assert place.record(out)["status"] == "completed"
+    plain = {**LONG, "faults": "slow:rank=0"}
+    assert same_weights(place.folder / out, locally(tmp_path / "local", **plain))
 
 
 def ranks(place: Place) -> list[str]:

@@ -7,11 +7,13 @@ Kubernetes does with the manifests (scheduling, DNS, restarts) was not run.
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -179,7 +181,7 @@ def test_a_node_is_lost_and_the_pods_that_start_again_go_on(
     for node in range(2):
         cluster.mount(node)
     first, _ = (cluster.run_pod(node) for node in range(2))
-    until("a checkpoint", lambda: list(out.glob("checkpoints/step-*")), 120)
+    in_the_middle(out)
     cluster.nodes[1].end()
     until("pod 0 ends, too", lambda: first.poll() is not None, 120)
     assert first.returncode != 0
@@ -195,6 +197,58 @@ def test_a_node_is_lost_and_the_pods_that_start_again_go_on(
     assert (record["status"], record["result"]["steps"]) == ("completed", LONG["steps"])
     assert "going on" in cluster.log(0)
     assert same_weights(out, reference(tmp_path / "alone", LONG))
+
+
+def in_the_middle(out: Path) -> None:
+    until("a checkpoint", lambda: list(out.glob("checkpoints/step-*/checkpoint.json")), 120)
+
+
+def the_containers_start_again_and_go_on(cluster: Cluster, out: Path, alone: Path) -> None:
+    """In the same pods, as the kubelet does it; the weights are those of an unbroken run."""
+    codes = cluster.codes([cluster.run_pod(node) for node in range(2)])
+    assert codes == [0, 0], cluster.log(0) + cluster.log(1)
+    assert "going on" in cluster.log(0)
+    record = json.loads((out / "run.json").read_text())
+    assert (record["status"], record["result"]["steps"]) == ("completed", LONG["steps"])
+    assert same_weights(out, reference(alone, LONG))
+
+
+def test_a_rank_is_killed_and_the_containers_that_start_again_go_on(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    out = cluster.shared / "run"
+    cluster.apply(words(SLOW, out))
+    for node in range(2):
+        cluster.mount(node)
+    pods = [cluster.run_pod(node) for node in range(2)]
+    in_the_middle(out)
+    listed = cluster.nodes[1].processes()
+    [rank] = [pid for pid, line in listed.items() if "train" in line and "torchrun" not in line]
+    os.kill(rank, signal.SIGKILL)
+    assert 0 not in cluster.codes(pods)
+    assert "rank 1 is gone" in cluster.log(0)
+    for node in cluster.nodes:
+        until(f"nothing is left in {node.name}", lambda node=node: not node.processes(), 60)
+    the_containers_start_again_and_go_on(cluster, out, tmp_path / "alone")
+
+
+def test_the_pods_are_stopped_with_a_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    """The kubelet sends SIGTERM to the first process of each container, which is torchrun."""
+    out = cluster.shared / "run"
+    cluster.apply(words(SLOW, out))
+    for node in range(2):
+        cluster.mount(node)
+    pods = [cluster.run_pod(node) for node in range(2)]
+    in_the_middle(out)
+    for pod in pods:
+        [torchrun] = psutil.Process(pod.pid).children()  # of nsenter
+        torchrun.terminate()
+    assert 0 not in cluster.codes(pods)
+    record = json.loads((out / "run.json").read_text())
+    assert record["status"] == "interrupted", cluster.log(0)
+    last = sorted(out.glob("checkpoints/step-*/checkpoint.json"))[-1]
+    assert json.loads(last.read_text())["step"] == record["result"]["steps"] < LONG["steps"]
+    the_containers_start_again_and_go_on(cluster, out, tmp_path / "alone")
 
 
 def test_a_folder_that_the_pods_do_not_share(cluster: Cluster) -> None:

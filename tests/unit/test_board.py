@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import PeerSlow, TransportError
+from paceline.launch.apart import listen_for
 from paceline.launch.board import Hosted, listen_here
 from paceline.launch.start import begin
 from paceline.registry import transports
@@ -360,3 +361,29 @@ def test_a_rank_that_does_not_connect_is_given_up(board: Hosted, ended: object) 
         transports.entry("gloo").make.connect(replace(meeting, ended=ended))
     assert told.value.rank == 1
     assert "waited" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "resolved", "address"),
+    [
+        ("127.0.0.3", "127.0.0.3", "127.0.0.3"),
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("this-host", "127.0.1.1", "0.0.0.0"),  # other hosts may resolve it to another one
+    ],
+)
+def test_only_a_name_that_others_may_know_as_another_address_needs_all_addresses(
+    host: str, resolved: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolved, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [entry])
+    opened: list[object] = []
+    real = socket.create_server
+
+    def open_on_loopback(where: tuple[str, int], **more: int) -> socket.socket:
+        opened.append(where[0])
+        return real(("127.0.0.1", 0), **more)
+
+    monkeypatch.setattr(socket, "create_server", open_on_loopback)
+    listening, _ = listen_for(host)
+    listening.close()
+    assert opened == [address]

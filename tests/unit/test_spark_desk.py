@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 from paceline.errors import Interrupted, NotFinite, PeerLost, RunFailed, TransportError
 from paceline.launch import spark_desk
 from paceline.launch.signals import relaying
+from paceline.launch.spark import _stay_on_loopback
 from paceline.launch.spark_desk import Address, AtDesk, Desk, finished
 from paceline.transport.board.client import Board
 
@@ -116,3 +118,13 @@ def test_waiting_has_a_deadline(desk: Desk) -> None:
     assert not finished(over, desk, 0.05)
     over.set()
     assert finished(over, desk, 10.0)
+
+
+@pytest.mark.parametrize(("driver", "meets_at"), [("127.0.0.1", "127.0.0.1"), ("10.1.2.3", "vm")])
+def test_ranks_of_a_driver_on_loopback_meet_there(
+    driver: str, meets_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun names their machine, and its name may be loopback only on this machine."""
+    monkeypatch.setenv("MASTER_ADDR", "vm")
+    _stay_on_loopback(Address(f"tcp:{driver}:1234", b""))
+    assert os.environ["MASTER_ADDR"] == meets_at

@@ -40,12 +40,15 @@ def listen_here() -> tuple[socket.socket, str]:
 def listen_for(host: str, port: int = 0) -> tuple[socket.socket, str]:
     """Listen for ranks on other hosts, which know this one as `host`.
 
-    Only the address behind that name is used, unless it is loopback here.
+    Only the address behind that name is used. A name that is loopback here may be another address
+    for other hosts, so that all addresses are used for it.
     """
     found = [""]
     with suppress(OSError):
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, socket.AF_INET)]
     own = next((address for address in found if address and not is_loopback(address)), "")
+    if is_loopback(host):  # an address, or localhost: the same for all
+        own = found[0] or LOOPBACK
     try:
         listening = socket.create_server((own or "0.0.0.0", port), backlog=BACKLOG)
     except OSError as error:

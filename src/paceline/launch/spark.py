@@ -25,6 +25,7 @@ from typing import Any
 
 from paceline.common.parents import die_with_parent
 from paceline.errors import BadRequest, Interrupted, PacelineError, RunFailed, TransportError
+from paceline.launch.addresses import is_loopback
 from paceline.launch.driver import conclude, content, keep, stopped, with_traceback
 from paceline.launch.failures import as_failure
 from paceline.launch.run import Listen
@@ -37,6 +38,7 @@ from paceline.record import checkpoint
 from paceline.request.job import Job
 from paceline.spark.causes import ExecutorLost, cause_of_executors, translated, with_cause
 from paceline.spark.session import Session
+from paceline.transport.board.wire import TCP
 
 # What each rank does with the options; rank 0 returns the record.
 Rank = Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -253,6 +255,7 @@ def in_folder(
     """Run a rank in the driver's working folder, if this host has such a folder."""
     die_with_parent(os.getppid())  # Spark kills the process that started this one
     os.environ[SECRET] = secret
+    _stay_on_loopback(desk)
     print(f"{MARK}{token}", flush=True)
     with suppress(OSError):
         os.chdir(folder)
@@ -268,6 +271,17 @@ def in_folder(
             if not at_desk.failed(as_failure(number, error)):
                 raise
             sys.exit(1)  # the driver says it: here is no reader of a traceback
+
+
+def _stay_on_loopback(desk: Address) -> None:
+    """Meet the other ranks on loopback if the driver is there: then all are on its machine.
+
+    torchrun names the machine by its host name. Where that is loopback, too, other hosts might know
+    it as another address, and rank 0 would listen on all.
+    """
+    host, _, _ = desk.address.removeprefix(TCP).rpartition(":")
+    if is_loopback(host):
+        os.environ["MASTER_ADDR"] = host
 
 
 def shown(text: str) -> str:
