@@ -10,6 +10,8 @@ from tests.live_browser import Page, open_page
 from tests.records import recompute, run, write_study
 
 from paceline.errors import BadRequest
+from paceline.report.charts.all import all_charts
+from paceline.report.charts.base import ChartData
 from paceline.report.compare import compare
 from paceline.report.reading import read_study
 from paceline.report.render import render, tables_of
@@ -52,6 +54,21 @@ def made_up(folder: Path) -> Path:
                     )
                 )
     return write_study(folder, runs, events=True)
+
+
+def test_a_target_does_not_stretch_the_axis_of_accuracy(tmp_path: Path) -> None:
+    """A dashed line without the scale of its chart draws it from 0: curves and names in a heap."""
+    study = read_study(made_up(tmp_path / "s"))
+    charts = all_charts(ChartData(study, tables_of(study)))
+    chart = next(c for c in charts if c.name == "accuracy_over_train_s")
+    scales = {
+        json.dumps(layer["encoding"]["y"].get("scale"))
+        for layer in chart.spec["layer"]
+        if "y" in layer["encoding"]
+    }
+    assert len(scales) == 1
+    low, high = json.loads(scales.pop())["domain"]
+    assert 0.1 < low < 0.8 < high  # 0.8 is the target
 
 
 @BROWSER

@@ -49,6 +49,24 @@ def parsed(command: str) -> Config:
     return Config.make({k: v for k, v in given.items() if k in Config.options() and v})
 
 
+@pytest.mark.parametrize(
+    ("master", "said"),
+    [
+        ("spark://master:7077", ""),  # of the cluster in containers
+        ("spark://127.0.0.1:41441", ""),  # of the cluster on this machine
+        ("spark://cluster.example:7077", "--master spark://cluster.example:7077"),
+    ],
+)
+def test_the_address_of_a_cluster_that_paceline_starts_is_left_out(
+    tmp_path: Path, master: str, said: str
+) -> None:
+    asked = {**ASKED, "launcher": "spark", "master": master}
+    study = planned(tmp_path, asked)
+    command = command_of(study, study.lines[0])
+    assert "--launcher spark" in command
+    assert (said in command) if said else ("--master" not in command)
+
+
 def test_the_command_line_parses_it_into_the_same_options(tmp_path: Path) -> None:
     study = planned(tmp_path, ASKED)
     command = command_of(study, study.lines[0])

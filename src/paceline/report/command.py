@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,9 @@ LEFT_OUT = (
 # Paceline decides these from the others, and the record holds the decision
 DECIDED = ("loss", "metric", "servers", "transport", "shard", "overlap", "momentum")
 FIRST = ("model", "data", "strategy", "workers")  # the order of the flags; then Config's
+# Spark clusters that Paceline has started: their addresses say nothing to a later command, which
+# finds the cluster that is up by itself
+OWN_MASTERS = re.compile(r"spark://(master|127\.0\.0\.1|localhost):\d+")
 
 
 def command_of(study: Study, line: Line, **changed: Any) -> str:
@@ -34,6 +38,8 @@ def command_of(study: Study, line: Line, **changed: Any) -> str:
     words = ["paceline", "train"]
     for name in [*FIRST, *(n for n in known if n not in FIRST)]:
         value = config.get(name)
+        if name == "master" and OWN_MASTERS.fullmatch(str(value)):
+            continue
         plain = name == "strategy" or value != known[name].default
         if name in names and plain and value not in (None, [], False):
             words += _flag(name, value)

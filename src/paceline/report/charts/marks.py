@@ -159,10 +159,11 @@ def dashed(points: list[Row]) -> Spec:
     }
 
 
-def level(value: float) -> Spec:
-    """Return a dashed horizontal line."""
+def level(value: float, scale: Spec | None = None) -> Spec:
+    """Return a dashed horizontal line. Without the chart's `scale` its axis begins at 0."""
     mark = {"type": "rule", "color": NEUTRAL, "strokeDash": [4, 4]}
-    return {"data": {"values": [{}]}, "mark": mark, "encoding": {"y": {"datum": value}}}
+    y = {"datum": value} if scale is None else {"datum": value, "scale": scale}
+    return {"data": {"values": [{}]}, "mark": mark, "encoding": {"y": y}}
 
 
 def cores_line(cores: int, most: int) -> list[Spec]:

@@ -89,6 +89,9 @@ def _curve(data: ChartData, name: str, over: str, title: str, x_title: str, numb
     point = {"type": "point", "filled": True, "size": 24}
     values = [r[f"{name}_{end}"] for r in data.tables["bands"] for end in ("low", "high")]
     known = [v for v in values if v is not None]
+    target = data.study.target if name == "accuracy" else None
+    if target is not None:
+        known.append(target)
     span = max(known) - min(known) or 0.1 * abs(max(known)) or 1.0
     y["scale"] = {"domain": [min(known) - 0.03 * span, max(known) + 0.05 * span], "nice": False}
     down = name != "loss"
@@ -116,8 +119,8 @@ def _curve(data: ChartData, name: str, over: str, title: str, x_title: str, numb
         },
         end_labels(here["transform"][0]["filter"], over, y, 1.08 * span, colour, down),
     ]
-    if name == "accuracy" and data.study.target is not None:
-        layers.insert(0, level(data.study.target))
+    if target is not None:
+        layers.insert(0, level(target, y["scale"]))
     note = (
         "The mean of the runs, and the range from the lowest to the highest as a band; for the"
         " number of workers chosen above, and serial."
