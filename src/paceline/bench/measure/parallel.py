@@ -38,9 +38,9 @@ def case_of(name: str) -> tuple[nn.Module, Tensor, Tensor, list[str]]:
     shape: tuple[int, ...]
     if name == "pipeline":
         layers: list[nn.Module] = []
-        for before, after in pairwise([256, *[1024] * 8]):
+        for before, after in pairwise([1024] * 9):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        model, shape, rows = nn.Sequential(*layers, nn.Linear(1024, 10)), (256,), 256
+        model, shape, rows = nn.Sequential(*layers, nn.Linear(1024, 10)), (1024,), 256
         ways = ["pipeline:micro=8,schedule=1f1b"]
     elif name == "tensor":
         model = models.build("mlp:hidden=4096x4096", input_shape=(784,), classes=10)
