@@ -281,6 +281,29 @@ def test_a_checkpoint_of_copies_is_resumed_by_a_form(
     assert apart(whole, split) < 1e-12
 
 
+@pytest.mark.parametrize("form", ["tensor", "domain"])
+def test_copies_in_channels_last_go_on_as_a_split_model(
+    train: Callable[..., paceline.Run], tmp_path: Path, form: str
+) -> None:
+    """Copies of a network of convolutions are usually faster in channels_last, and take it."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 26 * 26, 5)
+        ).double()
+
+    whole = train(net, strategy="serial", steps=8, memory_format="contiguous")
+    out = str(tmp_path / "copies")
+    copies = train(
+        net, strategy="allreduce", workers=2, batch_size=6, steps=4, checkpoint_every=4, out=out,
+        memory_format="channels_last",
+    )  # fmt: skip
+    assert copies.record["config"]["memory_format"] == "channels_last"
+    split = train(net, parallel=form, workers=2, steps=8, resume=out)
+    assert apart(whole, split) < 1e-12
+    assert split.record["config"]["memory_format"] == "contiguous"
+
+
 @pytest.mark.parametrize("form", ["tensor", "pipeline:stages=2,micro=3"])
 def test_a_checkpoint_of_a_form_is_resumed_by_copies(
     train: Callable[..., paceline.Run], tmp_path: Path, form: str

@@ -88,8 +88,10 @@ def prepare(
             chosen.private, strategy, data, batch_sizes, epochs, config.steps, resumed
         )
     out = Path(config.out) if config.out else folder if folder else out_name(config)
+    memory_format = _memory_format(config, resume_from)
     resolved = config.merged(
         {
+            "memory_format": memory_format,
             "shard": _shard(chosen, data),
             "epochs": epochs,
             "threads": threads,
@@ -117,7 +119,7 @@ def prepare(
         epochs=epochs,
         steps=config.steps,
         resume_from=resume_from,
-        memory_format=_memory_format(config, resume_from),
+        memory_format=memory_format,
         started=started,
         out_is_given=bool(config.out or config.resume),
         batch_grows=config.global_batch_size is None and config.batch_size != "all",
@@ -234,8 +236,11 @@ def _momentum(config: Config) -> float | None:
 
 
 def _memory_format(config: Config, resume_from: Path | None) -> str:
-    """A resumed run keeps the memory format that it had. A split model is contiguous."""
-    if config.parallel is not None and config.memory_format == "auto":
+    """A resumed run keeps the memory format that it had. A split model is contiguous.
+
+    A run that goes on as a split model may have had another format.
+    """
+    if config.parallel is not None and (config.memory_format == "auto" or resume_from is not None):
         return "contiguous"
     if resume_from is None:
         return config.memory_format
