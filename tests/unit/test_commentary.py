@@ -286,6 +286,15 @@ def test_which_worker_was_slow(study) -> None:
     assert "waited" in text
 
 
+@pytest.mark.parametrize(("split", "slow"), [({"stages": 2}, False), ({"split_layers": 2}, True)])
+def test_a_worker_with_a_longer_stage_of_the_model_is_not_called_slow(
+    study, split: dict[str, int], slow: bool
+) -> None:
+    uneven = [{"compute_s": 1.0, "split": split}, {"compute_s": 3.0, "split": split}]
+    found = study(*rounds("serial", 1, 4.0, 0.97), *rounds("allreduce", 2, 3.0, 0.97, each=uneven))
+    assert bool(said(found, "slow worker")) is slow
+
+
 def test_a_worker_that_was_slow_once_is_not_called_slow(study) -> None:
     uneven = [{"compute_s": 1.0}, {"compute_s": 3.0}]
     found = study(

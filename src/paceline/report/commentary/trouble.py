@@ -90,10 +90,15 @@ def slow_workers(study: Study) -> Iterator[Comment]:
 
 
 def _slow_in_every_run(line: Line) -> dict[int, float]:
-    """Return (rank: times the others' median), from the last run, of workers always slow."""
+    """Return (rank: times the others' median), from the last run, of workers always slow.
+
+    Workers with different stages of a model have different work: none of them is slow.
+    """
     slow: list[dict[int, float]] = []
     for run in line.completed:
         each = [w for w in run.record["workers"] if w["role"] == "worker" and w["samples"]]
+        if any((w.get("split") or {}).get("stages", 1) > 1 for w in each):
+            return {}
         found = {w["rank"]: _times_the_others(w, [o for o in each if o is not w]) for w in each}
         slow.append({rank: ratio for rank, ratio in found.items() if ratio >= SLOW})
     always = set.intersection(*(set(found) for found in slow))
