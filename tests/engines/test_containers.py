@@ -28,7 +28,7 @@ MAIN = "from paceline.cli.entry import main; main()"
 OPTIONS = {
     "data": "synthetic:shape=1x8x8,samples=600",
     "model": "mlp:hidden=16",
-    "strategy": "allreduce:collective=ring",  # the same bits, whoever starts the ranks
+    "strategy": "allreduce:collective=ring",  # the same bits under every launcher
     "workers": 3,
     "batch_size": 8,
     "steps": 12,

@@ -191,12 +191,7 @@ def test_a_node_is_lost_and_the_pods_that_start_again_go_on(
     cluster.start()
     for node in range(2):
         cluster.mount(node)
-    codes = cluster.codes([cluster.run_pod(node) for node in range(2)])
-    assert codes == [0, 0], cluster.log(0) + cluster.log(1)
-    record = json.loads((out / "run.json").read_text())
-    assert (record["status"], record["result"]["steps"]) == ("completed", LONG["steps"])
-    assert "going on" in cluster.log(0)
-    assert same_weights(out, reference(tmp_path / "alone", LONG))
+    the_containers_start_again_and_go_on(cluster, out, tmp_path / "alone")
 
 
 def in_the_middle(out: Path) -> None:
@@ -204,7 +199,7 @@ def in_the_middle(out: Path) -> None:
 
 
 def the_containers_start_again_and_go_on(cluster: Cluster, out: Path, alone: Path) -> None:
-    """In the same pods, as the kubelet does it; the weights are those of an unbroken run."""
+    """As the kubelet or the controller does it; the weights are those of an unbroken run."""
     codes = cluster.codes([cluster.run_pod(node) for node in range(2)])
     assert codes == [0, 0], cluster.log(0) + cluster.log(1)
     assert "going on" in cluster.log(0)

@@ -243,8 +243,8 @@ class Conducted:
             named = {int(n) for found in accused for n in found if n}
             # When a connection is cut, both of its ends see the other one go.
             right = bool(re.search(me, last)) if trial.fault == "cut" else trial.rank in named
-            nobody = wanted.reason == UNSTARTED  # MPI does not say whom it waits for
-            if not nobody and (not trial.own or trial.fault in ("kill", "segv", "term")):
+            unnamed = wanted.reason == UNSTARTED  # MPI does not say whom it waits for
+            if not unnamed and (not trial.own or trial.fault in ("kill", "segv", "term")):
                 self.check("blame", right, f"not rank {trial.rank}: {last}")
         elif self.end == "goes on without":
             self.check("blame", bool(record) and record["lost"] == [trial.rank], record["lost"])

@@ -54,7 +54,7 @@ def told(board: Hosted) -> list[str]:
 
 
 def plain(board: Hosted) -> socket.socket:
-    """A connection of somebody who knows the protocol and has read the greeting."""
+    """A connection of a program that knows the protocol and has read the greeting."""
     line = wire.reach(board.address, 5.0, 60.0)
     assert wire.read_exactly(line, len(wire.GREETING)) == wire.GREETING
     return line

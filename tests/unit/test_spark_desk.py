@@ -81,7 +81,7 @@ def test_ranks_leave_when_the_driver_is_gone(heard: list[int], said: list[str]) 
         rank = AtDesk(desk.address, 0).__enter__()
     eventually(lambda: heard)
     assert heard == [signal.SIGTERM]
-    assert not rank.failed(NotFinite("nobody hears it"))
+    assert not rank.failed(NotFinite("the driver does not hear it"))
     rank.__exit__()
 
 
