@@ -51,6 +51,23 @@ def test_replies_take_turns_in_pieces() -> None:
     assert found == pytest.approx([applied + 0.4 * n + 0.1 for n in (7, 8, 9)])
 
 
+@pytest.mark.parametrize(("strategy", "servers"), [("ps", 1), ("allreduce:collective=tree", 0)])
+def test_pieces_are_no_further_messages(strategy: str, servers: int) -> None:
+    """What is counted, and the processor time of handling it, are those of whole messages."""
+
+    def made(piece_bytes: int | None) -> tuple[float, list[int], float]:
+        costs = Costs(moved_s_per_message=0.5)
+        asked = lineup(strategy, 3, servers, piece_bytes=piece_bytes, costs=costs)
+        posts = asked._in_turns([(1, 1200), (2, 1000)])
+        engine = Engine(Network(tuple(range(3 + servers)), LINK), queues=True)
+        engine.run(asked.programs(one_second, 1))
+        return engine.messages, engine.posted_bytes, sum(post.handling_s for post in posts)
+
+    (messages, sent, handling_s), (other, other_sent, other_s) = made(None), made(400)
+    assert (other, other_s) == (pytest.approx(messages), pytest.approx(handling_s))
+    assert (sent, handling_s) == (other_sent, pytest.approx(1.0))
+
+
 def test_a_sender_goes_on_while_its_message_waits_at_a_port() -> None:
     """Ranks 0 and 1 send to rank 2, and rank 1 then to rank 3, whose port is free.
 

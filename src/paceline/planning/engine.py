@@ -41,6 +41,7 @@ class Post:
     target: int
     size_bytes: int
     handling_s: float = 0.0  # processor time of both ends; within the latency where a core is free
+    share: float = 1.0  # of a message, where this is one of its pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Engine:
     clocks: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)  # by rank: what `Spend` added up to
     posted_bytes: list[int] = field(default_factory=list)  # by rank
-    messages: int = 0
+    messages: float = 0.0
 
     def run(self, programs: Sequence[Program]) -> list[float]:
         """Return each rank's clock at its end."""
@@ -104,7 +105,7 @@ class Engine:
         self._switch = Queues(self.network) if self.queues else None
         self._cores = Cores(self.cores) if self.cores else None
         self.clocks, self.busy_s = [0.0] * ranks, [0.0] * ranks
-        self.posted_bytes, self.messages = [0] * ranks, 0
+        self.posted_bytes, self.messages = [0] * ranks, 0.0
         self._inboxes = [_Inbox() for _ in range(ranks)]
         self._awaited: dict[int, int | None] = {}  # by rank that waits: the source; None: any
         # (time, rank, event, what it needs to know)
@@ -167,7 +168,7 @@ class Engine:
     def _post(self, rank: int, message: Post, clock: float) -> float:
         size = message.size_bytes
         self.posted_bytes[rank] += size
-        self.messages += 1
+        self.messages += message.share
         if self._switch is None:
             left, arrived = self._traffic.post(clock, rank, message.target, size)
             if self.keeps:

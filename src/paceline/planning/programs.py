@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
-from operator import itemgetter
 
 from paceline.codecs.base import Codec
 from paceline.collectives.moves import Moves, Sum, moves
@@ -25,7 +24,6 @@ from paceline.types import Layout
 LENGTH_BYTES = 8  # announces a message whose length varies
 MOST_PIECES = 32  # of one message
 FREE = Line(0.0, 0.0)
-first = itemgetter(0)
 FASTEST = ("auto", "native")  # stand for the fastest all-reduce there is
 
 
@@ -46,9 +44,9 @@ class Costs:
     # Of a step beside its computing: records, the data. It counts where ranks share cores.
     beside_s: float = 0.0
 
-    def handling_s(self, size_bytes: float, messages: float = 1.0) -> float:
-        """The processor time of moving a message, or a piece of one."""
-        return messages * self.moved_s_per_message + size_bytes * self.moved_s_per_byte
+    def handling_s(self, size_bytes: int, share: float = 1.0) -> float:
+        """The processor time of moving a message, or a share of one."""
+        return share * self.moved_s_per_message + size_bytes * self.moved_s_per_byte
 
 
 @dataclass(frozen=True)
@@ -146,8 +144,8 @@ class Lineup:
             lefts = []
             if run.wire is not None and round_.sends and self.costs.encode.fixed:
                 yield Spend(len(round_.sends) * self.costs.encode.fixed)
-            for peer, size in self._in_turns(round_.sends):
-                lefts.append((yield self._post(peer, size)))
+            for post in self._in_turns(round_.sends):
+                lefts.append((yield post))
             if run.wire is None:
                 for peer, size in round_.adds:
                     yield from self._take(peer, size)
@@ -166,8 +164,8 @@ class Lineup:
         for _ in self._pieces(size):
             yield Take(peer)
 
-    def _post(self, peer: int, size: float) -> Post:
-        return Post(peer, int(size), self.costs.handling_s(size))
+    def _post(self, peer: int, size: int, share: float = 1.0) -> Post:
+        return Post(peer, size, self.costs.handling_s(size, share), share)
 
     def _tell(self, peer: int) -> Tell:
         return Tell(peer, self.costs.handling_s(0))
@@ -179,10 +177,13 @@ class Lineup:
         count = min(MOST_PIECES, -(-size // self.piece_bytes))
         return [size * (n + 1) // count - size * n // count for n in range(count)]
 
-    def _in_turns(self, sends: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _in_turns(self, sends: Sequence[tuple[int, int]]) -> list[Post]:
         """Messages to several ranks in pieces that take turns."""
-        turns = zip_longest(*([(peer, part) for part in self._pieces(n)] for peer, n in sends))
-        return [each for turn in turns for each in turn if each is not None]
+        each = []
+        for peer, size in sends:
+            pieces = self._pieces(size)
+            each.append([self._post(peer, piece, 1 / len(pieces)) for piece in pieces])
+        return [post for turn in zip_longest(*each) for post in turn if post is not None]
 
     def _overlapped(self, me: int, seconds: float, step: int) -> Program:
         """A step whose buckets are exchanged as soon as they are ready, beside the computing.
@@ -258,8 +259,8 @@ class Lineup:
             for s, p in zip(ranks, self.parts, strict=True)
             for n in self.message(self.codec, p)
         ]
-        for server, size in self._in_turns(pushed):
-            lefts.append((yield self._post(server, size)))
+        for post in self._in_turns(pushed):
+            lefts.append((yield post))
         for server, part in zip(ranks, self.parts, strict=True):
             yield Take(server)  # the note
             for size in self.message(self.codec.plain, part):
@@ -307,8 +308,8 @@ class Lineup:
                 yield Spend(self.costs.encode.at(size))
             yield self._tell(client)
         lefts = []
-        for client, each in self._in_turns([(c, n) for n in reply for c in clients]):
-            lefts.append((yield self._post(client, each)))
+        for post in self._in_turns([(c, n) for n in reply for c in clients]):
+            lefts.append((yield post))
         yield Until(max(lefts))
 
     def shares_ways(self) -> bool:
@@ -317,7 +318,7 @@ class Lineup:
         if any(isinstance(e, PushPull) for e in exchanges):
             return self.workers > 1
         return any(
-            max(len(set(map(first, some))) for some in (round_.sends, round_.adds + round_.takes))
+            max(len({p for p, _ in some}) for some in (round_.sends, round_.adds + round_.takes))
             > 1
             for exchange in exchanges
             if isinstance(exchange, Reduction)
