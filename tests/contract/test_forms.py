@@ -237,15 +237,18 @@ def test_options_mean_the_same(
 def test_resnet_50_trains_like_one_piece(
     train: Callable[..., paceline.Run], form: str, reference: str
 ) -> None:
+    """Batch norm over few numbers makes a rounding grow from step to step, so the yardstick is how
+    far apart the last bit of the inputs brings two runs in one piece.
+    """
     net, data = model("resnet50", (3, 64, 64)), samples(12, (3, 64, 64))
-    # Batch norm over few numbers makes rounding grow from step to step; domain sums in another
-    # order.
-    steps = 1 if form == "domain" else 3
-    options: dict[str, Any] = {"steps": steps, "batch_size": 6, "data": data, "lr": 0.01}
-    whole = train(net, parallel=reference, **options)
+    (inputs, targets), test = data
+    options: dict[str, Any] = {"steps": 3, "batch_size": 6, "lr": 0.01}
+    whole = train(net, parallel=reference, data=data, **options)
+    nudged = ((inputs * (1 + 2**-52), targets), test)
+    rounding = apart(whole, train(net, parallel=reference, data=nudged, **options))
     workers = 3 if "3" in form else 2
-    split = train(net, parallel=form, workers=workers, **options)
-    assert apart(whole, split) < 1e-10
+    split = train(net, parallel=form, workers=workers, data=data, **options)
+    assert apart(whole, split) < 10 * rounding < 1e-6
 
 
 # --- checkpoints are those of the whole model
