@@ -28,7 +28,7 @@ from paceline.planning.check.cases import (
 )
 from paceline.planning.check.compare import Compared, Outcome, errors_of
 from paceline.planning.check.ledger import Ledger
-from paceline.planning.check.links import LinkFound
+from paceline.planning.check.links import CROWDS, LinkFound, Moving, crowds_for
 from paceline.planning.check.table import check_table
 from paceline.planning.check.whole import outcome
 from paceline.planning.cluster import Cluster
@@ -39,7 +39,8 @@ from paceline.planning.workers import worker_of
 from paceline.transport.virtual import Link, Network, Traffic
 
 DATA = {"data": "fashion-mini"}
-LINK = LinkFound("10mbit", Link(1e-4, 8e-7, 16_000), ((1000, 1e-4), (10**6, 0.8)), 1e-5, 1e-9)
+MOVING = (Moving(2, 1e-5, 1e-9), Moving(8, 4e-5, 1e-9))
+LINK = LinkFound("10mbit", Link(1e-4, 8e-7, 16_000), ((1000, 1e-4), (10**6, 0.8)), MOVING)
 CASE = Case("allreduce:collective=ring", "none", 3, "10mbit", "cnn", 16)
 TOLD = Foretold(100.0, 90.0, 110.0, 0.1, 0.05, 100)
 
@@ -149,10 +150,24 @@ def test_a_case_is_predicted_with_the_measured_link() -> None:
     assert told.low < told.samples_per_s < told.high
     assert not told.shares_cores
     # where the cores cannot move the bytes as fast as the links could, they set the pace
-    busy = foretell(CASE, known, replace(LINK, cpu_s_per_byte=1e-4))
+    busy = foretell(CASE, known, replace(LINK, crowds=(Moving(2, 1e-5, 1e-4),)))
     assert 0.9 < busy.moving_share < 1.01
     assert busy.samples_per_s < told.samples_per_s
     assert busy.shares_cores
+
+
+def test_moving_costs_more_in_a_crowd() -> None:
+    assert LINK.moving(2) == MOVING[0]
+    assert LINK.moving(5).s_per_message == pytest.approx(2.5e-5)
+    assert LINK.moving(64).s_per_message == pytest.approx(4e-5)  # beyond the largest: as there
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 9, 16, 40])
+def test_crowds_are_measured_as_far_as_they_are_needed(ranks: int) -> None:
+    found = crowds_for(ranks)
+    assert found[0] == 2
+    assert max(found) >= min(ranks, max(CROWDS))
+    assert len(found) == 1 or found[-2] < ranks
 
 
 def test_a_worker_sleeps_for_a_step_without_what_it_really_does() -> None:

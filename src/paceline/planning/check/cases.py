@@ -149,17 +149,18 @@ def foretell(
     own = own or Beside()
     # What a worker of the run does for itself while it does not sleep needs a core.
     busy_s = min(own.cpu_s, own.seconds + really_done_s(profile, case))
+    moving = found.moving(case.workers + case.servers)
     costs = replace(
         worker.costs,
-        moved_s_per_message=found.cpu_s_per_message,
-        moved_s_per_byte=found.cpu_s_per_byte,
+        moved_s_per_message=moving.s_per_message,
+        moved_s_per_byte=moving.s_per_byte,
         beside_s=busy_s,
     )
     sleeping = [max(0.0, q + own.seconds - busy_s) for q in worker.quantiles_s]
     worker = replace(worker, quantiles_s=sleeping, costs=costs)
     setting = Setting(built(case.strategy), case.codec, case.workers, case.servers, STEPS_PER_EPOCH)
     said = predict(setting, worker, Cluster(found.link, common_cores=cores()), seed)
-    moving_s = said.sent_bytes * found.cpu_s_per_byte + said.messages * found.cpu_s_per_message
+    moving_s = said.sent_bytes * moving.s_per_byte + said.messages * moving.s_per_message
     moving_s += said.coding_s  # with what workers do for themselves
     return Foretold(
         said.samples_per_s,

@@ -20,11 +20,11 @@ from typing import Any
 from paceline.common.files import write_whole
 from paceline.errors import BadRequest
 from paceline.planning.check.cases import Case, Foretold, Seen
-from paceline.planning.check.links import LinkFound
+from paceline.planning.check.links import LinkFound, Moving
 from paceline.planning.profile import now
 from paceline.transport.virtual import Link
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Ledger:
@@ -85,8 +85,7 @@ class Ledger:
                 each["network"],
                 Link(**each["link"]),
                 tuple((size, seconds) for size, seconds in each["points"]),
-                each["cpu_s_per_message"],
-                each["cpu_s_per_byte"],
+                tuple(Moving(**crowd) for crowd in each["crowds"]),
             )
             for each in self.read()["links"]
         ]

@@ -5,9 +5,12 @@ A plan of a testbed is only as true as its links. A message of n bytes after a p
     latency + max(0, n - burst) * time per byte
 
 (`transport/virtual.py`). The latency is that of the smallest message, the time per byte that of the
-two largest, the burst is the token bucket's; all messages are printed beside that formula. The
-processor time of moving bytes is that of the whole machine, because the kernel's share does not
-count for any process.
+two largest, the burst is the token bucket's; all messages are printed beside that formula.
+
+The processor time of moving bytes is measured in crowds of several sizes, whose ranks pass messages
+round a ring: ranks that share this machine's cores find their caches cold, so a message costs more
+among many ranks than between two. It is that of the whole machine, because the kernel's share does
+not count for any process.
 """
 
 from __future__ import annotations
@@ -17,25 +20,38 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
 from paceline.common.links import Links
 from paceline.launch.failures import root_cause
 from paceline.launch.forks import on_forked_ranks
+from paceline.launch.messages import Body
 from paceline.planning.fit import median
 from paceline.registry import transports
 from paceline.testbed.build import lasting
 from paceline.testbed.shaping import burst_bytes
-from paceline.transport.base import Rendezvous, Waits
+from paceline.transport.base import Message, Rendezvous, Waits
 from paceline.transport.virtual import Link
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)  # bytes of a message
 PAYLOAD = 1448 / 1514  # of an Ethernet frame with TCP's and IP's headers
 SECONDS = 1.0  # for all messages of one size, about
-MOST_MESSAGES, SMALL_MESSAGES = 15, 300
+MOST_MESSAGES = 15
+CROWDS = (2, 8, 16)  # ranks
+ROUNDS = ((1_000, 200), (50_000, 20))  # bytes of a message, and how many each rank sends
 PAUSE_S = 0.002
 PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Moving:
+    """The processor time of the whole machine for moving a message, with so many ranks at it."""
+
+    ranks: int
+    s_per_message: float
+    s_per_byte: float
 
 
 @dataclass(frozen=True)
@@ -45,8 +61,14 @@ class LinkFound:
     network: str
     link: Link
     points: tuple[tuple[int, float], ...]  # bytes, and the median of the seconds of one message
-    cpu_s_per_message: float  # of the whole machine, both ends
-    cpu_s_per_byte: float
+    crowds: tuple[Moving, ...]  # by ranks, rising
+
+    def moving(self, ranks: int) -> Moving:
+        """Between two crowds that were measured: on the line through them."""
+        at = [each.ranks for each in self.crowds]
+        per_message = np.interp(ranks, at, [each.s_per_message for each in self.crowds])
+        per_byte = np.interp(ranks, at, [each.s_per_byte for each in self.crowds])
+        return Moving(ranks, float(per_message), float(per_byte))
 
     def predicted_s(self, size: int) -> float:
         link = self.link
@@ -58,47 +80,58 @@ class LinkFound:
         return max(abs(self.predicted_s(size) / seconds - 1) for size, seconds in self.points)
 
 
-def measure_link(network: str) -> LinkFound:
-    """Build a testbed of two hosts, and send messages of every size there and back."""
+def measure_link(network: str, most_ranks: int = 2) -> LinkFound:
+    """Send messages of every size there and back between two hosts of a testbed.
+
+    Then measure what moving costs in crowds, up to one of `most_ranks` or the largest.
+    """
     links = Links.read(network)
     burst = burst_bytes(links.rate) * PAYLOAD if links.rate else 0.0
     pause_s = PAUSE_S + (1.2 * burst * 8 / links.rate if links.rate else 0.0)
-    with lasting(2, links) as bed:
-        results, failures = on_forked_ranks(
-            partial(_rank, links.rate or 1e10, pause_s), 2, waits=Waits(PATIENCE_S), bed=bed
-        )
+    times = _on_hosts(2, links, partial(_there_and_back, links.rate or 1e10, pause_s))
+    crowds = tuple(_on_hosts(ranks, links, _round_a_ring) for ranks in crowds_for(most_ranks))
+    return _found(network, times, burst, crowds)
+
+
+def crowds_for(most_ranks: int) -> list[int]:
+    """The crowds between which, or at which, the costs of so many ranks lie."""
+    smaller = [ranks for ranks in CROWDS if ranks < most_ranks]
+    return list(CROWDS[: len(smaller) + 1])
+
+
+def _on_hosts(ranks: int, links: Links, body: Body) -> Any:
+    """Run the ranks on a testbed, a host for each; return what rank 0 found."""
+    with lasting(ranks, links) as bed:
+        results, failures = on_forked_ranks(body, ranks, waits=Waits(PATIENCE_S), bed=bed)
     if failures:
-        raise root_cause(failures, 2)
-    times, per_message_s, per_byte_s = results[0]
-    return _found(network, times, burst, per_message_s, per_byte_s)
+        raise root_cause(failures, ranks)
+    return results[0]
 
 
 def _found(
-    network: str, times: dict[int, list[float]], burst: float, message_s: float, byte_s: float
+    network: str, times: dict[int, list[float]], burst: float, crowds: tuple[Moving, ...]
 ) -> LinkFound:
     points = tuple((size, median(taken)) for size, taken in sorted(times.items()))
     (large, large_s), (largest, largest_s) = points[-2:]
     per_byte = max(0.0, (largest_s - large_s) / (largest - large))
-    return LinkFound(network, Link(points[0][1], per_byte, burst), points, message_s, byte_s)
+    return LinkFound(network, Link(points[0][1], per_byte, burst), points, crowds)
 
 
-def _rank(
+def _there_and_back(
     rate: float, pause_s: float, rendezvous: Rendezvous, say: Any
-) -> tuple[dict[int, list[float]], float, float]:
+) -> dict[int, list[float]]:
+    """Seconds of single messages, by size."""
     torch.set_num_threads(1)
     transport = transports.entry("gloo").make.connect(rendezvous)
     other, first = 1 - transport.rank, transport.rank == 0
     found: dict[int, list[float]] = {}
-    cpu_s = 0.0
-
-    def there_and_back(size: int, count: int, pause_s: float) -> tuple[list[float], float]:
+    for size in SIZES:
         own, aside = torch.zeros(size // 4), torch.zeros(size // 4)
         sending, receiving = transport.sending(own, other), transport.receiving(aside, other)
-        taken, busy = [], _busy_s()
-        for _ in range(count + 1):  # the first one warms up
-            if pause_s:
-                transport.barrier()
-                time.sleep(pause_s)
+        taken = []
+        for _ in range(1 + max(1, min(MOST_MESSAGES, int(SECONDS * rate / 8 / size)))):
+            transport.barrier()
+            time.sleep(pause_s)
             began = time.perf_counter()
             receiving.start()
             if not first:
@@ -109,15 +142,39 @@ def _rank(
                 receiving.wait()
             sending.wait()
             taken.append((time.perf_counter() - began - pause_s) / 2)
-        return taken[1:], (_busy_s() - busy) / (2 * (count + 1))
-
-    for size in SIZES:
-        count = max(1, min(MOST_MESSAGES, int(SECONDS * rate / 8 / size)))
-        found[size], cpu_s = there_and_back(size, count, pause_s)
-    _, per_message_s = there_and_back(SIZES[0], SMALL_MESSAGES, 0.0)
+        found[size] = taken[1:]  # the first one warms up
     transport.barrier()
     transport.close()
-    return found, per_message_s, max(0.0, cpu_s - per_message_s) / SIZES[-1]
+    return found
+
+
+def _round_a_ring(rendezvous: Rendezvous, say: Any) -> Moving:
+    """The processor time of a message, and of its bytes, while all ranks send and receive."""
+    torch.set_num_threads(1)
+    transport = transports.entry("gloo").make.connect(rendezvous)
+    ranks, rank = transport.size, transport.rank
+    costs = []
+    for size, rounds in ROUNDS:
+        own, aside = torch.zeros(size // 4), torch.zeros(size // 4)
+        sending = transport.sending(own, (rank + 1) % ranks)
+        receiving = transport.receiving(aside, (rank - 1) % ranks)
+
+        def pass_on(times: int, sending: Message = sending, receiving: Message = receiving) -> None:
+            for _ in range(times):
+                receiving.start()
+                sending.start()
+                receiving.wait()
+                sending.wait()
+            transport.barrier()
+
+        pass_on(2)  # to warm up
+        busy = _busy_s()
+        pass_on(rounds)
+        costs.append((_busy_s() - busy) / rounds / ranks)
+    transport.close()
+    (small, _), (large, _) = ROUNDS
+    per_byte = max(0.0, (costs[1] - costs[0]) / (large - small))
+    return Moving(ranks, max(0.0, costs[0] - small * per_byte), per_byte)
 
 
 def _busy_s() -> float:

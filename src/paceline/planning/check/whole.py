@@ -52,7 +52,8 @@ def check(
         links = {}
         for network in dict.fromkeys(case.network for case in cases):
             say(f"measuring a link of {network} alone")
-            links[network] = measure_link(network)
+            ranks = [c.workers + c.servers for c in cases if c.network == network]
+            links[network] = measure_link(network, max(ranks))
         own: dict[tuple[str, int], Beside] = {}
         for case in cases:
             key = (case.model, case.batch_size)
