@@ -60,8 +60,11 @@ STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "su
 started: list[str] = []
 
 
-def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in STARTS and _refuse_processes.active:
+def _refuse_processes(
+    event: str, arguments: tuple[Any, ...], starts: tuple[str, ...] = STARTS
+) -> None:
+    # `starts` is an argument because the hook outlives this module's names when Python ends.
+    if event in starts and _refuse_processes.active:
         started.append(f"{event} {arguments[:2]}")
         raise RuntimeError(f"{event} in a test that runs under pytest-xdist: mark it `processes`")
 

@@ -26,7 +26,8 @@ from paceline.transport.mpi.transport import MpiTransport, mpirun
 
 BIN = Path(sys.executable).parent
 TRAIN = ["train", "--data", "synthetic:samples=200,shape=6", "--model", "mlp:hidden=4", "--out"]
-ENDLESS = ["--epochs", "1000000", "--resume", "auto", "--quiet"]
+# The launcher begins the table once it has heard that the ranks are ready and can leave.
+ENDLESS = ["--epochs", "1000000", "--resume", "auto", "--quiet", "--callbacks", "csv"]
 AFTER = 5  # steps that a run goes on after it has left
 MPI = pytest.mark.skipif(not MpiTransport.available(), reason="no MPI here")
 
@@ -51,11 +52,12 @@ def left(
 ) -> tuple[int, str]:
     """Start an endless run, ask it to leave after some steps; return exit code and output."""
     said, out = Path("said"), Path("run")
+    table = out / "metrics.csv" if "csv" in command else out
     with open(said, "w") as file:
         process = started(command, stdout=file, stderr=file, start_new_session=True)
     try:
         before = steps_of(out)
-        until(lambda: steps_of(out) > before + 12, process, said)
+        until(lambda: steps_of(out) > before + 12 and table.exists(), process, said)
         family = psutil.Process(process.pid).children(recursive=True)
         tell(psutil.Process(process.pid))
         code = process.wait(90)
