@@ -60,8 +60,9 @@ def compile_for_rank(
         places: list[PeerSpan] = []
         adds: list[PeerSpan] = []
         swaps: list[PeerSpan] = []
-        own = {(t.target, t.start, t.stop) for t in transfers if t.source == rank}
-        for t in transfers:
+        ours = [t for t in transfers if rank in (t.source, t.target)]
+        own = {(t.target, t.start, t.stop) for t in ours if t.source == rank}
+        for t in ours:
             low, high = schedule.bounds(t.start, length)[0], schedule.bounds(t.stop - 1, length)[1]
             into = schedule.bounds(t.lands, length)[0]
             cut = segment if segment and t.adds else high - low

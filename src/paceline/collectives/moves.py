@@ -7,6 +7,7 @@ order, the same bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from paceline.collectives.base import schedule_of
@@ -41,12 +42,17 @@ class Moves:
 
 def moves(run: Sum, rank: int, ranks: int) -> list[Moves]:
     """One rank's rounds."""
-    schedule = schedule_of(run.schedule, ranks)
+    schedule = _schedule(run.schedule, ranks)
     return (
         _plain(schedule, rank, run.numbers, run.itemsize)
         if run.wire is None
         else _coded(schedule, rank, run.numbers, run.itemsize, run.wire)
     )
+
+
+@lru_cache(maxsize=4)  # one rank after the other asks for the same schedule
+def _schedule(choice: str, ranks: int) -> Schedule:
+    return schedule_of(choice, ranks)
 
 
 def _plain(schedule: Schedule, rank: int, numbers: int, itemsize: int) -> list[Moves]:
