@@ -154,6 +154,8 @@ def test_a_case_is_predicted_with_the_measured_link() -> None:
     assert 0.9 < busy.moving_share < 1.01
     assert busy.samples_per_s < told.samples_per_s
     assert busy.shares_cores
+    # and the interval is wider
+    assert busy.high / busy.low > (told.high / told.low) ** 2
 
 
 def test_moving_costs_more_in_a_crowd() -> None:

@@ -23,7 +23,7 @@ from paceline.launch.run import run
 from paceline.planning.answer import built
 from paceline.planning.check.links import LinkFound
 from paceline.planning.cluster import Cluster
-from paceline.planning.predict import Setting, period, predict
+from paceline.planning.predict import Prediction, Setting, period, predict
 from paceline.planning.profile import Profile
 from paceline.planning.workers import worker_of
 from paceline.record.steady import WARM_UP_SHARE, WARM_UP_STEPS, speed_of
@@ -33,6 +33,9 @@ from paceline.request.prepare import prepare
 RUN_S = 8.0  # what a run takes, about
 MOST_STEPS, STEPS_PER_EPOCH = 2000, 1 << 20
 MOVING_SHARE = 0.2  # of the machine's cores: above, moving bytes counts as computing
+# How far earlier draws were off where moving bytes took all cores, as a relative deviation
+# (docs/planning.md); the interval includes it in proportion to the share that is taken.
+CROWDED = 0.3
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,17 @@ def foretell(
     said = predict(setting, worker, Cluster(found.link, common_cores=cores()), seed)
     moving_s = said.sent_bytes * moving.s_per_byte + said.messages * moving.s_per_message
     moving_s += said.coding_s  # with what workers do for themselves
-    return Foretold(
-        said.samples_per_s,
-        said.low,
-        said.high,
-        said.step_s,
-        moving_s / cores() / said.step_s,
-        steps_for(said.step_s, period(setting, worker)),
-    )
+    share = moving_s / cores() / said.step_s
+    low, high = _interval(said, share)
+    steps = steps_for(said.step_s, period(setting, worker))
+    return Foretold(said.samples_per_s, low, high, said.step_s, share, steps)
+
+
+def _interval(said: Prediction, share: float) -> tuple[float, float]:
+    """The samples per second of a prediction's interval, wider where ranks share the cores."""
+    own = math.log(said.high / said.low) / 2
+    wide = math.exp(math.hypot(own, 1.96 * CROWDED * min(1.0, share)))
+    return said.samples_per_s / wide, said.samples_per_s * wide
 
 
 def steps_for(step_s: float, period: int) -> int:
