@@ -3,10 +3,14 @@
     sudo .venv/bin/python benchmarks/held_out.py --out held-out              # about an hour
     sudo .venv/bin/python benchmarks/held_out.py --out held-out --part groups
     sudo .venv/bin/python benchmarks/held_out.py --out held-out --part workers
+    .venv/bin/python benchmarks/held_out.py --out held-out --part accuracy
 
 `settings`: 24 settings, drawn by a committed seed. `groups`: all settings of one bandwidth and one
 number of workers, twice; is the plan's first choice the fastest? `workers`: `cnn-wide` at 100
-Mbit/s with a fixed global batch; which number of workers is best? Each goes on where it stopped.
+Mbit/s with a fixed global batch; which number of workers is best? `accuracy`: the seconds to an
+accuracy of the first three settings, whose steps were predicted and measured by `settings`; how
+many steps they take is predicted from branched training and virtual time, and then counted in runs
+with real gradients and other seeds. Each part goes on where it stopped.
 
 Profiles of `cnn`, `mlp` and `cnn-wide` are made first, with one and two workers on this machine.
 Each link is measured alone. Then the predictions are written to the ledger, and only then every
@@ -18,21 +22,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.common.files import write_whole
+from paceline.errors import BadRequest, PacelineError
+from paceline.launch.run import run
+from paceline.planning.answer import built
 from paceline.planning.check.cases import Case, drawn
 from paceline.planning.check.compare import Compared
 from paceline.planning.check.ledger import Ledger, digest
-from paceline.planning.check.whole import check
+from paceline.planning.check.whole import check, outcome
+from paceline.planning.measure.accuracy import Question, measure_accuracy
 from paceline.planning.measure.whole import Wishes, measure
 from paceline.planning.profile import Profile
 from paceline.planning.stored import read_profile, write_profile
+from paceline.request.config import Config
+from paceline.request.prepare import prepare
 from paceline.terminal.plan_check import show_outcome
 
 # The seed was committed before anything was measured. Those before it were 22 and 23: what their
@@ -76,6 +89,7 @@ CHOICES = (
     "gossip",
 )
 GLOBAL_BATCH, NUMBERS = 256, (1, 2, 3, 4, 6, 8, 12, 16)
+TIMED, ACCURACY, SEEDS = 3, 0.8, (11, 12, 13)  # settings whose time to an accuracy is checked
 
 
 def cases_of(part: str, count: int, more: dict[str, Any]) -> list[Case]:
@@ -114,10 +128,79 @@ def verdicts(part: str, rows: Sequence[Compared]) -> list[str]:
     return told
 
 
+def to_accuracy(folder: Path, data: str) -> list[str]:
+    """The seconds to an accuracy of the first settings: predicted, and as steps were measured."""
+    speeds = {row.case: row for row in outcome(Ledger(folder / "settings")).rows}
+    cases = cases_of("settings", SETTINGS, {"data": data})[:TIMED]
+    told = [f"seconds to an accuracy of {ACCURACY:.0%}"]
+    for case in cases:
+        if case not in speeds:
+            raise BadRequest(f"{case.name} has not been measured: run --part settings first")
+        row, options = speeds[case], {"model": case.model, "data": data}
+        path = folder / "accuracy" / f"{case.strategy}-{case.codec}-{case.workers}.json"
+        if not path.exists():  # the prediction, before its steps are counted
+            foretold = _steps_foretold(case, options)
+            write_whole(path, json.dumps({"steps": foretold}) + "\n")
+        known = json.loads(path.read_text())
+        if "counted" not in known:
+            known["counted"] = [_steps_counted(case, options, seed) for seed in SEEDS]
+            write_whole(path, json.dumps(known) + "\n")
+        predicted_s = known["steps"] * row.told.step_s
+        counted = statistics.fmean(known["counted"])
+        measured_s = counted * case.workers * case.batch_size / row.measured
+        told.append(
+            f"{case.name}: predicted {predicted_s:,.1f} s ({known['steps']:.0f} steps), measured"
+            f" {measured_s:,.1f} s ({counted:.0f} steps: {known['counted']}), error"
+            f" {predicted_s / measured_s - 1:+.1%}"
+        )
+    return told
+
+
+def _steps_foretold(case: Case, options: dict[str, Any]) -> float:
+    together = case.strategy.startswith("allreduce")
+    way = case.strategy if case.codec == "none" else f"{case.strategy}/{case.codec}"
+    question = Question(
+        ACCURACY, case.batch_size, () if together else (way,), () if together else (case.workers,)
+    )
+    known = measure_accuracy(options, question, lambda said: print(said, file=sys.stderr))
+    found = known.of(built(case.strategy), case.strategy, case.codec, case.workers, case.batch_size)
+    assert found is not None
+    return found.steps
+
+
+def _steps_counted(case: Case, options: dict[str, Any], seed: int) -> int:
+    """Train from the start, with threads, which take the same steps as processes."""
+    print(f"{case.name}: counting steps, seed {seed}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="paceline-held-out-") as folder:
+        asked = {
+            **options,
+            "strategy": case.strategy,
+            "codec": case.codec,
+            "workers": case.workers,
+            "transport": "inproc",
+            "batch_size": case.batch_size,
+            "lr": Config().lr * math.sqrt(case.workers),
+            "steps": 2000,
+            "epochs": 10_000,
+            "evaluate_every": "5",
+            "evaluate_samples": 1000,
+            "until_accuracy": ACCURACY,
+            "seed": seed,
+            "threads": 1,
+            "out": folder + "/run",
+        }
+        record = run(prepare(Config.make(asked), lambda _: Path(asked["out"])), lambda *_: None)
+    steps = record["result"]["steps_to_accuracy"]
+    if steps is None:
+        raise BadRequest(f"{case.name} did not reach {ACCURACY:.0%} in 2,000 steps")
+    return int(steps)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("held-out"))
-    parser.add_argument("--part", choices=["settings", "groups", "workers"], default="settings")
+    parts = ["settings", "groups", "workers", "accuracy"]
+    parser.add_argument("--part", choices=parts, default="settings")
     parser.add_argument("--data", default="fashion-mini")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each profile")
     parser.add_argument("--settings", type=int, default=SETTINGS)
@@ -127,6 +210,9 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     more: dict[str, Any] = {"data": asked.data}
+    if asked.part == "accuracy":
+        print("\n".join(to_accuracy(asked.out, asked.data)))
+        return 0
     cases = cases_of(asked.part, asked.settings, more)
     if asked.list:
         print("\n".join(case.name for case in cases))

@@ -5,9 +5,12 @@ Where all workers make every step together, P workers with b samples are one wor
     S(B) = S_min (1 + B_crit / B)          (McCandlish et al. 2018)
 
 S_min and B_crit are fitted to training with two batch sizes that are at least 8 times apart, from
-one trained model on (branched training), with several seeds. No formula can be trusted for
-asynchronous and local strategies: there the steps were counted on the transport `simulated`, with
-real gradients, for some numbers of workers.
+one trained model on (branched training), with several seeds. That model was trained with the
+smaller batch. A whole training with a larger one shortens that stage, too: in the same proportion
+as what comes after it.
+
+No formula can be trusted for asynchronous and local strategies: there the steps were counted on the
+transport `simulated`, with real gradients, for some numbers of workers.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ class Accuracy:
     """What was measured about the steps to one accuracy."""
 
     target: float
-    branched_at: int  # steps that the branches have in common, included in theirs
+    # Steps that the branches have in common, with the smallest batch; included in theirs.
+    branched_at: int
     lr_scaling: str  # of the learning rate against the batch
     branches: tuple[Branch, ...]
     noise_scale: float | None = None  # a second opinion on the critical batch
@@ -82,11 +86,17 @@ class Accuracy:
 
     @property
     def _line(self) -> tuple[float, float]:
-        """S = S_min + slope / B, through the smallest and the largest batch."""
+        """S = S_min + slope / B of whole trainings, through the smallest and the largest batch."""
         small, large = self.branches[0], self.branches[-1]
-        slope = (small.mean - large.mean) / (1 / small.batch_size - 1 / large.batch_size)
+        small_steps, large_steps = self._from_start(small.mean), self._from_start(large.mean)
+        slope = (small_steps - large_steps) / (1 / small.batch_size - 1 / large.batch_size)
         slope = max(0.0, slope)
-        return max(0.0, large.mean - slope / large.batch_size), slope
+        return max(0.0, large_steps - slope / large.batch_size), slope
+
+    def _from_start(self, steps: float) -> float:
+        """The steps of a training that had its own batch, or strategy, from its first step on."""
+        own = self.branches[0].mean
+        return (steps - self.branched_at) * own / max(1.0, own - self.branched_at)
 
     @property
     def spread(self) -> float:
@@ -117,7 +127,7 @@ class Accuracy:
 
     def _of_followed(self, spec: str, codec: str, workers: int, batch_size: int) -> StepsTo | None:
         points = {
-            each.workers: statistics.fmean(each.steps)
+            each.workers: self._from_start(statistics.fmean(each.steps))
             for each in self.followed
             if Spec.of(each.strategy) == Spec.of(spec)
             and Spec.of(each.codec) == Spec.of(codec)
