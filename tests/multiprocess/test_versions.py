@@ -34,7 +34,7 @@ def study(source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=280,
         check=False,
     )
 
@@ -61,13 +61,14 @@ def test_a_copy_is_not_slower(copied: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_sleep_in_every_step_is_found(copied: Path) -> None:
     worker = copied / "src" / "paceline" / "run" / "worker.py"
     text = worker.read_text()
     assert COMPUTES in text
-    worker.write_text(text.replace(COMPUTES, f"{COMPUTES}        __import__('time').sleep(0.1)\n"))
-    # this version is the slow one
-    against = ("--against", str(SOURCE.parent), "--fail-if", "slower=5%", "--budget", "2min")
+    worker.write_text(text.replace(COMPUTES, f"{COMPUTES}        __import__('time').sleep(0.002)\n"))
+    # This version is the slow one. On a busy machine blocks are measured again, within the budget.
+    against = ("--against", str(SOURCE.parent), "--fail-if", "slower=5%", "--budget", "4min")
     done = study(copied / "src", *against)
     assert done.returncode == 1, (done.stdout, done.stderr)
     last = done.stderr.strip().splitlines()[-1]
