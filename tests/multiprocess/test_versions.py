@@ -66,7 +66,9 @@ def test_a_sleep_in_every_step_is_found(copied: Path) -> None:
     worker = copied / "src" / "paceline" / "run" / "worker.py"
     text = worker.read_text()
     assert COMPUTES in text
-    worker.write_text(text.replace(COMPUTES, f"{COMPUTES}        __import__('time').sleep(0.002)\n"))
+    worker.write_text(
+        text.replace(COMPUTES, f"{COMPUTES}        __import__('time').sleep(0.002)\n")
+    )
     # This version is the slow one. On a busy machine blocks are measured again, within the budget.
     against = ("--against", str(SOURCE.parent), "--fail-if", "slower=5%", "--budget", "4min")
     done = study(copied / "src", *against)

@@ -17,6 +17,7 @@ from paceline.faults.compute import Compute
 from paceline.planning.accuracy import Accuracy, Branch, Followed
 from paceline.planning.answer import built
 from paceline.planning.check.cases import (
+    Beside,
     Case,
     Foretold,
     Seen,
@@ -162,6 +163,17 @@ def test_moving_costs_more_in_a_crowd() -> None:
     assert LINK.moving(2) == MOVING[0]
     assert LINK.moving(5).s_per_message == pytest.approx(2.5e-5)
     assert LINK.moving(64).s_per_message == pytest.approx(4e-5)  # beyond the largest: as there
+
+
+def test_a_step_takes_more_processor_time_in_a_crowd() -> None:
+    own = Beside(1e-3, ((1, 2e-4), (8, 9e-4)))
+    assert own.at(1) == pytest.approx((1e-3, 2e-4))
+    assert own.at(8) == pytest.approx((1.7e-3, 9e-4))
+    assert own.at(16) == own.at(8)
+    known = profile()
+    crowded = replace(CASE, workers=8)
+    alone, many = (foretell(crowded, known, LINK, b) for b in (Beside(), own))
+    assert many.samples_per_s < alone.samples_per_s
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 9, 16, 40])

@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.common.cores import cores
 from paceline.errors import BadRequest
 from paceline.launch.run import run
 from paceline.planning.answer import built
-from paceline.planning.check.links import LinkFound
+from paceline.planning.check.links import LinkFound, crowds_for
 from paceline.planning.cluster import Cluster
 from paceline.planning.predict import Prediction, Setting, period, predict
 from paceline.planning.profile import Profile
@@ -82,6 +84,7 @@ class Seen:
 
     samples_per_s: float
     cpu_share: float  # of the machine's cores, of all ranks
+    cpu_step_s: float = 0.0  # processor time of a rank in a step
 
 
 def drawn(
@@ -128,20 +131,32 @@ def _accepted(case: Case, more: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a step of a run takes beside its computing, with one worker: records, sleeping long."""
+    """What a step of a run takes beside its computing: records, sleeping too long."""
 
-    seconds: float = 0.0
-    cpu_s: float = 0.0
+    seconds: float = 0.0  # of one worker
+    # The processor time of a step, by the number of workers that share this machine's cores and
+    # their caches.
+    crowds: tuple[tuple[int, float], ...] = ((1, 0.0),)
+
+    def at(self, ranks: int) -> tuple[float, float]:
+        """Seconds and processor time of a step with so many ranks."""
+        at, seen = zip(*self.crowds, strict=True)
+        cpu_s = float(np.interp(ranks, at, seen))
+        return self.seconds + cpu_s - self.crowds[0][1], cpu_s
 
 
-def beside(profile: Profile, model: str, batch_size: int, more: dict[str, Any]) -> Beside:
-    """Measure it on one worker."""
-    alone = Case("serial", "none", 1, "", model, batch_size)
+def beside(
+    profile: Profile, model: str, batch_size: int, most_ranks: int, more: dict[str, Any]
+) -> Beside:
+    """Measure it on one worker, and on several that exchange nothing before their last step."""
     mean = statistics.fmean(profile.compute.at(batch_size)[0].quantiles_s)
     told = Foretold(0.0, 0.0, 0.0, mean, 0.0, steps_for(mean, 1))
-    seen = measure(alone, told, profile, 0, more)
-    step_s = batch_size / seen.samples_per_s
-    return Beside(max(0.0, step_s - mean), seen.cpu_share * cores() * step_s)
+    alone = measure(Case("serial", "none", 1, "", model, batch_size), told, profile, 0, more)
+    crowds = [(1, alone.cpu_step_s)]
+    for ranks in crowds_for(most_ranks)[1:]:
+        case = Case("psgd", "none", ranks, "", model, batch_size)
+        crowds.append((ranks, measure(case, told, profile, 0, more).cpu_step_s))
+    return Beside(max(0.0, batch_size / alone.samples_per_s - mean), tuple(crowds))
 
 
 def foretell(
@@ -149,9 +164,9 @@ def foretell(
 ) -> Foretold:
     """Predict a case on links that were measured alone."""
     worker, _ = worker_of(profile)(case.batch_size, case.codec)
-    own = own or Beside()
+    seconds, cpu_s = (own or Beside()).at(case.workers + case.servers)
     # What a worker of the run does for itself while it does not sleep needs a core.
-    busy_s = min(own.cpu_s, own.seconds + really_done_s(profile, case))
+    busy_s = min(cpu_s, seconds + really_done_s(profile, case))
     moving = found.moving(case.workers + case.servers)
     costs = replace(
         worker.costs,
@@ -159,7 +174,7 @@ def foretell(
         moved_s_per_byte=moving.s_per_byte,
         beside_s=busy_s,
     )
-    sleeping = [max(0.0, q + own.seconds - busy_s) for q in worker.quantiles_s]
+    sleeping = [max(0.0, q + seconds - busy_s) for q in worker.quantiles_s]
     worker = replace(worker, quantiles_s=sleeping, costs=costs)
     setting = Setting(built(case.strategy), case.codec, case.workers, case.servers, STEPS_PER_EPOCH)
     said = predict(setting, worker, Cluster(found.link, common_cores=cores()), seed)
@@ -219,6 +234,7 @@ def measure(
     return Seen(
         speed_of(record),
         used / max(1e-9, result["wall_s"]) / cores(),
+        used / max(1, result["steps"]) / len(record["workers"]),
     )
 
 

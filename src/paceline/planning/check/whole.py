@@ -58,8 +58,9 @@ def check(
         for case in cases:
             key = (case.model, case.batch_size)
             if key not in own:
-                say(f"one worker of {case.model}, for what a step takes beside computing")
-                own[key] = beside(profiles[case.model], *key, more)
+                say(f"workers of {case.model}, for what a step takes beside computing")
+                most = max(c.workers + c.servers for c in cases if c.model == case.model)
+                own[key] = beside(profiles[case.model], *key, most, more)
         told = [
             (
                 case,
