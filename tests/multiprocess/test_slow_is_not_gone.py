@@ -121,9 +121,11 @@ def test_12_a_slow_worker_is_waited_for_and_told_by_name(
     assert record["result"]["steps"] == 12
     told = naming("worker 1", waits)
     assert told, "the slow one is named, in a ring, behind a server and inside DDP's backward pass"
-    assert "computing step" in told[0], "what it does"
-    assert "test_slow_is_not_gone.py:" in told[0], "and where, in the user's own code"
-    assert "the run waits on" in told[0]
+    # On a busy machine the slow worker's stack may be too late for one of the notices.
+    assert any("computing step" in text and "test_slow_is_not_gone.py:" in text for text in told), (
+        f"what it does, and where, in the user's own code: {told}"
+    )
+    assert all("the run waits on" in text for text in told)
 
 
 APART = [

@@ -19,9 +19,11 @@ from paceline.planning.answer import built
 from paceline.planning.check.cases import (
     Beside,
     Case,
+    Epoch,
     Foretold,
     Seen,
     drawn,
+    epoch_of,
     foretell,
     interleaved,
     steps_for,
@@ -157,6 +159,24 @@ def test_a_case_is_predicted_with_the_measured_link() -> None:
     assert busy.shares_cores
     # and the interval is wider
     assert busy.high / busy.low > (told.high / told.low) ** 2
+
+
+def test_the_last_step_of_an_epoch_has_fewer_samples() -> None:
+    """It takes as long as the others."""
+    known = profile()
+    assert epoch_of(CASE, DATA) == Epoch(125, 1.0)  # 6,000 samples
+    larger = epoch_of(replace(CASE, batch_size=64), DATA)
+    assert (larger.steps, larger.full) == (32, pytest.approx(6000 / 32 / (3 * 64)))
+    whole, half = (foretell(CASE, known, LINK, epoch=Epoch(125, full)) for full in (1.0, 0.5))
+    assert half.samples_per_s == pytest.approx(whole.samples_per_s / 2)
+    assert half.step_s == whole.step_s
+
+
+def test_what_is_exchanged_at_the_end_of_an_epoch_counts() -> None:
+    """`stepwise` with a codec averages then: with epochs of 2 steps, in every second step."""
+    case = replace(CASE, strategy="stepwise", codec="fp16")
+    often, seldom = (foretell(case, profile(), LINK, epoch=Epoch(n)) for n in (2, 1000))
+    assert often.step_s > 1.2 * seldom.step_s
 
 
 def test_moving_costs_more_in_a_crowd() -> None:

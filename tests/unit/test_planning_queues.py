@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.codecs.feedback import build_codec
-from paceline.planning.engine import Engine, Post, Program, Spend, Take, Until
+from paceline.planning.engine import Engine, Flush, Post, Program, Spend, Take
 from paceline.planning.fit import Line
 from paceline.planning.programs import Costs, Lineup
-from paceline.planning.queues import SOCKET_BYTES, Cores, Queues
+from paceline.planning.queues import PIECE_BYTES, SOCKET_BYTES, Cores, Leaving, Queues
 from paceline.registry import strategies
 from paceline.transport.virtual import Link, Network, Traffic
 from paceline.types import Layout, Slot
@@ -44,28 +46,84 @@ def test_pushes_leave_at_once_and_wait_at_the_servers_port() -> None:
     assert found == pytest.approx([applied + 1.2 * n + 0.1 for n in (1, 2, 3)])
 
 
+class InTurn(random.Random):
+    """Takes the first, always."""
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
+
+
 def test_replies_take_turns_in_pieces() -> None:
-    # Pieces of 400 bytes: replies end with the pieces 7, 8 and 9 of 9.
+    """Pieces of 400 bytes: one first piece of each reply, then the other six in random order."""
     applied = 1 + 3 * 1.2 + 0.1
-    found = clocks(lineup("ps", 3, 1, piece_bytes=400), one_second)
-    assert found == pytest.approx([applied + 0.4 * n + 0.1 for n in (7, 8, 9)])
+    ends = set()
+    for seed in range(20):
+        found = clocks(lineup("ps", 3, 1), one_second, piece_bytes=400, seed=seed)
+        pieces = sorted(round((end - applied - 0.1) / 0.4, 6) for end in found)
+        assert pieces[-1] == 9
+        assert 5 <= pieces[0] <= 7
+        assert all(piece == round(piece) for piece in pieces)
+        ends.add(tuple(pieces))
+        assert found == clocks(lineup("ps", 3, 1), one_second, piece_bytes=400, seed=seed)
+    assert len(ends) > 1
+
+
+def test_messages_of_later_rounds_take_turns_with_earlier_ones() -> None:
+    """The root of a tree of 3 goes on when its socket has the first message, and sends the second.
+
+    So both of its children have the sum nearly at the same time.
+    """
+
+    def ends(piece_bytes: int | None) -> list[float]:
+        asked = lineup("allreduce:collective=tree", 3)
+        return clocks(asked, one_second, piece_bytes=piece_bytes)
+
+    summed = 1 + 2 * 1.2 + 0.1  # both children's messages pass the root's port
+    assert ends(None)[1:] == pytest.approx([summed + 2 * 1.2 + 0.1, summed + 1.2 + 0.1])
+    last = summed + 6 * 0.4 + 0.1
+    assert max(ends(400)) == pytest.approx(last)
+    assert min(ends(400)[1:]) > last - 3 * 0.4
+
+
+def test_one_piece_after_the_other_by_hand() -> None:
+    """Two messages of 1,000 and 500 bytes to rank 1, one of 700 to rank 2, in pieces of 400."""
+    queues = Queues(Network((0, 1, 2), LINK), 400, InTurn())
+    first = queues.post(0.0, Leaving(0, 1, 1000))
+    assert first is not None
+    assert (first.size_bytes, first.begins_s, first.ends_s, first.last) == (400, 0.0, 0.4, False)
+    assert queues.post(0.1, Leaving(0, 2, 700)) is None
+    assert queues.post(0.2, Leaving(0, 1, 500)) is None
+    way, seen = queues.way_out(0, 1), []
+    while (piece := queues.leave(0.4, way)) is not None:
+        seen.append((piece.message.target, piece.size_bytes, round(piece.ends_s, 6), piece.last))
+    assert seen == [
+        (2, 400, 0.8, False),
+        (1, 400, 1.2, False),
+        (2, 300, 1.5, True),
+        (1, 200, 1.7, True),
+        (1, 400, 2.1, False),
+        (1, 100, 2.2, True),
+    ]
+    later = queues.post(5.0, Leaving(0, 1, 100))
+    assert later is not None
+    assert (later.begins_s, later.last) == (5.0, True)
 
 
 @pytest.mark.parametrize(("strategy", "servers"), [("ps", 1), ("allreduce:collective=tree", 0)])
 def test_pieces_are_no_further_messages(strategy: str, servers: int) -> None:
     """What is counted, and the processor time of handling it, are those of whole messages."""
 
-    def made(piece_bytes: int | None) -> tuple[float, list[int], float]:
-        costs = Costs(moved_s_per_message=0.5)
-        asked = lineup(strategy, 3, servers, piece_bytes=piece_bytes, costs=costs)
-        posts = asked._in_turns([(1, 1200), (2, 1000)])
-        engine = Engine(Network(tuple(range(3 + servers)), LINK), queues=True)
+    def made(piece_bytes: int | None) -> tuple[int, list[int], float]:
+        asked = lineup(strategy, 3, servers, costs=Costs(moved_s_per_message=0.5))
+        network = Network(tuple(range(3 + servers)), LINK)
+        engine = Engine(network, queues=True, piece_bytes=piece_bytes, cores=1)
         engine.run(asked.programs(one_second, 1))
-        return engine.messages, engine.posted_bytes, sum(post.handling_s for post in posts)
+        return engine.messages, engine.posted_bytes, engine.handled_s
 
-    (messages, sent, handling_s), (other, other_sent, other_s) = made(None), made(400)
-    assert (other, other_s) == (pytest.approx(messages), pytest.approx(handling_s))
-    assert (sent, handling_s) == (other_sent, pytest.approx(1.0))
+    whole, pieces = made(None), made(400)
+    assert whole == (pieces[0], pieces[1], pytest.approx(pieces[2]))
+    # Three notes to a server and three back are handled, too, and are not messages of the payload.
+    assert whole[2] == pytest.approx(0.5 * (whole[0] + (6 if servers else 0)))
 
 
 def test_a_sender_goes_on_while_its_message_waits_at_a_port() -> None:
@@ -92,14 +150,21 @@ def test_a_sender_goes_on_while_its_message_waits_at_a_port() -> None:
 
 def test_a_sender_waits_for_what_its_socket_does_not_hold() -> None:
     def sends() -> Program:
-        left = yield Post(1, SOCKET_BYTES + 1000)
-        yield Until(left)
+        sent = yield Post(1, SOCKET_BYTES + 1000)
+        yield Flush([sent])
 
     def takes() -> Program:
         yield Take(0)
 
-    found = Engine(Network((0, 1), LINK), queues=True).run([sends(), takes()])
-    assert found == pytest.approx([1.0, (SOCKET_BYTES + 1000) * 1e-3 + 0.1])
+    def ends(piece_bytes: int | None) -> list[float]:
+        network = Network((0, 1), LINK)
+        engine = Engine(network, queues=True, piece_bytes=piece_bytes)
+        return engine.run([sends(), takes()])
+
+    all_s = (SOCKET_BYTES + 1000) * 1e-3 + 0.1
+    assert ends(None) == pytest.approx([1.0, all_s])
+    # In pieces it is known after the piece with which the rest fits.
+    assert ends(PIECE_BYTES) == pytest.approx([(SOCKET_BYTES + 1000) * 1e-3 / 32, all_s], 1e-4)
 
 
 @given(
@@ -111,13 +176,39 @@ def test_one_connection_alone_is_as_in_virtual_time(
 ) -> None:
     """Both models agree where no port is shared, with the bursts of a token bucket."""
     network = Network((0, 1), Link(0.1, 1e-3, burst))
-    traffic, queues, now = Traffic(network), Queues(network), 0.0
+    traffic, queues, now = Traffic(network), Queues(network, None), 0.0
     for pause, size in messages:
         now += pause
         _, arrived = traffic.post(now, 0, 1, size)
-        begins, left = queues.leave(now, 0, 1, size)
-        passed = queues.enter(begins, 0, 1, size)
-        assert max(left, passed) + 0.1 == pytest.approx(arrived)
+        piece = queues.post(now, Leaving(0, 1, size))
+        assert piece is not None
+        passed = queues.enter(piece.begins_s, 0, 1, size)
+        assert max(piece.ends_s, passed) + 0.1 == pytest.approx(arrived)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.integers(1, 5000)), min_size=1, max_size=6),
+    st.sampled_from([0.0, 300.0, 2000.0]),
+)
+def test_one_connection_alone_is_as_fast_in_pieces(
+    messages: list[tuple[float, int]], burst: float
+) -> None:
+    network = Network((0, 1), Link(0.1, 1e-3, burst))
+
+    def sends() -> Program:
+        for pause, size in messages:
+            yield Spend(pause)
+            yield Post(1, size)
+
+    def takes() -> Program:
+        for _ in messages:
+            yield Take(0)
+
+    ends = [
+        Engine(network, queues=True, piece_bytes=piece_bytes).run([sends(), takes()])[1]
+        for piece_bytes in (None, 400)
+    ]
+    assert ends[1] == pytest.approx(ends[0])
 
 
 @pytest.mark.parametrize("strategy", ["allreduce:collective=ring", "stepwise", "gossip"])

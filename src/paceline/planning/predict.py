@@ -27,6 +27,7 @@ from paceline.types import Layout
 
 EXACTLY_UP_TO = 64  # workers; above, the clocks are arrays (arrays.py)
 LEAST_STEPS, LEAST_STEPS_APART = 12, 48  # the second: of a few workers that drift apart
+FEWEST_STEPS, MOST_STEPS = 200, 2000  # in which exchanges are looked for that repeat
 FEW = 16
 REPLICAS = 4  # predictions with different draws
 # What a profile cannot know of another machine (the interval includes it), as a relative deviation:
@@ -104,12 +105,10 @@ def predict(setting: Setting, worker: Worker, cluster: Cluster, seed: int = 0) -
     few = 1 < setting.workers <= FEW and _drift_apart(lineup)
     least = 3 if many else LEAST_STEPS_APART if few else LEAST_STEPS
     steps = repeats * max(1, -(-least // repeats))
-    if setting.workers <= EXACTLY_UP_TO and lineup.shares_ways():
-        lineup.piece_bytes = PIECE_BYTES
     logs, computes, sent, messages, coding = [], [], 0.0, 0.0, 0.0
     for replica in range(2 if many else REPLICAS):
         times = _times(setting, worker, cluster, steps, seed + replica)
-        step_s, sent, messages, coding = _run(lineup, cluster, times)
+        step_s, sent, messages, coding = _run(lineup, cluster, times, repeats, seed + replica)
         logs.append(math.log(step_s))
         computes.append(float(times.mean()))
     middle = statistics.fmean(logs)
@@ -242,7 +241,7 @@ def _period(lineup: Lineup) -> int:
         return 1
     counts = [
         len(lineup.strategy.pattern(step, lineup.setting))
-        for step in range(min(lineup.steps_per_epoch, 2000))
+        for step in range(min(max(lineup.steps_per_epoch, FEWEST_STEPS), MOST_STEPS))
     ]
     return counts.index(max(counts)) + 1 if max(counts) else 1
 
@@ -258,13 +257,17 @@ def _times(setting: Setting, worker: Worker, cluster: Cluster, steps: int, seed:
     return np.asarray(drawn * np.exp(own) / np.array(speeds))
 
 
-def _run(lineup: Lineup, cluster: Cluster, times: Floats) -> tuple[float, float, float, float]:
+def _run(
+    lineup: Lineup, cluster: Cluster, times: Floats, repeats: int, seed: int
+) -> tuple[float, float, float, float]:
     """Seconds per step; bytes, messages and seconds of coding of all ranks in a step."""
     steps = len(times)
     network = cluster.network(lineup.workers, lineup.servers)
     pushes = any(isinstance(e, PushPull) for e in lineup.strategy.pattern(0, lineup.setting))
     if lineup.workers <= EXACTLY_UP_TO or pushes:
-        engine = Engine(network, queues=True, cores=cluster.common_cores)
+        turns = lineup.workers <= EXACTLY_UP_TO and lineup.shares_ways(repeats - 1)
+        piece = PIECE_BYTES if turns else None
+        engine = Engine(network, True, piece, cluster.common_cores, seed)
         clocks = engine.run(lineup.programs(lambda w, step: float(times[step, w]), steps))
         sent = sum(engine.posted_bytes) / steps
         coding = (sum(engine.busy_s) - float(times.sum())) / steps

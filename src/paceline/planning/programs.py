@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
 
 from paceline.codecs.base import Codec
 from paceline.collectives.moves import Moves, Sum, moves
-from paceline.planning.engine import Now, Post, Program, Spend, Take, TakeAny, Tell, Until
+from paceline.planning.engine import Flush, Now, Post, Program, Spend, Take, TakeAny, Tell, Until
 from paceline.planning.fit import Line
 from paceline.registry import Spec, operations
 from paceline.strategies.base import Strategy
@@ -22,7 +21,6 @@ from paceline.strategies.parts.pattern import PushPull, Reduction, Setting, Swap
 from paceline.types import Layout
 
 LENGTH_BYTES = 8  # announces a message whose length varies
-MOST_PIECES = 32  # of one message
 FREE = Line(0.0, 0.0)
 FASTEST = ("auto", "native")  # stand for the fastest all-reduce there is
 
@@ -44,9 +42,9 @@ class Costs:
     # Of a step beside its computing: records, the data. It counts where ranks share cores.
     beside_s: float = 0.0
 
-    def handling_s(self, size_bytes: int, share: float = 1.0) -> float:
-        """The processor time of moving a message, or a share of one."""
-        return share * self.moved_s_per_message + size_bytes * self.moved_s_per_byte
+    def handling_s(self, size_bytes: int) -> float:
+        """The processor time of moving a message."""
+        return self.moved_s_per_message + size_bytes * self.moved_s_per_byte
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,6 @@ class Lineup:
     seed: int = 0
     costs: Costs = Costs()
     fastest: str = "ring"  # what `collective=auto` means
-    # What a rank sends to several others at once is cut into pieces of this size, which take turns;
-    # None: one message after the other.
-    piece_bytes: int | None = None
     overlap: Overlap | None = None
     _moves: dict[tuple[str, int, int, bool, int], list[Moves]] = field(
         default_factory=dict, repr=False
@@ -141,49 +136,30 @@ class Lineup:
         """One rank's rounds of a schedule."""
         added = self.costs.s_per_byte_added
         for round_ in self._rounds(run, me):
-            lefts = []
+            sent = []
             if run.wire is not None and round_.sends and self.costs.encode.fixed:
                 yield Spend(len(round_.sends) * self.costs.encode.fixed)
-            for post in self._in_turns(round_.sends):
-                lefts.append((yield post))
+            for peer, size in round_.sends:
+                sent.append((yield self._post(peer, size)))
             if run.wire is None:
                 for peer, size in round_.adds:
-                    yield from self._take(peer, size)
+                    yield Take(peer)
                     yield Spend(size * added)
-            for peer, size in (*(() if run.wire is None else round_.adds), *round_.takes):
-                yield from self._take(peer, size)
-            if lefts:
-                yield Until(max(lefts))
+            for peer, _ in (*(() if run.wire is None else round_.adds), *round_.takes):
+                yield Take(peer)
+            if sent:
+                yield Flush(sent)
             decoding = round_.decoded_bytes * added
             if run.wire is not None:
                 decoding += (len(round_.adds) + len(round_.takes)) * self.costs.decode.fixed
             if decoding:
                 yield Spend(decoding)
 
-    def _take(self, peer: int, size: int) -> Program:
-        for _ in self._pieces(size):
-            yield Take(peer)
-
-    def _post(self, peer: int, size: int, share: float = 1.0) -> Post:
-        return Post(peer, size, self.costs.handling_s(size, share), share)
+    def _post(self, peer: int, size: int) -> Post:
+        return Post(peer, size, self.costs.handling_s(size))
 
     def _tell(self, peer: int) -> Tell:
         return Tell(peer, self.costs.handling_s(0))
-
-    def _pieces(self, size: int) -> list[int]:
-        """A message as the pieces in which it takes turns with others."""
-        if self.piece_bytes is None or size <= self.piece_bytes:
-            return [size]
-        count = min(MOST_PIECES, -(-size // self.piece_bytes))
-        return [size * (n + 1) // count - size * n // count for n in range(count)]
-
-    def _in_turns(self, sends: Sequence[tuple[int, int]]) -> list[Post]:
-        """Messages to several ranks in pieces that take turns."""
-        each = []
-        for peer, size in sends:
-            pieces = self._pieces(size)
-            each.append([self._post(peer, piece, 1 / len(pieces)) for piece in pieces])
-        return [post for turn in zip_longest(*each) for post in turn if post is not None]
 
     def _overlapped(self, me: int, seconds: float, step: int) -> Program:
         """A step whose buckets are exchanged as soon as they are ready, beside the computing.
@@ -236,12 +212,12 @@ class Lineup:
             return
         if not self.codec.lossless:
             yield Spend(self.costs.encode.at(self.size_bytes))
-        lefts = []
+        sent = []
         for size in self.message(self.codec.plain, self.layout):
-            lefts.append((yield self._post(partner, size)))
-        for _ in lefts:
+            sent.append((yield self._post(partner, size)))
+        for _ in sent:
             yield Take(partner)
-        yield Until(max(lefts))
+        yield Flush(sent)
         if self.codec.lossless:
             yield Spend(self.size_bytes * self.costs.s_per_byte_added)
         else:
@@ -251,21 +227,17 @@ class Lineup:
         ranks = range(self.workers, self.workers + self.servers)
         if not self.codec.lossless:
             yield Spend(self.costs.encode.at(self.size_bytes))
-        lefts = []
+        sent = []
         for server in ranks:
             yield self._tell(server)
-        pushed = [
-            (s, n)
-            for s, p in zip(ranks, self.parts, strict=True)
-            for n in self.message(self.codec, p)
-        ]
-        for post in self._in_turns(pushed):
-            lefts.append((yield post))
+        for server, part in zip(ranks, self.parts, strict=True):
+            for size in self.message(self.codec, part):
+                sent.append((yield self._post(server, size)))
         for server, part in zip(ranks, self.parts, strict=True):
             yield Take(server)  # the note
-            for size in self.message(self.codec.plain, part):
-                yield from self._take(server, size)
-        yield Until(max(lefts))
+            for _ in self.message(self.codec.plain, part):
+                yield Take(server)
+        yield Flush(sent)
         if not self.codec.plain.lossless:
             yield Spend(self.costs.decode.at(self.size_bytes))
 
@@ -279,8 +251,8 @@ class Lineup:
         pending: Counter[int] = Counter()  # by clock: the gradients that are not applied yet
         for _ in range(self.workers * steps):
             worker = yield TakeAny()
-            for each in pushed:
-                yield from self._take(worker, each)
+            for _ in pushed:
+                yield Take(worker)
             if not self.codec.lossless:
                 yield Spend(costs.decode.at(size))
             clocks[worker] += 1
@@ -297,35 +269,31 @@ class Lineup:
             pending.clear()
             for client in allowed:
                 waiting.remove(client)
-            at_once = self.piece_bytes is not None
-            for some in [allowed] if at_once else [[client] for client in allowed]:
-                yield from self._reply(some, reply, size)
+                yield from self._reply(client, reply, size)
 
-    def _reply(self, clients: Sequence[int], reply: Sequence[int], size: int) -> Program:
-        """Reply to clients at once: the pieces of their messages take turns."""
-        for client in clients:
-            if not self.codec.plain.lossless:
-                yield Spend(self.costs.encode.at(size))
-            yield self._tell(client)
-        lefts = []
-        for post in self._in_turns([(c, n) for n in reply for c in clients]):
-            lefts.append((yield post))
-        yield Until(max(lefts))
+    def _reply(self, client: int, reply: Sequence[int], size: int) -> Program:
+        if not self.codec.plain.lossless:
+            yield Spend(self.costs.encode.at(size))
+        yield self._tell(client)
+        sent = []
+        for each in reply:
+            sent.append((yield self._post(client, each)))
+        yield Flush(sent)
 
-    def shares_ways(self) -> bool:
-        """Whether a rank sends to several others, or takes from several, at the same time."""
-        exchanges = self.strategy.pattern(0, self.setting)
+    def shares_ways(self, step: int) -> bool:
+        """Whether, in a step, a rank may send to several others at once, or take from several."""
+        exchanges = self.strategy.pattern(step, self.setting)
         if any(isinstance(e, PushPull) for e in exchanges):
             return self.workers > 1
-        return any(
-            max(len({p for p, _ in some}) for some in (round_.sends, round_.adds + round_.takes))
-            > 1
-            for exchange in exchanges
-            if isinstance(exchange, Reduction)
-            for run in self.sums(exchange)
-            for me in range(self.workers)
-            for round_ in self._rounds(run, me)
-        )
+        runs = [run for e in exchanges if isinstance(e, Reduction) for run in self.sums(e)]
+        for run in runs:
+            for me in range(self.workers):
+                rounds = self._rounds(run, me)
+                to = {peer for round_ in rounds for peer, _ in round_.sends}
+                of = {peer for round_ in rounds for peer, _ in (*round_.adds, *round_.takes)}
+                if len(to) > 1 or len(of) > 1:
+                    return True
+        return False
 
     def _ahead(self) -> int:
         found = [e for e in self.strategy.pattern(0, self.setting) if isinstance(e, PushPull)]

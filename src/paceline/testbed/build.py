@@ -20,7 +20,7 @@ from pathlib import Path
 from paceline.common.links import Links
 from paceline.errors import BadRequest
 from paceline.testbed.hosts import LAUNCHER, NAMESPACES, Testbed, host_name, remove
-from paceline.testbed.shaping import can_delay, shaping
+from paceline.testbed.shaping import MTU, can_delay, shaping
 
 FOLDER = "paceline-testbed-"  # how the name of a testbed's folder begins
 MOST_HOSTS = 64
@@ -174,9 +174,8 @@ def _make(bed: Testbed, made: list[str], tell: Callable[[str], None]) -> None:
 def _connect(bed: Testbed, host: int | str, address: str, links: Links) -> None:
     """Connect a host to the switch, shape its link, and write its /etc/hosts."""
     switch, space, port = bed.namespace("switch"), bed.namespace(host), f"port{host}"[:15]
-    _inside(
-        switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space
-    )
+    made = ("ip", "link", "add", port, "mtu", str(MTU), "type", "veth", "peer", "name", "eth0")
+    _inside(switch, *made, "mtu", str(MTU), "netns", space)
     _inside(switch, "ip", "link", "set", port, "master", "bridge", "up")
     _inside(space, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
     _inside(space, "ip", "link", "set", "eth0", "up")

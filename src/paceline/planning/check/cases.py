@@ -33,7 +33,7 @@ from paceline.request.config import Config
 from paceline.request.prepare import prepare
 
 RUN_S = 8.0  # what a run takes, about
-MOST_STEPS, STEPS_PER_EPOCH = 2000, 1 << 20
+MOST_STEPS = 2000
 MOVING_SHARE = 0.2  # of the machine's cores: above, moving bytes counts as computing
 # How far earlier draws were off where moving bytes took all cores, as a relative deviation
 # (docs/planning.md); the interval includes it in proportion to the share that is taken.
@@ -59,6 +59,14 @@ class Case:
     @property
     def servers(self) -> int:
         return 1 if built(self.strategy).traits.serves == "ranks" else 0
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a pass over the data means to a case."""
+
+    steps: int = 1 << 20
+    full: float = 1.0  # the mean samples of a step over a full one's: the last step has the rest
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,14 @@ def _accepted(case: Case, more: dict[str, Any]) -> bool:
     return True
 
 
+def epoch_of(case: Case, more: dict[str, Any]) -> Epoch:
+    """The steps of an epoch, and how full they are, with `more` options of `train` for the data."""
+    job = prepare(Config.make(_options(case, 1, more)), lambda _: Path("check"))
+    steps = job.shards().steps_per_epoch
+    assert steps is not None
+    return Epoch(steps, len(job.data.train) / steps / (case.workers * case.batch_size))
+
+
 @dataclass(frozen=True)
 class Beside:
     """What a step of a run takes beside its computing: records, sleeping too long."""
@@ -151,18 +167,26 @@ def beside(
     """Measure it on one worker, and on several that exchange nothing before their last step."""
     mean = statistics.fmean(profile.compute.at(batch_size)[0].quantiles_s)
     told = Foretold(0.0, 0.0, 0.0, mean, 0.0, steps_for(mean, 1))
-    alone = measure(Case("serial", "none", 1, "", model, batch_size), told, profile, 0, more)
+    serial = Case("serial", "none", 1, "", model, batch_size)
+    alone = measure(serial, told, profile, 0, more)
+    step_s = epoch_of(serial, more).full * batch_size / alone.samples_per_s
     crowds = [(1, alone.cpu_step_s)]
     for ranks in crowds_for(most_ranks)[1:]:
         case = Case("psgd", "none", ranks, "", model, batch_size)
         crowds.append((ranks, measure(case, told, profile, 0, more).cpu_step_s))
-    return Beside(max(0.0, batch_size / alone.samples_per_s - mean), tuple(crowds))
+    return Beside(max(0.0, step_s - mean), tuple(crowds))
 
 
 def foretell(
-    case: Case, profile: Profile, found: LinkFound, own: Beside | None = None, seed: int = 0
+    case: Case,
+    profile: Profile,
+    found: LinkFound,
+    own: Beside | None = None,
+    seed: int = 0,
+    epoch: Epoch | None = None,
 ) -> Foretold:
     """Predict a case on links that were measured alone."""
+    epoch = epoch or Epoch()
     worker, _ = worker_of(profile)(case.batch_size, case.codec)
     seconds, cpu_s = (own or Beside()).at(case.workers + case.servers)
     # What a worker of the run does for itself while it does not sleep needs a core.
@@ -176,21 +200,21 @@ def foretell(
     )
     sleeping = [max(0.0, q + seconds - busy_s) for q in worker.quantiles_s]
     worker = replace(worker, quantiles_s=sleeping, costs=costs)
-    setting = Setting(built(case.strategy), case.codec, case.workers, case.servers, STEPS_PER_EPOCH)
+    setting = Setting(built(case.strategy), case.codec, case.workers, case.servers, epoch.steps)
     said = predict(setting, worker, Cluster(found.link, common_cores=cores()), seed)
     moving_s = said.sent_bytes * moving.s_per_byte + said.messages * moving.s_per_message
     moving_s += said.coding_s  # with what workers do for themselves
     share = moving_s / cores() / said.step_s
-    low, high = _interval(said, share)
+    wide = _width(said, share)
     steps = steps_for(said.step_s, period(setting, worker))
-    return Foretold(said.samples_per_s, low, high, said.step_s, share, steps)
+    speed = said.samples_per_s * epoch.full
+    return Foretold(speed, speed / wide, speed * wide, said.step_s, share, steps)
 
 
-def _interval(said: Prediction, share: float) -> tuple[float, float]:
-    """The samples per second of a prediction's interval, wider where ranks share the cores."""
+def _width(said: Prediction, share: float) -> float:
+    """The factor up and down of a prediction's interval, wider where ranks share the cores."""
     own = math.log(said.high / said.low) / 2
-    wide = math.exp(math.hypot(own, 1.96 * CROWDED * min(1.0, share)))
-    return said.samples_per_s / wide, said.samples_per_s * wide
+    return math.exp(math.hypot(own, 1.96 * CROWDED * min(1.0, share)))
 
 
 def steps_for(step_s: float, period: int) -> int:

@@ -31,12 +31,12 @@ from paceline.launch.messages import Body
 from paceline.planning.fit import median
 from paceline.registry import transports
 from paceline.testbed.build import lasting
-from paceline.testbed.shaping import burst_bytes
+from paceline.testbed.shaping import MTU, burst_bytes
 from paceline.transport.base import Message, Rendezvous, Waits
 from paceline.transport.virtual import Link
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)  # bytes of a message
-PAYLOAD = 1448 / 1514  # of an Ethernet frame with TCP's and IP's headers
+PAYLOAD = (MTU - 52) / (MTU + 14)  # of an Ethernet frame with TCP's and IP's headers
 SECONDS = 1.0  # for all messages of one size, about
 MOST_MESSAGES = 15
 CROWDS = (2, 8, 16)  # ranks

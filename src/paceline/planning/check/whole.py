@@ -13,6 +13,7 @@ from paceline.planning.check.cases import (
     Case,
     Seen,
     beside,
+    epoch_of,
     foretell,
     interleaved,
     measure,
@@ -70,6 +71,7 @@ def check(
                     links[case.network],
                     own[case.model, case.batch_size],
                     seed,
+                    epoch_of(case, more),
                 ),
             )
             for case in cases

@@ -22,7 +22,7 @@ from typing import IO, Any
 from paceline.transport.status.line import Line, Seen
 from paceline.transport.status.process import state_of
 
-ANSWER_S = 0.5  # for a rank to write its stack
+ANSWER_S = 1.0  # for a rank to write its stack
 LOOK_S = 0.01
 MOST_BYTES = 256 << 10  # of a file of stacks, before it is emptied
 OURS = str(Path(__file__).parents[2]) + os.sep
