@@ -32,22 +32,29 @@ study: $(STAMP)
 
 # Three parts at the same time. Tests that start processes run one after the other, in two processes
 # with one thread each, which can be forked safely; all others run under pytest-xdist.
-REAL := $(BIN)/python -m pytest -q -m 'not slow and not engines and processes'
-test: $(STAMP)
-	@failed=0; said=$$(mktemp -d); \
-	$(REAL) tests/multiprocess/test_[o-z]*.py >$$said/one 2>&1 & one=$$!; \
-	$(REAL) tests --ignore-glob 'tests/multiprocess/test_[o-z]*.py' >$$said/two 2>&1 & two=$$!; \
+define in_three_parts
+	@failed=0; said=$$(mktemp -d); real="$(BIN)/python -m pytest -q"; \
+	$$real -m '$(1) and processes' tests/multiprocess/test_[o-z]*.py >$$said/one 2>&1 & one=$$!; \
+	$$real -m '$(1) and processes' tests --ignore-glob 'tests/multiprocess/test_[o-z]*.py' \
+		>$$said/two 2>&1 & two=$$!; \
 	trap "kill $$one $$two 2>/dev/null; rm -rf $$said" EXIT INT TERM; \
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not engines and not processes' \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(1) and not processes' \
 		--ignore tests/multiprocess || failed=1; \
 	echo "tests that start processes:"; \
 	wait $$one || failed=1; cat $$said/one; \
 	wait $$two || failed=1; cat $$said/two; \
 	exit $$failed
+endef
+
+test: $(STAMP)
+	$(call in_three_parts,not slow and not engines)
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -q -m 'slow and not engines'
-	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q -m 'hypothesis and not slow and not engines'
+	$(call in_three_parts,slow and not engines)
+	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+		-m 'hypothesis and not slow and not engines and not processes'
+	@PACELINE_EXPLORE=1 $(BIN)/python -m pytest -q \
+		-m 'hypothesis and not slow and not engines and processes'
 
 # Real engines: Slurm and the others. It installs none of them: the table at the end names those that
 # were skipped, with the command that installs each.
