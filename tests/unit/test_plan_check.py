@@ -22,6 +22,7 @@ from paceline.planning.check.cases import (
     Epoch,
     Foretold,
     Seen,
+    busy_in,
     drawn,
     epoch_of,
     foretell,
@@ -35,6 +36,7 @@ from paceline.planning.check.links import CROWDS, LinkFound, Moving, crowds_for
 from paceline.planning.check.table import check_table
 from paceline.planning.check.whole import outcome
 from paceline.planning.cluster import Cluster
+from paceline.planning.engine import Engine, Program, Spend
 from paceline.planning.measurements import Row
 from paceline.planning.predict import Setting, predict
 from paceline.planning.stored import read_profile, write_profile
@@ -186,14 +188,34 @@ def test_moving_costs_more_in_a_crowd() -> None:
 
 
 def test_a_step_takes_more_processor_time_in_a_crowd() -> None:
-    own = Beside(1e-3, ((1, 2e-4), (8, 9e-4)))
-    assert own.at(1) == pytest.approx((1e-3, 2e-4))
-    assert own.at(8) == pytest.approx((1.7e-3, 9e-4))
-    assert own.at(16) == own.at(8)
+    own = Beside(((1, 2e-4), (8, 9e-4)))
+    assert [own.busy_s(1), own.busy_s(8), own.busy_s(16)] == pytest.approx([2e-4, 9e-4, 9e-4])
+    assert own.slower(1) == 1
+    assert own.slower(8) == own.slower(16) == pytest.approx(4.5)
     known = profile()
     crowded = replace(CASE, workers=8)
-    alone, many = (foretell(crowded, known, LINK, b) for b in (Beside(), own))
-    assert many.samples_per_s < alone.samples_per_s
+    few, many = (foretell(crowded, known, LINK, b) for b in (Beside(((1, 2e-4),)), own))
+    assert many.samples_per_s < few.samples_per_s
+    assert many.moving_share > few.moving_share
+
+
+@pytest.mark.parametrize(("ranks", "busy_s"), [(1, 0.5e-3), (2, 0.5e-3), (8, 0.3e-3), (16, 1e-3)])
+def test_what_a_step_needs_of_a_core_follows_from_how_long_it_takes(
+    ranks: int, busy_s: float
+) -> None:
+    """Ranks sleep for 3 ms and then wait for one of two cores."""
+
+    def steps() -> Program:
+        for _ in range(40):
+            yield Spend(3e-3, shared=False)
+            yield Spend(busy_s)
+
+    engine = Engine(Network(tuple(range(ranks)), Link()), queues=True, cores=2)
+    step_s = sum(engine.run([steps() for _ in range(ranks)])) / ranks / 40
+    if ranks == 16:  # the cores set the pace
+        assert step_s == pytest.approx(16 * busy_s / 2, rel=0.1)
+    assert busy_in(step_s, [3e-3], ranks, 2) == pytest.approx(busy_s, rel=1e-3)
+    assert busy_in(2e-3, [3e-3], ranks, 2) < 1e-6  # faster than it sleeps: nothing is left
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 9, 16, 40])

@@ -22,6 +22,9 @@ class Line:
     def at(self, x: float) -> float:
         return self.fixed + self.slope * x
 
+    def times(self, factor: float) -> Line:
+        return Line(factor * self.fixed, factor * self.slope)
+
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     """Fit a line with neither part below 0, by the least squares of the *relative* errors.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from paceline.codecs.base import Codec
@@ -41,6 +41,17 @@ class Costs:
     moved_s_per_byte: float = 0.0
     # Of a step beside its computing: records, the data. It counts where ranks share cores.
     beside_s: float = 0.0
+
+    def slower(self, factor: float) -> Costs:
+        """The same work where it takes so many times as long."""
+        return replace(
+            self,
+            s_per_byte_added=factor * self.s_per_byte_added,
+            encode=self.encode.times(factor),
+            decode=self.decode.times(factor),
+            summed_s_per_byte=factor * self.summed_s_per_byte,
+            update_s_per_byte=factor * self.update_s_per_byte,
+        )
 
     def handling_s(self, size_bytes: int) -> float:
         """The processor time of moving a message."""

@@ -25,15 +25,18 @@ from paceline.launch.run import run
 from paceline.planning.answer import built
 from paceline.planning.check.links import LinkFound, crowds_for
 from paceline.planning.cluster import Cluster
+from paceline.planning.engine import Engine, Program, Spend
 from paceline.planning.predict import Prediction, Setting, period, predict
 from paceline.planning.profile import Profile
 from paceline.planning.workers import worker_of
 from paceline.record.steady import WARM_UP_SHARE, WARM_UP_STEPS, speed_of
 from paceline.request.config import Config
 from paceline.request.prepare import prepare
+from paceline.transport.virtual import Link, Network
 
 RUN_S = 8.0  # what a run takes, about
 MOST_STEPS = 2000
+CROWD_STEPS, BISECTIONS = 40, 20  # in virtual time
 MOVING_SHARE = 0.2  # of the machine's cores: above, moving bytes counts as computing
 # How far earlier draws were off where moving bytes took all cores, as a relative deviation
 # (docs/planning.md); the interval includes it in proportion to the share that is taken.
@@ -92,7 +95,6 @@ class Seen:
 
     samples_per_s: float
     cpu_share: float  # of the machine's cores, of all ranks
-    cpu_step_s: float = 0.0  # processor time of a rank in a step
 
 
 def drawn(
@@ -147,18 +149,22 @@ def epoch_of(case: Case, more: dict[str, Any]) -> Epoch:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a step of a run takes beside its computing: records, sleeping too long."""
+    """What a worker of a run really does in a step: records, the data, updates.
 
-    seconds: float = 0.0  # of one worker
-    # The processor time of a step, by the number of workers that share this machine's cores and
-    # their caches.
-    crowds: tuple[tuple[int, float], ...] = ((1, 0.0),)
+    `crowds`: by the number of ranks that share this machine's cores and their caches, the seconds
+    that a step needs of a core.
+    """
 
-    def at(self, ranks: int) -> tuple[float, float]:
-        """Seconds and processor time of a step with so many ranks."""
+    crowds: tuple[tuple[int, float], ...]
+
+    def busy_s(self, ranks: int) -> float:
+        """Between two crowds that were measured: on the line through them."""
         at, seen = zip(*self.crowds, strict=True)
-        cpu_s = float(np.interp(ranks, at, seen))
-        return self.seconds + cpu_s - self.crowds[0][1], cpu_s
+        return float(np.interp(ranks, at, seen))
+
+    def slower(self, ranks: int) -> float:
+        """How many times as long the same work takes among so many ranks."""
+        return max(1.0, self.busy_s(ranks) / max(1e-9, self.crowds[0][1]))
 
 
 def beside(
@@ -167,14 +173,37 @@ def beside(
     """Measure it on one worker, and on several that exchange nothing before their last step."""
     mean = statistics.fmean(profile.compute.at(batch_size)[0].quantiles_s)
     told = Foretold(0.0, 0.0, 0.0, mean, 0.0, steps_for(mean, 1))
-    serial = Case("serial", "none", 1, "", model, batch_size)
-    alone = measure(serial, told, profile, 0, more)
-    step_s = epoch_of(serial, more).full * batch_size / alone.samples_per_s
-    crowds = [(1, alone.cpu_step_s)]
-    for ranks in crowds_for(most_ranks)[1:]:
-        case = Case("psgd", "none", ranks, "", model, batch_size)
-        crowds.append((ranks, measure(case, told, profile, 0, more).cpu_step_s))
-    return Beside(max(0.0, step_s - mean), tuple(crowds))
+    crowds = []
+    for ranks in (1, *crowds_for(most_ranks)[1:]):
+        case = Case("serial" if ranks == 1 else "psgd", "none", ranks, "", model, batch_size)
+        seen = measure(case, told, profile, 0, more)
+        step_s = epoch_of(case, more).full * ranks * batch_size / seen.samples_per_s
+        crowds.append((ranks, busy_in(step_s, synthetic_times(profile, case), ranks, cores())))
+    return Beside(tuple(crowds))
+
+
+def busy_in(step_s: float, sleeps_s: Sequence[float], ranks: int, count: int) -> float:
+    """The seconds of a core that a step needs whose ranks sleep and then wait for `count` cores."""
+    luck = np.random.default_rng(ranks)
+    draws = luck.choice(np.asarray(sleeps_s), (CROWD_STEPS, ranks))
+
+    def steps(busy_s: float, rank: int) -> Program:
+        for step in range(CROWD_STEPS):
+            yield Spend(float(draws[step, rank]), shared=False)
+            yield Spend(busy_s)
+
+    def step_of(busy_s: float) -> float:
+        engine = Engine(Network(tuple(range(ranks)), Link()), queues=True, cores=count)
+        return statistics.fmean(engine.run([steps(busy_s, rank) for rank in range(ranks)]))
+
+    low, high = 0.0, step_s
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if step_of(middle) < step_s * CROWD_STEPS:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 def foretell(
@@ -188,17 +217,15 @@ def foretell(
     """Predict a case on links that were measured alone."""
     epoch = epoch or Epoch()
     worker, _ = worker_of(profile)(case.batch_size, case.codec)
-    seconds, cpu_s = (own or Beside()).at(case.workers + case.servers)
-    # What a worker of the run does for itself while it does not sleep needs a core.
-    busy_s = min(cpu_s, seconds + really_done_s(profile, case))
-    moving = found.moving(case.workers + case.servers)
+    ranks = case.workers + case.servers
+    moving = found.moving(ranks)
     costs = replace(
-        worker.costs,
+        worker.costs if own is None else worker.costs.slower(own.slower(ranks)),
         moved_s_per_message=moving.s_per_message,
         moved_s_per_byte=moving.s_per_byte,
-        beside_s=busy_s,
+        beside_s=0.0 if own is None else own.busy_s(ranks),
     )
-    sleeping = [max(0.0, q + seconds - busy_s) for q in worker.quantiles_s]
+    sleeping = worker.quantiles_s if own is None else synthetic_times(profile, case)
     worker = replace(worker, quantiles_s=sleeping, costs=costs)
     setting = Setting(built(case.strategy), case.codec, case.workers, case.servers, epoch.steps)
     said = predict(setting, worker, Cluster(found.link, common_cores=cores()), seed)
@@ -255,11 +282,7 @@ def measure(
         record = run(job, lambda kind, content: None, clean=True)
     result = record["result"]
     used = sum(w["cpu_user_s"] + w["cpu_system_s"] for w in record["workers"])
-    return Seen(
-        speed_of(record),
-        used / max(1e-9, result["wall_s"]) / cores(),
-        used / max(1, result["steps"]) / len(record["workers"]),
-    )
+    return Seen(speed_of(record), used / max(1e-9, result["wall_s"]) / cores())
 
 
 def _options(case: Case, steps: int, more: dict[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,11 @@ class Ledger:
             return {}
         text = self._runs.read_text()
         lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return {(line["repeat"], Case(**line["case"])): Seen(**line["measured"]) for line in lines}
+        return {(line["repeat"], Case(**line["case"])): _seen(line["measured"]) for line in lines}
+
+
+def _seen(measured: dict[str, Any]) -> Seen:
+    return Seen(measured["samples_per_s"], measured["cpu_share"])
 
 
 def digest(path: str | Path) -> str:
