@@ -145,6 +145,7 @@ def test_bench_parallel(cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_bench_shards(cli) -> None:
     words = ("bench", "shards", "--shards", "2", "--megabytes", "1", "--rounds", "2")
     code, out, err = cli(*words, "--steps", "5")
@@ -218,6 +219,7 @@ def test_bench_codecs(cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_pytorchs_hooks_do_not_end_the_process() -> None:
     """The hooks' callbacks hold the process group in gloo's own threads. Freed at the wrong moment,
     it ended the process once in fifty times.
@@ -233,6 +235,7 @@ def test_pytorchs_hooks_do_not_end_the_process() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_bench_balance(cli) -> None:
     code, out, err = cli(
         "bench", "balance", "--rounds", "1", "--steps", "30", "--slower", "2", "--json"
@@ -243,6 +246,7 @@ def test_bench_balance(cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_bench_collectives_with_mpi(cli) -> None:
     code, out, err = cli(
         "bench", "collectives", "--workers", "2", "--sizes", "4KB", "--rounds", "1", "--json"

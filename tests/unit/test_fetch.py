@@ -114,6 +114,7 @@ def test_a_mirror_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [("mnist", 60_000), ("fashion-mnist", 60_000), ("cifar10", 50_000), ("adult", 32_561)],
 )
 @pytest.mark.timeout(600)
+@pytest.mark.processes
 def test_the_real_sets(tmp_path: Path, name: str, samples: int) -> None:
     from paceline.registry import sources
 

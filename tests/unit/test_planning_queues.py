@@ -211,6 +211,24 @@ def test_one_connection_alone_is_as_fast_in_pieces(
     assert ends[1] == pytest.approx(ends[0])
 
 
+@pytest.mark.parametrize("piece_bytes", [None, 400])
+def test_a_message_takes_its_own_bytes_of_the_way_too(piece_bytes: int | None) -> None:
+    """Two messages of 1,000 bytes, each with 100 of a protocol."""
+
+    def sends() -> Program:
+        yield Post(1, 1000)
+        yield Post(1, 1000)
+
+    def takes() -> Program:
+        yield Take(0)
+        yield Take(0)
+
+    network = Network((0, 1), Link(0.1, 1e-3, message_bytes=100))
+    engine = Engine(network, queues=True, piece_bytes=piece_bytes)
+    assert engine.run([sends(), takes()])[1] == pytest.approx(2 * 1.1 + 0.1)
+    assert engine.posted_bytes == [2000, 0]
+
+
 @pytest.mark.parametrize("strategy", ["allreduce:collective=ring", "stepwise", "gossip"])
 def test_rings_are_as_in_virtual_time(strategy: str) -> None:
     asked = lineup(strategy, 4)

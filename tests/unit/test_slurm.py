@@ -441,6 +441,7 @@ def test_options_of_slurm_need_slurm(option: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_three_tasks_train_together(tmp_path: Path) -> None:
     """There is no Slurm here: a stand-in for srun starts the tasks with the variables that srun
     sets.

@@ -39,9 +39,9 @@ class Leaving:
 
     source: int
     target: int
-    size_bytes: int
+    size_bytes: float
     handling_s: float = 0.0
-    rest_bytes: int = 0  # what has not begun to leave
+    rest_bytes: float = 0.0  # what has not begun to leave
     left_s: float | None = None  # when its sender may go on, as soon as that is known
 
 
@@ -50,7 +50,7 @@ class Piece:
     """A part of a message, or all of it, that leaves its sender."""
 
     message: Leaving
-    size_bytes: int
+    size_bytes: float
     begins_s: float
     ends_s: float
     last: bool = True
@@ -80,6 +80,7 @@ class Queues:
         """Post a message; return the piece that begins to leave, unless it waits for its turn."""
         connection = message.source, message.target
         way, link = self.way_out(*connection), self.link(*connection)
+        message.size_bytes += link.message_bytes
         if self.piece_bytes is None:
             begins, ends = self._pass(at_s, way, link, message.size_bytes)
             message.left_s = max(at_s, ends - SOCKET_BYTES * link.s_per_byte)
@@ -121,10 +122,10 @@ class Queues:
         assert most is not None
         line = self._lines[connection]
         message = line[0]
-        size = min(message.rest_bytes, max(most, -(-message.size_bytes // MOST_PIECES)))
+        size = min(message.rest_bytes, max(most, message.size_bytes / MOST_PIECES))
         begins, ends = self._pass(at_s, way, self.link(*connection), size)
         message.rest_bytes -= size
-        held = 0
+        held = 0.0
         for each in line:
             held += each.rest_bytes
             if each.left_s is None and held <= SOCKET_BYTES:
@@ -133,7 +134,7 @@ class Queues:
             line.popleft()
         return Piece(message, size, begins, ends, not message.rest_bytes)
 
-    def enter(self, at_s: float, source: int, target: int, size_bytes: int) -> float:
+    def enter(self, at_s: float, source: int, target: int, size_bytes: float) -> float:
         """A piece reaches the switch; return when it has passed. Call it in the order of time."""
         way = self._way("in", target, source)
         return self._pass(at_s, way, self.link(source, target), size_bytes)[1]
@@ -143,7 +144,7 @@ class Queues:
         hosts = self.network.hosts
         return (side, hosts[rank]) if hosts[rank] != hosts[other] else (f"rank {side}", rank)
 
-    def _pass(self, at_s: float, way: Way, link: Link, size_bytes: int) -> tuple[float, float]:
+    def _pass(self, at_s: float, way: Way, link: Link, size_bytes: float) -> tuple[float, float]:
         credit_s = link.burst_bytes * link.s_per_byte
         start = max(at_s - credit_s, self._free.get(way, -credit_s))
         self._free[way] = start + size_bytes * link.s_per_byte

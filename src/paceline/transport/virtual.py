@@ -25,6 +25,8 @@ class Link:
     latency_s: float = 0.0
     s_per_byte: float = 0.0  # in each direction; a bandwidth of b bits per second is 8 / b
     burst_bytes: float = 0.0  # what passes at once after a pause
+    # What a message takes of a way beside its own bytes (protocols): where a switch queues.
+    message_bytes: float = 0.0
 
 
 @dataclass(frozen=True)

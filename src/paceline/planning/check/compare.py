@@ -99,6 +99,7 @@ class Outcome:
                     "latency_s": link.link.latency_s,
                     "s_per_byte": link.link.s_per_byte,
                     "burst_bytes": link.link.burst_bytes,
+                    "message_bytes": link.link.message_bytes,
                     "points": [
                         {"bytes": size, "measured_s": s, "predicted_s": link.predicted_s(size)}
                         for size, s in link.points

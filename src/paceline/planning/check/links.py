@@ -2,10 +2,11 @@
 
 A plan of a testbed is only as true as its links. A message of n bytes after a pause should take
 
-    latency + max(0, n - burst) * time per byte
+    latency + max(0, n + own - burst) * time per byte
 
 (`transport/virtual.py`). The latency is that of the smallest message, the time per byte that of the
-two largest, the burst is the token bucket's; all messages are printed beside that formula.
+two largest, the burst is the token bucket's; all messages are printed beside that formula. What a
+message takes of its own, for protocols, shows where two hosts send to each other without a pause.
 
 The processor time of moving bytes is measured in crowds of several sizes, whose ranks pass messages
 round a ring: ranks that share this machine's cores find their caches cold, so a message costs more
@@ -41,6 +42,8 @@ SECONDS = 1.0  # for all messages of one size, about
 MOST_MESSAGES = 15
 CROWDS = (2, 8, 16)  # ranks
 ROUNDS = ((1_000, 200), (50_000, 20))  # bytes of a message, and how many each rank sends
+STEADY_BYTES, STEADY_MESSAGES = 50_000, 24
+MOST_OWN_BYTES = 2_000.0  # more than that is no protocol, but a machine that cannot keep up
 PAUSE_S = 0.002
 PATIENCE_S = 300.0
 
@@ -72,7 +75,8 @@ class LinkFound:
 
     def predicted_s(self, size: int) -> float:
         link = self.link
-        return link.latency_s + max(0.0, size - link.burst_bytes) * link.s_per_byte
+        over = max(0.0, size + link.message_bytes - link.burst_bytes)
+        return link.latency_s + over * link.s_per_byte
 
     @property
     def worst(self) -> float:
@@ -89,8 +93,11 @@ def measure_link(network: str, most_ranks: int = 2) -> LinkFound:
     burst = burst_bytes(links.rate) * PAYLOAD if links.rate else 0.0
     pause_s = PAUSE_S + (1.2 * burst * 8 / links.rate if links.rate else 0.0)
     times = _on_hosts(2, links, partial(_there_and_back, links.rate or 1e10, pause_s))
+    # Longer than the burst, which hides the latency between two of them.
+    steady = max(STEADY_BYTES, 2 * round(burst))
+    each_s = _on_hosts(2, links, partial(_without_pause, steady))
     crowds = tuple(_on_hosts(ranks, links, _round_a_ring) for ranks in crowds_for(most_ranks))
-    return _found(network, times, burst, crowds)
+    return _found(network, times, burst, crowds, (steady, each_s))
 
 
 def crowds_for(most_ranks: int) -> list[int]:
@@ -109,12 +116,18 @@ def _on_hosts(ranks: int, links: Links, body: Body) -> Any:
 
 
 def _found(
-    network: str, times: dict[int, list[float]], burst: float, crowds: tuple[Moving, ...]
+    network: str,
+    times: dict[int, list[float]],
+    burst: float,
+    crowds: tuple[Moving, ...],
+    steady: tuple[int, float] = (0, 0.0),
 ) -> LinkFound:
     points = tuple((size, median(taken)) for size, taken in sorted(times.items()))
     (large, large_s), (largest, largest_s) = points[-2:]
     per_byte = max(0.0, (largest_s - large_s) / (largest - large))
-    return LinkFound(network, Link(points[0][1], per_byte, burst), points, crowds)
+    size, each_s = steady
+    own = min(max(0.0, each_s / per_byte - size), MOST_OWN_BYTES) if per_byte and size else 0.0
+    return LinkFound(network, Link(points[0][1], per_byte, burst, own), points, crowds)
 
 
 def _there_and_back(
@@ -146,6 +159,27 @@ def _there_and_back(
     transport.barrier()
     transport.close()
     return found
+
+
+def _without_pause(size: int, rendezvous: Rendezvous, say: Any) -> float:
+    """Seconds of a message between two hosts that send to each other one after the other."""
+    torch.set_num_threads(1)
+    transport = transports.entry("gloo").make.connect(rendezvous)
+    own, aside = torch.zeros(size // 4), torch.zeros(size // 4)
+    other = 1 - transport.rank
+    sending, receiving = transport.sending(own, other), transport.receiving(aside, other)
+    began = 0.0
+    for number in range(STEADY_MESSAGES + STEADY_MESSAGES // 4):
+        if number == STEADY_MESSAGES // 4:  # those before use up the burst
+            began = time.perf_counter()
+        receiving.start()
+        sending.start()
+        receiving.wait()
+        sending.wait()
+    each_s = (time.perf_counter() - began) / STEADY_MESSAGES
+    transport.barrier()
+    transport.close()
+    return each_s
 
 
 def _round_a_ring(rendezvous: Rendezvous, say: Any) -> Moving:
