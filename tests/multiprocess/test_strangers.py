@@ -349,7 +349,7 @@ def test_02_doctor_listens_on_loopback_only() -> None:
 
 def test_03_ranks_end_with_their_launcher(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(
-        "import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n"
+        "import os, signal\nos.write(1, b'%d\\n' % os.getpid())\nsignal.pause()\n"
     )
     with Popen(
         [PACELINE, "launch", "-n", "2", "loop.py"], stdout=subprocess.PIPE, text=True
