@@ -106,7 +106,7 @@ def sentences(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("paceline: ")]
 
 
-def one_sentence(process: "subprocess.Popen[str]", *parts: str) -> None:
+def expect_refusal(process: "subprocess.Popen[str]", *parts: str) -> None:
     """The launcher has refused the request in one sentence, and no rank was started."""
     code, out, err = finish(process)
     assert (code, out) == (2, ""), err
@@ -394,23 +394,23 @@ def test_a_stranger_is_no_rank_and_nobody_reads_the_secret(hosts: Machines, tmp_
 
 def test_a_name_that_does_not_resolve(hosts: Machines, tmp_path: Path) -> None:
     launcher = hosts.launch("--hosts", "host-0,host-7", "--", "train", f"--out={tmp_path / 'run'}")
-    one_sentence(launcher, "host host-7 has no address here", "~/.ssh/config")
+    expect_refusal(launcher, "host host-7 has no address here", "~/.ssh/config")
     assert not (tmp_path / "run").exists()
 
 
 def test_no_server_listens(hosts: Machines) -> None:
     launcher = hosts.launch(*train(), ssh=f"{hosts.ssh} -p 2222")
-    one_sentence(launcher, "refuses the connection", "--ssh 'ssh -p PORT'", "port 2222")
+    expect_refusal(launcher, "refuses the connection", "--ssh 'ssh -p PORT'", "port 2222")
 
 
 def test_a_key_that_is_refused(hosts: Machines) -> None:
     launcher = hosts.launch(*train(), ssh=hosts.ssh_with("strangers-key", "known_hosts"))
-    one_sentence(launcher, " refuses your key", "ssh-copy-id", "publickey")
+    expect_refusal(launcher, " refuses your key", "ssh-copy-id", "publickey")
 
 
 def test_a_host_key_that_is_unknown(hosts: Machines) -> None:
     launcher = hosts.launch(*train(), ssh=hosts.ssh_with("user-key", "known_to_nobody"))
-    one_sentence(launcher, " has a host key that ssh does not know", "accept-new")
+    expect_refusal(launcher, " has a host key that ssh does not know", "accept-new")
 
 
 def test_a_host_key_that_has_changed(hosts: Machines) -> None:
@@ -420,13 +420,13 @@ def test_a_host_key_that_has_changed(hosts: Machines) -> None:
     changed = "".join(f"{a} {b}\n" for a, b in zip(names, reversed(keys), strict=True))
     (hosts.folder / "changed").write_text(changed)
     launcher = hosts.launch(*train(), ssh=hosts.ssh_with("user-key", "changed"))
-    one_sentence(launcher, "shows another host key than the one in known_hosts", "ssh-keygen -R")
+    expect_refusal(launcher, "shows another host key than the one in known_hosts", "ssh-keygen -R")
 
 
 def test_a_host_that_does_not_answer(hosts: Machines) -> None:
     nowhere = f"{hosts.bed.subnet}.77"
     launcher = hosts.launch("--hosts", f"host-0,{nowhere}", "--", "train")
-    one_sentence(launcher, f"host {nowhere} does not answer", "is it up")
+    expect_refusal(launcher, f"host {nowhere} does not answer", "is it up")
 
 
 def test_a_server_that_says_nothing(hosts: Machines) -> None:
@@ -441,7 +441,7 @@ def test_a_server_that_says_nothing(hosts: Machines) -> None:
         mute.stdout.readline()
         launcher = hosts.launch("--hosts", "host-1", "--", "train", ssh=f"{hosts.ssh} -p 2200")
         try:
-            one_sentence(launcher, "host host-1 does not answer", "timed out")
+            expect_refusal(launcher, "host host-1 does not answer", "timed out")
         finally:
             mute.kill()
 
@@ -453,7 +453,7 @@ def test_no_paceline_and_another_version(hosts: Machines, tmp_path: Path) -> Non
     none.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -I -S "$@"\n')
     none.chmod(0o755)
     launcher = hosts.launch("--python", str(none), *train())
-    one_sentence(launcher, "host host-0 has no Paceline in", f"install paceline=={__version__}")
+    expect_refusal(launcher, "host host-0 has no Paceline in", f"install paceline=={__version__}")
     (tmp_path / "old" / "paceline").mkdir(parents=True)
     (tmp_path / "old" / "paceline" / "__init__.py").write_text("__version__ = '0.0.7'\n")
     other = tmp_path / "other"
@@ -462,32 +462,32 @@ def test_no_paceline_and_another_version(hosts: Machines, tmp_path: Path) -> Non
     other.write_text(f'#!/bin/sh\n{here}\nexec {sys.executable} "$@"\n')
     other.chmod(0o755)
     launcher = hosts.launch("--python", str(other), *train())
-    one_sentence(launcher, "host host-1 has Paceline 0.0.7", f"has Paceline {__version__}")
+    expect_refusal(launcher, "host host-1 has Paceline 0.0.7", f"has Paceline {__version__}")
 
 
 def test_no_python(hosts: Machines) -> None:
     launcher = hosts.launch("--python", "/nowhere/python", *train())
-    one_sentence(launcher, "host host-0 has no Python", "/nowhere/python", "--python PATH")
+    expect_refusal(launcher, "host host-0 has no Python", "/nowhere/python", "--python PATH")
 
 
 def test_a_folder_that_is_not_shared(hosts: Machines) -> None:
     launcher = hosts.launch(*train(out=hosts.folder / "own" / "run"))
-    one_sentence(launcher, f"--out {hosts.folder / 'own' / 'run'} is not shared", "on host-1")
+    expect_refusal(launcher, f"--out {hosts.folder / 'own' / 'run'} is not shared", "on host-1")
 
 
 def test_too_few_hosts(hosts: Machines) -> None:
     launcher = hosts.launch("-n", "4", "--hosts", "host-0,host-1:2", "--", "train")
-    one_sentence(launcher, "4 ranks need 4 slots", "have 3", "--hosts host-0:2,host-1:2")
+    expect_refusal(launcher, "4 ranks need 4 slots", "have 3", "--hosts host-0:2,host-1:2")
     launcher = hosts.launch(*train(workers=5))
-    one_sentence(launcher, "--workers 5, but host-0, host-1 take 3 ranks")
+    expect_refusal(launcher, "--workers 5, but host-0, host-1 take 3 ranks")
 
 
 def test_what_is_not_on_the_hosts(hosts: Machines, tmp_path: Path) -> None:
     launcher = hosts.launch("--hosts", HOSTS, "nothing.py")
-    one_sentence(launcher, "host host-0: there is no file nothing.py in", "--cd DIR")
+    expect_refusal(launcher, "host host-0: there is no file nothing.py in", "--cd DIR")
     launcher = hosts.launch("--cd", "/nowhere", *train())
-    one_sentence(launcher, "host host-0: the folder /nowhere cannot be entered")
+    expect_refusal(launcher, "host host-0: the folder /nowhere cannot be entered")
     launcher = hosts.launch("--interface", "ib7", *train())
-    one_sentence(launcher, "host host-0: --interface ib7 has no IPv4 address there", "eth0")
+    expect_refusal(launcher, "host host-0: --interface ib7 has no IPv4 address there", "eth0")
     launcher = hosts.launch("--interface", "127.0.0.1", *train(out=tmp_path / "run"))
-    one_sentence(launcher, "host host-1 does not reach host host-0 at 127.0.0.1:", "--interface")
+    expect_refusal(launcher, "host host-1 does not reach host host-0 at 127.0.0.1:", "--interface")
