@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 
 import pytest
 
@@ -55,3 +57,27 @@ def test_shared_memory_is_refused_without_memfd(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr(os, "memfd_create")
     assert ShmTransport.missing() == "it requires Linux with memfd, pidfd and /proc"
     assert transport_of(Config(workers=2), AllReduce()) == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("answer", "ok", "said"),
+    [
+        ((0, "slurm 22.05.8\n", ""), True, "slurm 22.05.8: paceline launch --slurm"),
+        (
+            (1, "", "srun: error: fetch_config: DNS SRV lookup failed\nsrun: fatal: No source\n"),
+            False,
+            "srun finds no cluster: fatal: No source",
+        ),
+        ((1, "", ""), False, "srun finds no cluster: it says nothing"),
+    ],
+)
+def test_the_doctor_says_why_srun_finds_no_cluster(
+    monkeypatch: pytest.MonkeyPatch, answer: tuple[int, str, str], ok: bool, said: str
+) -> None:
+    """Slurm's programs are installed, and no cluster is configured."""
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    done = subprocess.CompletedProcess(["srun", "--version"], *answer)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    found = machine._slurm()
+    assert (found.ok, found.detail) == (ok, said)
+    assert ok or "SLURM_CONF" in found.fix

@@ -260,11 +260,15 @@ def _slurm() -> Finding:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("slurm", False, f"srun does not answer: {error}")
-    return Finding(
-        "slurm",
-        answer.returncode == 0,
-        f"{(answer.stdout or answer.stderr).strip()}: paceline launch --slurm",
-    )
+    if answer.returncode != 0:  # client tools without a cluster
+        said = answer.stderr.strip().splitlines() or ["it says nothing"]
+        return Finding(
+            "slurm",
+            False,
+            f"srun finds no cluster: {said[-1].removeprefix('srun: ')}",
+            "SLURM_CONF=FILE names the cluster's slurm.conf",
+        )
+    return Finding("slurm", True, f"{answer.stdout.strip()}: paceline launch --slurm")
 
 
 def _npm() -> Finding:
