@@ -48,9 +48,10 @@ from paceline.request.config import Config
 from paceline.request.prepare import prepare
 from paceline.terminal.plan_check import show_outcome
 
-# The seed was committed before anything was measured. Those before it were 22, 23 and 24: what
-# their settings showed changed the planner (docs/planning.md), so they are not held out any more.
-SEED, SETTINGS, REPEATS = 25, 24, 3
+# The seed was committed before anything was measured. Those before it were 22 to 25: what their
+# settings showed changed the planner (docs/planning.md), so they are not held out any more. No
+# measurement of 25 was kept: its 256 samples made steps of `cnn-wide` too long.
+SEED, SETTINGS, REPEATS = 26, 24, 3
 STRATEGIES = (
     "allreduce:collective=ring",
     "allreduce:collective=tree",
@@ -66,13 +67,13 @@ STRATEGIES = (
 CODECS, WORKERS = ("none", "fp16", "sign", "topk"), (3, 4, 8, 16)
 # Samples of each worker. With the 16 of the first two draws a step of `cnn` is 3 ms, and most
 # settings needed this machine's two cores for what ranks do beside sleeping; with 64, a third.
-BATCH = 256
+BATCH, BATCH_WIDE = 256, 64
 BATCH_SIZES = (16, 64, 256)  # of the profiles
 # network, model, batch size, the most workers
 PLACES = (
     ("10mbit", "cnn", BATCH, 16),
     ("100mbit", "mlp", BATCH, 16),
-    ("1gbit", "cnn-wide", BATCH, 4),
+    ("1gbit", "cnn-wide", BATCH_WIDE, 4),
 )
 
 

@@ -116,7 +116,7 @@ def podman(*words: str, timeout_s: float = 120, check: bool = True, **more: Any)
 def base_image() -> str:
     """Make the image that `deploy/Dockerfile` begins with, if it is missing; return its name."""
     [named] = re.findall(r"^FROM (\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    name = f"docker.io/library/{named}"
+    name = f"localhost/{named}"
     if not podman("images", "--quiet", name).strip():
         suite = named.rpartition("-")[2]
         folder = home() / "base"
