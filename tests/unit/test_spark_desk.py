@@ -67,6 +67,20 @@ def test_a_request_to_leave_reaches_the_ranks_once(desk: Desk, heard: list[int])
     assert heard == []
 
 
+def test_a_rank_leaves_because_another_has_heard_the_request_first(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_desk, "LOOK_S", 60.0)  # this rank itself does not look in time
+    with AtDesk(desk.address, 0) as rank:
+        assert not rank.left(Interrupted("of another cause"))
+        desk.ask(signal.SIGUSR1)
+        desk.look()
+        assert rank.left(Interrupted("left at step 7", signal.SIGUSR1))
+    found = desk.left()
+    assert found is not None
+    assert found.exit_code == 75
+
+
 def test_a_stop_ends_the_ranks_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(spark_desk.os, "_exit", codes.append)

@@ -150,13 +150,21 @@ class AtDesk:
                 return
 
     def left(self, stop: KeyboardInterrupt) -> bool:
-        """Tell why this rank has left early. Returns False: the driver has not asked for that."""
-        if not self._asked.is_set():
+        """Tell why this rank has left early. Returns False: the driver has not asked for that.
+
+        Another rank may have looked at the desk earlier, and this one leaves because all do.
+        """
+        if not self._asked.is_set() and not self._is_asked():
             return False
         if self._rank == 0:
             number = int(getattr(stop, "number", signal.SIGINT))
             self._put(LEFT, [str(stop), number])
         return True
+
+    def _is_asked(self) -> bool:
+        with suppress(TransportError, RuntimeError):
+            return self._board is not None and self._board.check([LEAVE])
+        return False
 
     def failed(self, failure: PacelineError) -> bool:
         """Tell why this rank has failed. Returns whether the driver has heard it."""
