@@ -232,6 +232,56 @@ def test_the_others_blame_the_slow_rank_too_when_one_has_given_it_up(clock: Cloc
     assert make(FakeStore()).blame(closed) is closed
 
 
+@pytest.mark.usefixtures("clock")
+def test_a_rank_that_left_because_of_another_is_not_blamed() -> None:
+    """Rank 1 is killed while rank 0 computes; when rank 0 comes to exchange, rank 2 has left."""
+    store = FakeStore()
+    store.lost = {1: "its process has ended"}
+    blamed = make(store, 2).blame(PeerLost(1, "its connection closed"))
+    assert isinstance(blamed, PeerLost)
+    assert blamed.rank == 1
+    store.lost = {1: "its process has ended", 2: "its process has ended"}
+    blamed = make(store, 0).blame(PeerLost(2, "its connection closed"))
+    assert str(blamed) == "rank 1 is gone: its process has ended"
+    unknown = make(store, 3, size=4).blame(PeerLost(None, "its connection closed"))
+    assert str(unknown) == "rank 1 is gone: its process has ended"
+
+
+def test_a_rank_that_waits_for_one_that_left_blames_the_first(clock: Clock) -> None:
+    """Rank 0 waits for rank 2 already, and hears of both ends at once."""
+    store = FakeStore()
+    with make(store).waiting("a message", 2) as look:
+        waits(look, clock, 2)
+        store.lost = {1: "its process has ended"}
+        with make(store, 2).waiting("a message", 1) as look_2, pytest.raises(PeerLost):
+            waits(look_2, clock, 3)
+        store.lost = {1: "its process has ended", 2: "its process has ended"}
+        with pytest.raises(PeerLost, match="rank 1 is gone: its process has ended"):
+            waits(look, clock, 3)
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_cause_is_followed_over_several_ranks() -> None:
+    """Each of four ranks notices only that its neighbour has left."""
+    store = FakeStore()
+    blamed = [make(store, rank, size=4).blame(PeerLost(rank + 1, "closed")) for rank in (2, 1, 0)]
+    assert [str(one) for one in blamed] == ["rank 3 is gone: closed"] * 3
+
+
+@pytest.mark.usefixtures("clock")
+def test_ranks_that_blame_each_other_do_not_send_the_others_in_a_circle() -> None:
+    """A connection was cut between ranks 0 and 1."""
+    store = FakeStore()
+    for rank, other in ((0, 1), (1, 0)):
+        blamed = make(store, rank).blame(PeerLost(other, "its connection closed"))
+        assert isinstance(blamed, PeerLost)
+        assert blamed.rank == other
+    store.lost = {1: "its process has ended", 0: "its process has ended"}
+    blamed = make(store, 2).blame(PeerLost(0, "its connection closed"))
+    assert isinstance(blamed, PeerLost)
+    assert blamed.rank == 0
+
+
 def test_a_blocked_call_is_aborted_and_the_verdict_says_why() -> None:
     store, freed = FakeStore(), threading.Event()
     patience = make(store, deadline_s=0.05, give_up_s=0.2)

@@ -190,35 +190,41 @@ class Patience:
         if self.verdict is not None:
             return self.verdict
         with self._lock:
-            agreed = self._agreed()
-            if agreed is None and isinstance(error, PeerLost):
-                return self._first_lost(error)
-            return agreed or error
+            if not isinstance(error, PeerLost) or (self.tolerant and error.rank is not None):
+                return self._agreed() or error  # a tolerant rank goes on, and needs no cause
+            with suppress(RuntimeError, TransportError):
+                if self._posts is None and self._connect is not None:
+                    self._posts = Posts(self._connect(), self.rank, self.size)
+            return self._agreed() or self._first_lost(error)
 
     def _first_lost(self, lost: PeerLost) -> PeerLost:
-        """The rank that has ended without a goodbye, which the board knows a moment later.
+        """The rank that was lost first. This rank leaves because of it, and says so on the board.
 
         The transport may not be able to name a rank, or name one that has left because of another.
         """
-        if self.tolerant and lost.rank is not None:  # the others go on
-            return lost
-        until = time.monotonic() + NAME_S
-        with suppress(RuntimeError):
-            if self._posts is None and self._connect is not None:
-                self._posts = Posts(self._connect(), self.rank, self.size)
-            while self._posts is not None:
-                gone = self._posts.gone()
-                others = [rank for rank in gone if rank != self.rank]
-                if lost.rank in gone or (not others and time.monotonic() >= until):
-                    return lost
-                if others and (lost.rank is None or time.monotonic() >= until):
-                    return PeerLost(others[0], gone[others[0]])
-                time.sleep(NAME_S / 20)
+        with suppress(RuntimeError, TransportError):
+            if self._posts is not None:
+                lost = self._named(lost, self._posts)
+                self._posts.leave_because_of(lost.rank)
         return lost
+
+    def _named(self, lost: PeerLost, posts: Posts) -> PeerLost:
+        """The lost rank by what the board knows, which notices an end a moment later."""
+        until = time.monotonic() + NAME_S
+        while True:
+            gone = posts.gone()
+            if (first := posts.first_cause(lost.rank)) not in (None, lost.rank):
+                return PeerLost(first, gone.get(first, lost.detail))
+            others = [rank for rank in gone if rank != self.rank]
+            if lost.rank in gone or (not others and time.monotonic() >= until):
+                return lost
+            if others and (lost.rank is None or time.monotonic() >= until):
+                return PeerLost(others[0], gone[others[0]])
+            time.sleep(NAME_S / 20)
 
     def _agreed(self) -> TransportError | None:
         """Why another rank has given up, if one has."""
-        with suppress(RuntimeError, ValueError):
+        with suppress(RuntimeError, TransportError, ValueError):
             if self._posts is not None and (said := self._posts.verdict()) is not None:
                 agreed = from_plain(json.loads(said))
                 return agreed if isinstance(agreed, TransportError) else None
@@ -268,8 +274,10 @@ class Patience:
                 self._report(wait, waited_s)
             error = self._end(wait, waited_s)
             if error is not None and self._posts is not None:
-                with suppress(RuntimeError):
+                with suppress(RuntimeError, TransportError):
                     self._posts.set_verdict(json.dumps(to_plain(error)))
+                    if isinstance(error, PeerLost) and not self.tolerant:
+                        self._posts.leave_because_of(error.rank)
         return error
 
     def _report(self, wait: Wait, waited_s: float) -> None:
@@ -317,17 +325,19 @@ class Patience:
         wait.asked = now
         try:
             gone = self._posts.gone()
+            awaited = [rank for rank in wait.peers if rank in gone]
+            others = [] if self.tolerant else [rank for rank in gone if rank != self.rank]
+            lost = next(iter(awaited + others), None)
+            first = None if lost is None or self.tolerant else self._posts.first_cause(lost)
         except (RuntimeError, TransportError) as error:
             self._cut_off_at = self._cut_off_at or now
             if now - self._cut_off_at < self.lost_s:
                 return None
             return TransportError(f"it is cut off from the run: {error}")
         self._cut_off_at = None
-        awaited = [rank for rank in wait.peers if rank in gone]
-        others = [] if self.tolerant else [rank for rank in gone if rank != self.rank]
-        for rank in awaited + others:
-            return PeerLost(rank, gone[rank])
-        return None
+        if lost is None:
+            return None
+        return PeerLost(lost, gone[lost]) if first is None else PeerLost(first, gone.get(first, ""))
 
     def _slow(self, wait: Wait) -> list[int]:
         """The ranks that this wait is for in the end; else those that it is for directly."""

@@ -78,6 +78,25 @@ class Posts:
         ask: Callable[[], Mapping[int, str]] | None = getattr(self.store, "gone", None)
         return dict(ask()) if ask is not None else {}
 
+    def leave_because_of(self, lost: int | None) -> None:
+        """This rank ends because that one was lost."""
+        self.store.set(f"causes/{self.rank}", "" if lost is None else str(lost))
+
+    def first_cause(self, lost: int | None) -> int | None:
+        """The rank because of which, in the end, a lost one has left: itself, if it says nothing.
+
+        None: the ranks say so of each other, as those do between which a connection was cut.
+        """
+        seen = {self.rank}
+        while lost is not None and lost not in seen:
+            seen.add(lost)
+            key = f"causes/{lost}"
+            said = self.store.get(key) if self.store.check([key]) else b""
+            if not said.isdigit():
+                return lost
+            lost = int(said)
+        return None
+
     def set_verdict(self, verdict: str) -> None:
         self.store.set("verdict", verdict)
 
