@@ -31,7 +31,7 @@ FEWEST_STEPS, MOST_STEPS = 200, 2000  # in which exchanges are looked for that r
 FEW = 16
 REPLICAS = 4  # predictions with different draws
 # What a profile cannot know of another machine (the interval includes it), as a relative deviation:
-# the median error of checks whose workers had cores of their own was 3% to 9% (docs/planning.md).
+# the median error of checks whose workers had cores of their own was 2% to 12% (docs/planning.md).
 UNSEEN = 0.06
 WORTH_SAYING = 0.01  # a codec pays where a step becomes shorter by this share
 BYTES = 4  # of a float32 number
