@@ -139,6 +139,7 @@ def to_accuracy(folder: Path, data: str) -> list[str]:
             raise BadRequest(f"{case.name} has not been measured: run --part settings first")
         row, options = speeds[case], {"model": case.model, "data": data}
         path = folder / "accuracy" / f"{case.strategy}-{case.codec}-{case.workers}.json"
+        path.parent.mkdir(exist_ok=True)
         if not path.exists():  # the prediction, before its steps are counted
             foretold = _steps_foretold(case, options)
             write_whole(path, json.dumps({"steps": foretold}) + "\n")
